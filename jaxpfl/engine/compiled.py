@@ -41,6 +41,9 @@ without any left LLVM ends the process."""
 LOADED = "/jaxpfl/programs/load_duration"
 """The event of `jax.monitoring` that a program was loaded from disk."""
 
+WAITED = "/jaxpfl/programs/wait_duration"
+"""The event that a thread waited for a program that another one was making."""
+
 _kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
 _lock = threading.Lock()
 _folder: Path | None = None
@@ -147,7 +150,10 @@ def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
         else:
             _kept.move_to_end(key.parts)
     if held is not None:
+        began, waits = time.perf_counter(), not held[1].done()
         value, reusable = held[1].result()
+        if waits:
+            jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
         return value if reusable else make()[0]
     try:
         made = make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import files
-from jaxpfl.engine.compiled import LOADED
+from jaxpfl.engine.compiled import LOADED, WAITED
 from jaxpfl.experiment.operations import Operation
 from jaxpfl.experiment.trace import Trace, Tracer
 
@@ -27,8 +27,48 @@ _COMPILE_PARTS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
     "/jax/core/compile/backend_compile_duration": "xla",
     LOADED: "loading",
+    WAITED: "waiting",
 }
 _FROM_CACHE = "/jax/compilation_cache/cache_hits"
+
+
+class CompileClock:
+    """Seconds that this thread compiles, or waits for another that does, while the clock runs; a context manager.
+
+    Args:
+      hear: called with the part of compiling ("xla", say) and its seconds, each time that JAX reports one.
+
+    Attributes:
+      seconds: so far.
+    """
+
+    def __init__(self, hear: Callable[[str, float], None] | None = None) -> None:
+        self.seconds = 0.0
+        self._hear, self._thread = hear, threading.get_ident()
+        self._spans: list[tuple[float, float]] = []  # (start, seconds) of events that an outer one may hold
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear_duration)
+
+    def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        part = _COMPILE_PARTS.get(event)
+        if part is None or threading.get_ident() != self._thread:
+            return
+        start, own = time.perf_counter() - duration_secs, duration_secs
+        # What ended inside this event was counted when it ended.
+        while self._spans and self._spans[-1][0] >= start:
+            own -= self._spans.pop()[1]
+        self._spans.append((start, duration_secs))
+        own = max(0.0, own)
+        self.seconds += own
+        if self._hear is not None:
+            self._hear(part, own)
 
 
 class Profile:
@@ -58,17 +98,16 @@ class Recorder(Profile):
     """
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
+        self._clock = CompileClock(self._compiled)
         self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # (method or "", phase)
         self._compile = dict.fromkeys(_COMPILE_PARTS.values(), 0.0)
         self._programs = self._from_cache = 0
-        self._spans: list[tuple[float, float]] = []  # (start, seconds) of compile events that an outer one may hold
         self._phases, self._method = ["host"], ""
         self._tracers: dict[str, Tracer] = {}
         self._mark = self._began = time.perf_counter()
 
     def __enter__(self) -> Self:
-        jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
+        self._clock.__enter__()
         jax.monitoring.register_event_listener(self._hear_event)
         return self
 
@@ -78,7 +117,7 @@ class Recorder(Profile):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._hear_duration)
+        self._clock.__exit__(kind, error, trace)
         jax.monitoring.unregister_event_listener(self._hear_event)
 
     @contextmanager
@@ -142,18 +181,10 @@ class Recorder(Profile):
         self._seconds[self._method, self._phases[-1]] += now - self._mark
         self._mark = now
 
-    def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        part = _COMPILE_PARTS.get(event)
-        if part is None or threading.get_ident() != self._thread:
-            return
+    def _compiled(self, part: str, own: float) -> None:
         self._charge()
-        start, own = self._mark - duration_secs, duration_secs
-        # What ended inside this event was charged when it ended.
-        while self._spans and self._spans[-1][0] >= start:
-            own -= self._spans.pop()[1]
-        self._spans.append((start, duration_secs))
         # JAX measures by another clock; no phase may fall below zero for that.
-        own = max(0.0, min(own, self._seconds[self._method, self._phases[-1]]))
+        own = min(own, self._seconds[self._method, self._phases[-1]])
         self._compile[part] += own
         self._programs += part in ("xla", "loading")
         self._from_cache += part == "loading"

@@ -20,7 +20,7 @@ from rich.progress import (
 
 from jaxpfl import headline as headlines
 from jaxpfl.headline import ACCURACY, Headline
-from jaxpfl.presentation import new_table
+from jaxpfl.presentation import new_table, shown_seconds
 
 
 class _Live:
@@ -294,8 +294,9 @@ def _costs(summary: dict[str, Any]) -> Any:
     table = _of_methods(
         "what it took",
         "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
-        "over clients) and to make its personalised model; up, down: bytes of a run; sec: seconds of all seeds",
-        ("train", "adapt", "up", "down", "sec"),
+        "over clients) and to make its personalised model; up, down: bytes of a run; compile, run: seconds of all "
+        "seeds",
+        ("train", "adapt", "up", "down", "compile", "run"),
     )
     for name, row in summary["methods"].items():
         gradients = row.get("gradients") or {}  # none in the folders of an earlier version
@@ -305,7 +306,8 @@ def _costs(summary: dict[str, Any]) -> Any:
             _count(gradients.get("personalization")),
             _bytes(row["bytes_up"]),
             _bytes(row["bytes_down"]),
-            f"{row['seconds']:.{1 if row['seconds'] < 9.95 else 0}f}",
+            shown_seconds(row.get("compile_seconds")),  # in an earlier version's folders it is part of the other
+            shown_seconds(row["seconds"]),
         )
     return table
 

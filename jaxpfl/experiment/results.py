@@ -49,9 +49,12 @@ def write_method(
     simulation: Simulation,
     state: RunState,
     scores: dict[str, dict[str, np.ndarray]],
-    seconds: float,
+    times: tuple[float, float],
 ) -> None:
-    """Store a finished method: per-client arrays and, last, the file that marks it as finished."""
+    """Store a finished method: per-client arrays and, last, the file that marks it as finished.
+
+    ``times`` are the seconds without compiling, and those of compiling since the run was last started.
+    """
     counts = simulation.counts(state)
     _, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
@@ -70,7 +73,8 @@ def write_method(
         {
             "rounds": experiment.config.rounds,
             **stopped_after(state, experiment.config),
-            "seconds": seconds,
+            "seconds": times[0],
+            "compile_seconds": times[1],
             "privacy": _privacy(experiment.protection(name), simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
             **uplink.of_method(simulation, counts, str(experiment.config.compress)),

@@ -33,7 +33,7 @@ from jaxpfl.experiment.data_checksum import is_of
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.patience import Patience
-from jaxpfl.experiment.profile import OFF, Profile
+from jaxpfl.experiment.profile import OFF, CompileClock, Profile
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.stored_run import GRAPH, read_record
 from jaxpfl.experiment.tracking import Tracker, ended
@@ -152,7 +152,7 @@ def run_methods(
     if several:  # of the examples each process is to keep those on its devices
         experiment = experiment.described()
     try:
-        with Interrupt() as interrupt, ahead:
+        with Interrupt() as interrupt, ahead, CompileClock() as clock:
             for name in experiment.methods:
                 interrupt.saves = False
                 if name in kept:
@@ -160,7 +160,8 @@ def run_methods(
                 else:
                     try:
                         with profile.method(name, folder), ended(trackers):
-                            _run_method(experiment, ahead, name, folder, reporter, interrupt, profile, trackers)
+                            of_run = experiment, ahead, name, folder, reporter, interrupt, profile, clock
+                            _run_method(*of_run, trackers)
                     except JaxpflError:
                         if processes.is_first():
                             replace.discard_unstarted(folder)
@@ -179,9 +180,10 @@ def _run_method(
     reporter: Reporter,
     interrupt: Interrupt,
     profile: Profile,
+    clock: CompileClock,
     trackers: Sequence[Tracker],
 ) -> None:
-    config = experiment.config
+    config, compiled_before = experiment.config, clock.seconds
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
     with profile.phase("data"):
@@ -213,7 +215,12 @@ def _run_method(
         for tracker in trackers:
             tracker.begin(name, done)
     reporter.start(name, done, rounds)
-    started = time.perf_counter() - seconds
+    started = time.perf_counter() - clock.seconds - seconds
+
+    def spent() -> float:
+        """Seconds without compiling."""
+        return time.perf_counter() - clock.seconds - started
+
     pace = Pace(config.plan.rounds_per_call)
     loss, score, scores = float("nan"), None, None
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
@@ -230,7 +237,7 @@ def _run_method(
         if done == stop and (done % config.eval_every == 0 or done == rounds):
             with profile.phase("evaluation"):
                 scores, record = _evaluate(experiment, simulation, state, name, done)
-            write([record | sent.now() | {"seconds": time.perf_counter() - started}])
+            write([record | sent.now() | {"seconds": spent()}])
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
@@ -239,7 +246,7 @@ def _run_method(
         if asked or done % config.checkpoint_every == 0 or ended:
             with profile.phase("checkpoints"):
                 kept = secret_noise.without(state) if secret and ended else state
-                save(checkpoints, done, simulation, kept, time.perf_counter() - started)
+                save(checkpoints, done, simulation, kept, spent())
         interrupt.saves = not ended
         if asked:
             break
@@ -257,7 +264,8 @@ def _run_method(
         with profile.phase("evaluation"):
             apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
         scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
-    results.write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
+    times = spent(), clock.seconds - compiled_before
+    results.write_method(folder, name, experiment, simulation, state, scores, times)
     reporter.finish(name)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpfl import __version__, checks, files
 from jaxpfl.errors import JaxpflError, expecting, is_exhausted
+from jaxpfl.experiment.profile import CompileClock
 from jaxpfl.records import DONE, FAILED, Journal, Record
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Options, Results, Study
@@ -206,16 +207,16 @@ def _record(definition: StudyDefinition, run: Run) -> Record:
     began, own = time.perf_counter(), definition.name
     try:
         settings = definition.settings_of(run)
-        results = definition.study.run(settings, definition.options)
+        with CompileClock() as clock:
+            results = definition.study.run(settings, definition.options)
     except Exception as error:
         if not is_exhausted(error) and not isinstance(error, JaxpflError):
             raise
         reason = " ".join(str(error).split())
         return Record(own, run.settings, run.seed, FAILED, reason, rounds=1, group=own)
-    seconds = time.perf_counter() - began
-    return Record(
-        own, run.settings, run.seed, DONE, "", 1, metrics_of(results), seconds, own, setting_key(run.settings)
-    )
+    seconds = time.perf_counter() - began - clock.seconds
+    metrics = metrics_of(results) | {"compile_seconds": clock.seconds}
+    return Record(own, run.settings, run.seed, DONE, "", 1, metrics, seconds, own, setting_key(run.settings))
 
 
 def metrics_of(results: Results) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from jaxpfl.experiment import warm_start
 from jaxpfl.experiment.config import resolve, spec_for, to_json
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
+from jaxpfl.experiment.profile import CompileClock
 from jaxpfl.experiment.setup import Experiment, prepare
 from jaxpfl.experiment.unfinished import Unfinished
 from jaxpfl.privacy import SiloMechanism
@@ -182,7 +183,8 @@ def run_group(
         chunk = slice(todo, todo + rows)
         kept = None if unfinished is None else _unfinished(unfinished, ready, chunk)
         try:
-            found = _run(ready, chunk, reporter, stopped, lost, states, kept)
+            with CompileClock() as clock:
+                found = _run(ready, chunk, reporter, stopped, lost, states, kept, clock)
         except Exception as error:
             if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
@@ -233,13 +235,15 @@ def _run(
     lost: Callable[[], bool],
     states: States | None,
     kept: Unfinished | None,
+    clock: CompileClock,
 ) -> list[Record] | None:
     """Records of some rows; None if they were given up."""
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.splits)
-    compiling, began = time.perf_counter() - began, time.perf_counter()
+    # What is compiled later, at its first use, the clock tells.
+    building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
     saves = Saves(kept, simulation, begin.state, reporter.say)
@@ -250,7 +254,10 @@ def _run(
     loss = np.full(len(runs), np.nan)
 
     def seconds() -> float:
-        return spent[0] + (time.perf_counter() - began) / len(runs)
+        return spent[0] + (time.perf_counter() - clock.seconds - began) / len(runs)
+
+    def compile_seconds() -> float:
+        return spent[1] + (building + clock.seconds) / len(runs)
 
     while done < ready.rounds:
         if lost():
@@ -267,11 +274,11 @@ def _run(
     scores = measured(ready.experiment, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
         claim = protection_of(run, ready.experiment.caveats)
-        row["compile_seconds"] = spent[1] + compiling / len(runs)
+        row["compile_seconds"] = compile_seconds()
         if claim is not None:
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
     if states is not None and done < ready.group.rounds:
-        states.keep(runs, simulation, Stopped(state, done, (seconds(), spent[1] + compiling / len(runs))))
+        states.keep(runs, simulation, Stopped(state, done, (seconds(), compile_seconds())))
     program = _program(simulation, ready, runs)
     told = {"rounds": done, "seconds": seconds(), "group": ready.group.name, "program": program}
     return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]

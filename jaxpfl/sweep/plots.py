@@ -210,7 +210,7 @@ def _clients(
 
     headline = _headline(points)
     sent = any(point.metrics.get("bytes_up", Score()).mean > 0 for own in points.values() for point in own)
-    parts: list[tuple[str, Of]] = [(f"test {headline.words}", _test), ("seconds of a run", _seconds)]
+    parts: list[tuple[str, Of]] = [(f"test {headline.words}", _test), ("seconds of a run, without compiling", _seconds)]
     parts += [("bytes up in a run, all clients", _bytes_up)] * sent
     series = _series(points, axis, axes)
     figure, panels = new_panels(len(parts), _about(axis, axes, points, series), share=False, beside=len(points) + 5)

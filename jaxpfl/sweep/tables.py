@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxpfl.errors import printable, unknown_name
 from jaxpfl.headline import ACCURACY, UNBOUNDED, Headline, of_summary
-from jaxpfl.presentation import new_table, unmarked
+from jaxpfl.presentation import new_table, shown_seconds, unmarked
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
 from jaxpfl.sweep.summary import choices_of
@@ -17,6 +17,7 @@ FORMS = ("md", "latex")
 MOST_ROWS = 40
 """Rows beyond which the terminal shows the best settings only."""
 _MOST_METRICS = 6
+_COMPILING = "compile_seconds"
 _MOST_NAMED = 3
 _NARROWEST = 20
 """Characters of a column of settings, which is folded."""
@@ -89,7 +90,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
         console.print(_line(caveat), highlight=False)
     said = f"{len(rows)} settings" * (len(rows) > most)
     said += ("; " if said else "") + f"{summary['programs']} program{'s' * (summary['programs'] != 1)}"
-    console.print(f"{said}, {_seconds(summary['seconds'])} s", highlight=False)
+    console.print(f"{said}, {shown_seconds(summary['seconds'])} s", highlight=False)
 
 
 def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
@@ -114,7 +115,6 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         ours = [
             row for row in summary["rows"] if row["method"] == method and problems[i].items() <= row["settings"].items()
         ]
-        seconds = sum(row["seconds"] for row in ours)
         rows.append(
             (
                 method,
@@ -123,7 +123,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
                 _spread(own[headline.personalized], headline),
                 str(own["seeds"]),
                 str(own["tries"]),
-                _seconds(seconds),
+                *_times(ours),
             )
         )
     bold: set[tuple[int, int]] = set()
@@ -136,8 +136,8 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         }
     note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
-    note += "; tries: settings that the choice was made of; sec: seconds of all their runs"
-    header = ("method", "setting", "validation", "test", "seeds", "tries", "sec")
+    note += "; tries: settings that the choice was made of; compile, run: seconds of all their runs"
+    header = ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
 
 
@@ -187,7 +187,8 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     headline = of_summary(summary)
     learned = any(row[headline.personalized]["mean"] is not None for row in every)
     learned |= bool(summary["best"])
-    metrics = [] if learned else list(dict.fromkeys(name for row in every for name in row["metrics"]))[:_MOST_METRICS]
+    names = dict.fromkeys(name for row in every for name in row["metrics"] if name != _COMPILING)
+    metrics = [] if learned else list(names)[:_MOST_METRICS]
     chosen = {
         (method, setting_key(own["settings"])) for _, method, own in choices_of(summary) if own["settings"] is not None
     }
@@ -198,7 +199,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
         if learned:
             cells += [_one(row[headline.validation], headline), _spread(row[headline.personalized], headline)]
         cells += [_number(row["metrics"].get(name)) for name in metrics]
-        cells += [str(row["seeds"]), _seconds(row["seconds"]), row["status"]]
+        cells += [str(row["seeds"]), *_times([row]), row["status"]]
         if (row["method"], setting_key(row["settings"])) in chosen:
             bold |= {(i, column) for column in range(len(cells))}
         rows.append(tuple(cells))
@@ -208,11 +209,13 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
         *("validation", "test") * learned,
         *metrics,
         "seeds",
-        "sec",
+        "compile",
+        "run",
         "status",
     )
     note = f"{_plural(headline)}, mean over clients and seeds" if learned else "Means over seeds"
     note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
+    note += "; compile, run: seconds of all runs"
     note += "; bold: chosen on validation examples" * bool(chosen)
     return Sheet(header, rows, 1 + joined, frozenset(bold), f"{note}.")
 
@@ -319,5 +322,8 @@ def _number(stats: Mapping[str, float | None] | None) -> str:
     return f"{stats['mean']:.4g}" + ("" if stats["std"] is None else f" ± {stats['std']:.2g}")
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.{1 if seconds < 9.95 else 0}f}"
+def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Seconds of compiling, and others, of all runs of some settings."""
+    compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
+    known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
+    return shown_seconds(known), shown_seconds(sum(row["seconds"] for row in rows))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from command import SMALL, jaxpfl
 from jax.profiler import ProfileData
 
+from jaxpfl.engine import compiled
+from jaxpfl.engine.program_key import key_of
 from jaxpfl.experiment import operations, profile, trace
 from jaxpfl.experiment.operations import Event
 from jaxpfl.experiment.profile import PHASES, Recorder
@@ -40,7 +43,11 @@ def report(profiled: Path, capsys) -> dict:
 
 
 @pytest.mark.slow
-def test_phases_sum_to_the_total(report: dict):
+def test_phases_sum_to_the_total(report: dict, profiled: Path):
+    for name, row in json.loads((profiled / "summary.json").read_text())["methods"].items():
+        assert row["compile_seconds"] == pytest.approx(report["methods"][name]["compile"], rel=0.1, abs=0.05)
+        others = sum(seconds for phase, seconds in report["methods"][name].items() if phase != "compile")
+        assert row["seconds"] < others
     assert tuple(report["phases"]) == PHASES
     assert sum(report["phases"].values()) == pytest.approx(report["total"], abs=1e-6)
     assert all(seconds >= 0 for seconds in report["phases"].values())
@@ -115,6 +122,37 @@ def test_a_profiler_that_fails_does_not_fail_the_run(tmp_path: Path, capsys, mon
     assert "no trace: Profile has already been started." in result.out
 
 
+def test_a_clock_counts_the_compiling_of_its_own_thread_once(monkeypatch):
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    duration = jax.monitoring.record_event_duration_secs
+    with profile.CompileClock() as clock:
+        duration("/jax/core/compile/jaxpr_trace_duration", 0.01)  # inside the next
+        duration("/jax/core/compile/backend_compile_duration", 0.03)
+        other = threading.Thread(target=duration, args=("/jax/core/compile/backend_compile_duration", 9.0))
+        other.start()
+        other.join()
+    duration("/jax/core/compile/backend_compile_duration", 9.0)
+    assert clock.seconds == pytest.approx(0.03)
+
+
+def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
+    key, began = key_of("waited for"), threading.Event()
+
+    def make() -> tuple[int, bool]:
+        began.set()
+        time.sleep(0.05)
+        return 1, True
+
+    other = threading.Thread(target=compiled._found, args=(key, make))
+    with profile.CompileClock() as clock:
+        other.start()
+        began.wait()
+        assert compiled._found(key, make) == 1
+        assert compiled._found(key, make) == 1
+    other.join()
+    assert 0.03 < clock.seconds < 1
+
+
 def test_a_recorder_hears_nothing_after_its_end():
     with pytest.raises(KeyError), Recorder() as recorder:
         raise KeyError
@@ -157,7 +195,8 @@ def test_compiling_moves_out_of_the_phase_that_it_was_in(monkeypatch):
             jax.monitoring.record_event_duration_secs("/jax/of/no/interest", 0.04)
         assert recorder._seconds["", "compile"] == pytest.approx(0.03)
         assert recorder._seconds["", "rounds"] == pytest.approx(0.02)
-        assert recorder._compile == pytest.approx({"tracing": 0.01, "lowering": 0.0, "xla": 0.02, "loading": 0.0})
+        parts = {"tracing": 0.01, "lowering": 0.0, "xla": 0.02, "loading": 0.0, "waiting": 0.0}
+        assert recorder._compile == pytest.approx(parts)
         with recorder.phase("evaluation"):  # another clock may count longer than the phase was
             jax.monitoring.record_event_duration_secs(part("backend_compile"), 5.0)
         assert recorder._seconds["", "evaluation"] >= 0

@@ -14,7 +14,7 @@ from jaxpfl.experiment import lock
 
 def without_seconds(summary: dict) -> dict:
     for row in summary["methods"].values():
-        row.pop("seconds")
+        del row["seconds"], row["compile_seconds"]
     summary.pop("run_dir")
     return summary
 

@@ -19,7 +19,7 @@ def records(rates: Any = (0.1, 0.3)) -> list[Record]:
     """Records of two methods, the second with an axis of its own; the larger rate is the better one."""
     found = []
     for lr, seed in itertools.product(rates, SEEDS):
-        metrics = {"validation_accuracy": lr, "personalized_accuracy": lr + 0.1 * seed}
+        metrics = {"validation_accuracy": lr, "personalized_accuracy": lr + 0.1 * seed, "compile_seconds": 0.5}
         found.append(Record("local", {"lr": lr}, seed, metrics=metrics, seconds=0.25))
         for psi in (1.0, 3.5):
             metrics = {"validation_accuracy": lr + psi / 100, "personalized_accuracy": lr + psi / 100}
@@ -34,10 +34,10 @@ def summary(found: list[Record], **more: Any) -> dict[str, Any]:
 def test_markdown_of_the_best():
     table = text_table(summary(records()), "md").splitlines()
     assert table[:4] == [
-        "| method | setting | validation | test | seeds | tries | sec |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-        "| local | lr=0.3 | 30.00 | **35.00 ± 7.07** | 2 | 2 | 1.0 |",
-        "| adaped | lr=0.3, psi\\_init=3.5 | 33.50 | 33.50 ± 0.00 | 2 | 4 | 48 |",
+        "| method | setting | validation | test | seeds | tries | compile | run |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| local | lr=0.3 | 30.00 | **35.00 ± 7.07** | 2 | 2 | 2.0 | 1.0 |",
+        "| adaped | lr=0.3, psi\\_init=3.5 | 33.50 | 33.50 ± 0.00 | 2 | 4 | - | 48 |",
     ]
     assert "± standard deviation over seeds" in table[-1]
 
@@ -47,12 +47,12 @@ def test_latex_of_the_best_is_escaped():
     odd = [Record("fedavg", {"data": "npz:50%_a&b#{$}~^\\|<>"}, seed, metrics=metrics) for seed in SEEDS]
     table = text_table(summary(odd), "latex").splitlines()
     assert table[2:-2] == [
-        r"\begin{tabular}{llrrrrr}",
+        r"\begin{tabular}{llrrrrrr}",
         r"\toprule",
-        r"method & setting & validation & test & seeds & tries & sec \\",
+        r"method & setting & validation & test & seeds & tries & compile & run \\",
         r"\midrule",
         r"fedavg & data=npz:50\%\_a\&b\#\{\$\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}"
-        r"\textless{}\textgreater{} & 50.00 & 50.00 $\pm$ 0.00 & 2 & 1 & 0.0 \\",
+        r"\textless{}\textgreater{} & 50.00 & 50.00 $\pm$ 0.00 & 2 & 1 & - & 0.0 \\",
     ]
     assert table[:2] == [line for line in table if line.startswith("%")]
     assert r"data=npz:50%\_a&b#{$}~^\\\|\<\>" in text_table(summary(odd), "md")
@@ -60,21 +60,21 @@ def test_latex_of_the_best_is_escaped():
 
 def test_every_setting_has_a_row_and_the_chosen_ones_are_bold():
     table = text_table(summary(records()), "md", every=True).splitlines()
-    assert table[0] == "| method | lr | adaped.psi\\_init | validation | test | seeds | sec | status |"
-    assert table[2] == "| local | 0.1 | - | 10.00 | 15.00 ± 7.07 | 2 | 0.5 | done |"
+    assert table[0] == "| method | lr | adaped.psi\\_init | validation | test | seeds | compile | run | status |"
+    assert table[2] == "| local | 0.1 | - | 10.00 | 15.00 ± 7.07 | 2 | 1.0 | 0.5 | done |"
     assert [line for line in table if "**" in line] == [
-        "| **local** | **0.3** | **-** | **30.00** | **35.00 ± 7.07** | **2** | **0.5** | **done** |",
-        "| **adaped** | **0.3** | **3.5** | **33.50** | **33.50 ± 0.00** | **2** | **12** | **done** |",
+        "| **local** | **0.3** | **-** | **30.00** | **35.00 ± 7.07** | **2** | **1.0** | **0.5** | **done** |",
+        "| **adaped** | **0.3** | **3.5** | **33.50** | **33.50 ± 0.00** | **2** | **-** | **12** | **done** |",
     ]
     latex = text_table(summary(records()), "latex", every=True)
     assert latex.count(r"\textbf{adaped}") == 1
-    assert r"\begin{tabular}{lrrrrrrl}" in latex
+    assert r"\begin{tabular}{lrrrrrrrl}" in latex
 
 
 def test_a_method_without_a_choice_says_why():
     failed = [Record("fedper", {"lr": 0.1}, seed, FAILED, "out of memory") for seed in SEEDS]
     table = text_table(summary([*records(), *failed]), "md")
-    assert "| fedper | none: failed | - | - | 0 | 1 | 0.0 |" in table
+    assert "| fedper | none: failed | - | - | 0 | 1 | - | 0.0 |" in table
 
 
 def test_a_study_has_its_metrics():
@@ -82,8 +82,8 @@ def test_a_study_has_its_metrics():
         Record("gaussian", {"clients": 10}, seed, metrics={"local": 1.0, "private": 0.0123 + seed}) for seed in SEEDS
     ]
     table = text_table(summary(found, best={}), "md").splitlines()
-    assert table[0] == "| method | clients | local | private | seeds | sec | status |"
-    assert table[2] == "| gaussian | 10 | 1 ± 0 | 0.5123 ± 0.71 | 2 | 0.0 | done |"
+    assert table[0] == "| method | clients | local | private | seeds | compile | run | status |"
+    assert table[2] == "| gaussian | 10 | 1 ± 0 | 0.5123 ± 0.71 | 2 | - | 0.0 | done |"
 
 
 def test_another_form_is_refused():
