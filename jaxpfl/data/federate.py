@@ -18,7 +18,7 @@ from jaxpfl.data.partition.classes import Indices
 from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
 from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
-from jaxpfl.data.stack import listed
+from jaxpfl.data.stack import listed, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
@@ -180,6 +180,7 @@ def federate(given: _Federate) -> Federation:
         kept,
         drop_empty,
     )
+    warn_of_shared(federation, drawn=dealt.test is None)
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 

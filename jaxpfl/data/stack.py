@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl import mapped
 from jaxpfl import types as store
 from jaxpfl.data.labels import checked_labels
 from jaxpfl.data.shares import deal
@@ -18,6 +19,12 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
 
 _SPLITS = ("train", "validation", "test")
+_ENTRIES = 2**18
+"""Number of entries hashed at once, which a cache holds."""
+_MANY = 0.05
+"""Share of test examples from which repeats within a data set are doubted."""
+_LOOKED_AT = 1000
+"""Number of shared examples whose values are looked at."""
 
 
 def stack_clients(
@@ -64,7 +71,7 @@ def stack_clients(
             raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
     alike = stores_alike([[] if own is None else own for own in given.values()], ids)
     if alike is not None:
-        return Federation(ids, *alike)
+        return _looked_at(Federation(ids, *alike))
     parts: dict[str, list[Examples]] = {}
     for split, own in given.items():
         parts[split] = [
@@ -81,7 +88,7 @@ def stack_clients(
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
-    return Federation(client_ids=ids, **stacked)
+    return _looked_at(Federation(client_ids=ids, **stacked))
 
 
 def pad(
@@ -194,6 +201,54 @@ def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.nd
         stacklevel=3,
     )
     return ~empty
+
+
+def _looked_at(federation: Federation) -> Federation:
+    warn_of_shared(federation, drawn=False)
+    return federation
+
+
+def warn_of_shared(federation: Federation, *, drawn: bool) -> None:
+    """Warn of test examples that equal training examples, features and label, unless chance explains them.
+
+    Few discrete features repeat by chance, and then within training about as often: twice that is let pass. Examples
+    are compared by their hashes: one pass over them (0.15 s for MNIST), and 8 bytes of memory for each.
+
+    Args:
+      federation: NumPy arrays, of one store for each split.
+      drawn: whether the test examples were drawn among the training examples. Repeats are then on both sides as often
+        as within training; they are doubted where they are many, and of measured (not whole) numbers.
+    """
+    train, test = federation.train.examples, federation.test.examples
+    if not len(test.y):
+        return
+    known, own = np.sort(_hashes(train)), _hashes(test)
+    shared = known[np.minimum(np.searchsorted(known, own), len(known) - 1)] == own
+    same = known[1:] == known[:-1]
+    repeated = np.append(same, False) | np.insert(same, 0, False)
+    chance, found = repeated.mean() * len(own), int(shared.sum())
+    if drawn:
+        some = np.flatnonzero(shared)[:_LOOKED_AT]
+        doubtful = found >= _MANY * len(own) and any((leaf[some] % 1).any() for leaf in jax.tree.leaves(test.x))
+    else:
+        doubtful = found > 2 * chance + 3 * math.sqrt(chance) or np.array_equal(known, np.sort(own))
+    if doubtful:
+        cause = "the data hold examples twice: leave repeats out" if drawn else "give a test set of other examples"
+        warn(f"{found} of {len(own)} test examples are training examples too, features and label: {cause}")
+
+
+def _hashes(examples: store.Examples) -> np.ndarray:
+    """Hash of each example, [N] uint64: a random sum of its 32-bit words."""
+    rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
+    for leaf in jax.tree.leaves(examples):
+        rows, done = leaf.reshape(len(leaf), -1), 0
+        weights = rng.integers(2**63, size=rows.shape[1], dtype=np.uint64) * 2 + 1
+        for part in mapped.in_parts(rows, _ENTRIES):
+            words = (part + part.dtype.type(0)).view(np.uint32)  # which makes -0.0 a 0.0
+            words ^= words >> 16  # the low bits of small numbers are zeros, and a product keeps them
+            found[done : done + len(part)] += words.astype(np.uint64) @ weights
+            done += len(part)
+    return found
 
 
 def _check_client(x: Any, y: Any, whose: str) -> Examples:

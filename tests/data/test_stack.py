@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import (
+    Source,
     balanced,
     check_batch_size,
     describe,
+    federate,
     format_description,
     pad,
     permute,
@@ -210,3 +213,44 @@ def test_summary_and_description() -> None:
     text = format_description(described, most_clients=2)
     assert "3 clients, 4 classes, inputs 2" in text
     assert "... and 1 more clients" in text
+
+
+def _rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype(np.float32), rng.integers(2, size=n)
+
+
+@pytest.mark.parametrize("copies", [1, 12])
+@pytest.mark.parametrize("tree", [False, True])
+def test_test_examples_that_are_trained_on_are_counted(copies: int, tree: bool) -> None:
+    (x, y), (x_test, y_test) = _rows(40), _rows(12, seed=1)
+    places = np.arange(copies)
+    x_test[places], y_test[places] = x[places + 7], y[places + 7]
+    other = x[:1].copy(), 1 - y[:1]  # of another label: it is no copy
+    x_test, y_test = np.concatenate([x_test, other[0]]), np.concatenate([y_test, other[1]])
+    of = (lambda a: {"a": a[:, :1], "b": a[:, 1:]}) if tree else (lambda a: a)
+    train = [(of(x[:20]), y[:20]), (of(x[20:]), y[20:])]
+    said = rf"^{copies} of 13 test examples are training examples too, features and label: give a test set of other"
+    with pytest.warns(JaxpflWarning, match=said):
+        stack_clients(train, test=[(of(x_test), y_test), (of(x_test[:0]), y_test[:0])])
+    users = np.zeros(40, np.int32)
+    source = Source("own", of(x), y, of(x_test), y_test, 2, "", users_train=users, users_test=users[:13])
+    for partition in ("iid", "natural"):
+        with pytest.warns(JaxpflWarning, match=said):
+            federate(source, partition=partition, clients=1)
+
+
+@pytest.mark.parametrize(("twice", "digits", "warned"), [(200, 7, True), (4, 7, False), (200, 0, False)])
+def test_repeats_on_both_sides_of_a_split(twice: int, digits: int, warned: bool) -> None:
+    x, y = _rows(200)
+    x = x.round(digits)
+    x, y = np.concatenate([x, x[:twice]]), np.concatenate([y, y[:twice]])
+    said = pytest.warns(JaxpflWarning, match="the data hold examples twice") if warned else nullcontext()
+    with said:
+        federate(Source("own", x, y, None, None, 2, ""), partition="iid", clients=3)
+
+
+def test_chance_repeats_of_discrete_features_are_no_leak() -> None:
+    rng = np.random.default_rng(3)
+    parts = [(rng.integers(2, size=(n, 6)).astype(np.float32), rng.integers(2, size=n)) for n in (60, 60)]
+    stack_clients(parts[:1], test=parts[1:])
