@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import opened
 
 NAME = "SHA256SUMS"
 
@@ -22,7 +23,8 @@ def check(folder: Path) -> None:
       JaxpflError: if a file was changed, removed or added since `write`.
     """
     try:
-        written = (folder / NAME).read_bytes()
+        with opened(folder / NAME) as file:
+            written = file.read()
         found = _sums(folder)
     except FileNotFoundError:
         raise JaxpflError(f"{folder} has no checksums: its {NAME} is missing") from None
@@ -35,7 +37,8 @@ def check(folder: Path) -> None:
 def check_file(folder: Path, name: str) -> None:
     """Verify one file of a folder, as `check` does for all."""
     try:
-        known = (folder / NAME).read_bytes().splitlines()
+        with opened(folder / NAME) as file:
+            known = file.read().splitlines()
         found = _line(folder, name)
     except OSError as error:
         missing = f"there is no {Path(error.filename or name).name} in it"
@@ -51,7 +54,7 @@ def _sums(folder: Path) -> bytes:
 
 
 def _line(folder: Path, name: str) -> bytes:
-    with open(folder / name, "rb") as file:
+    with opened(folder / name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{digest}  {name}".encode(errors="surrogateescape")
 

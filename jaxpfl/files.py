@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
@@ -32,13 +33,13 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.fsync(file.fileno())
 
 
-def opened(path: str | Path, mode: str = "rb", **more: Any) -> IO[Any]:
-    """Open a file to be read, as `open` does, if it is a regular one: a pipe or a device may never end.
+def opened(path: Path) -> io.BufferedReader:
+    """Open a file to read its bytes, a regular one: a pipe or a device may never end.
 
     Raises:
       OSError: as `open`, and for anything but a regular file.
     """
-    return open(path, mode, opener=_regular, **more)
+    return open(path, "rb", opener=_regular)
 
 
 def no_link(path: str, flags: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import whole
+from jaxpfl.files import check_fits, opened, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -56,13 +56,18 @@ def read_table(path: str | Path) -> pandas.DataFrame:
     from pyarrow import parquet
 
     try:
-        columns = parquet.read_table(path)
+        with opened(Path(path)) as file:
+            stored = parquet.ParquetFile(file)
+            check_fits(path, 8 * stored.metadata.num_rows * stored.metadata.num_columns)
+            columns = stored.read()
         table = columns.to_pandas()
         for field in columns.schema:
             if _MIXED in (field.metadata or {}):
                 values = json.loads(field.metadata[_MIXED])
                 found = [None if _missing(text) else values[text] for text in table[field.name]]
                 table[field.name] = pandas.Series(found, dtype=object)
+    except JaxpflError:
+        raise
     except Exception as error:  # of a damaged file Arrow raises many kinds
         raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
     return table

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import JaxpflError, printable, writing
+from jaxpfl.files import opened
 from jaxpfl.partial import partial
 
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
@@ -134,7 +135,7 @@ def signed(command: str) -> Iterator[None]:
 def signature(path: Path) -> str | None:
     """The command that drew a picture; None for a picture without one, and for other files."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             head = file.read(4096)  # text stands before the pixels
     except OSError:
         return None

@@ -129,10 +129,7 @@ def _line(record: Record, left: int) -> bytes:
 
 
 def _read(path: Path) -> list[Record]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
+    lines = files.contents(path).split(b"\n")
     records: list[Record] = []
     begun: list[Record] = []
     awaited = 0

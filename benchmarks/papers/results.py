@@ -147,7 +147,7 @@ def _is_rows(path: Path) -> bool:
 def _is_table(path: Path) -> bool:
     begins = f"{','.join(_COLUMNS)}\n".encode()
     try:
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             return file.read(len(begins)) == begins
     except OSError:
         return False

@@ -11,6 +11,7 @@ from tyro import MISSING
 from tyro.conf import Positional, arg
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import jsonable, opened
 from jaxpfl.places import NEW_FILE, claim_file
 
 _PAGE = "report.html"
@@ -130,7 +131,7 @@ def doctor(data_dir: str | None = None, json: _Json = False) -> None:
 def _is_page(path: Path) -> bool:
     """True for a page of ours, which a newer one may replace."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             head = file.read(300)
     except OSError:
         return False
@@ -138,6 +139,4 @@ def _is_page(path: Path) -> bool:
 
 
 def _print(value: Any) -> None:
-    from jaxpfl.files import jsonable
-
     print(json.dumps(jsonable(value)))

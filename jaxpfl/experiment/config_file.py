@@ -15,7 +15,7 @@ from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig, in_stored_orders
-from jaxpfl.files import check_fits
+from jaxpfl.files import contents
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import text_words
 
@@ -80,11 +80,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        check_fits(path, _MEMORY * path.stat().st_size)
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise JaxpflError(f"cannot read config {path}: {why}") from None
+        text = contents(path, _MEMORY).decode()
+    except UnicodeDecodeError as error:
+        raise JaxpflError(f"cannot read {path}: {error}") from None
     try:
         if path.suffix == ".toml":
             values = tomllib.loads(text)

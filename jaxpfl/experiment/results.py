@@ -116,7 +116,7 @@ def _attackers(experiment: Experiment, name: str, simulation: Simulation) -> dic
 def _store(path: Path, arrays: dict[str, np.ndarray], stored: dict[str, Any]) -> None:
     with files.whole(path, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    stored[_ARRAYS] = hashlib.sha256(path.read_bytes()).hexdigest()
+    stored[_ARRAYS] = hashlib.sha256(files.contents(path)).hexdigest()
     files.write_json(path.with_suffix(".json"), stored | {_SUM: _sum(stored)})
 
 
@@ -179,10 +179,7 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
     stored = finished(folder, method)
     if stored is None:
         raise JaxpflError(f"{said} is missing: --resume makes it anew from the checkpoint")
-    try:
-        content = path.read_bytes()
-    except OSError:
-        content = b""
+    content = files.contents(path) if path.exists() else b""
     if stored.pop(_ARRAYS, None) != hashlib.sha256(content).hexdigest():
         raise JaxpflError(f"{path} is damaged or missing: {_ANEW.format(said)}")
     return stored, read_npz(path)

@@ -45,7 +45,7 @@ def check(path: Path) -> Checked:
     """
     if (path / checksums.NAME).is_file():
         trouble = _trouble(lambda: checksums.check(path))
-        number = len((path / checksums.NAME).read_bytes().splitlines())
+        number = len(files.contents(path / checksums.NAME).splitlines())
         status = DAMAGED if trouble else COMPLETE
         return Checked(Folder(path, "files", status, (), "", ""), trouble, {"files": number})
     folder = look(path)

@@ -36,7 +36,7 @@ def sections(folder: Folder) -> list[Section]:
             [
                 *_again(summary.get("command")),
                 facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
-                folded("All results", code(path.read_text())),
+                folded("All results", code(files.contents(path).decode())),
             ],
         ),
     ]

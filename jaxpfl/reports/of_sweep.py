@@ -52,7 +52,7 @@ def sections(folder: Folder) -> list[Section]:
             [
                 code(again),
                 facts(_settings(definition)),
-                folded("The definition", code((folder.path / FILE).read_text())),
+                folded("The definition", code(files.contents(folder.path / FILE).decode())),
             ],
         ),
     ]

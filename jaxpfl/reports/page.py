@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxpfl.errors import printable
+from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.files import contents
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _SIZE = re.compile(r" ?([kMGTP]?)B\b")
@@ -153,7 +154,7 @@ def picture(path: Path, label: str) -> str:
       label: its content in words.
     """
     try:
-        content = base64.b64encode(path.read_bytes()).decode()
-    except OSError:
+        content = base64.b64encode(contents(path)).decode()
+    except JaxpflError:
         return ""
     return f'<figure class="drawn"><img alt="{text(label)}" src="data:image/png;base64,{content}"></figure>'

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from jaxpfl import files
 from jaxpfl.errors import JaxpflError, UnwritableError, shown
 from jaxpfl.sweep import processes
 
@@ -246,7 +247,7 @@ class _Watch(NamedTuple):
 def _contents(path: Path) -> bytes:
     """Bytes of a claim; none if it cannot be read, which is then watched like any other contents."""
     try:
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             return file.read(_MOST_BYTES)
     except OSError:
         return b""

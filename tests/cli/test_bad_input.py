@@ -101,7 +101,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "ifca", "--set", "clusters=7"], "ifca.clusters must be <= 6, the number of clients, got 7"),
         (["run", "local", "--plan.devices", "4"], "plan.devices must be at most the 2 present, got 4"),
         (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
-        (["run", "local", "--config", "none.toml"], "cannot read config none.toml"),
+        (["run", "local", "--config", "none.toml"], "cannot read none.toml"),
         (["run", "local", "--output", "/proc/none/run"], "cannot write to /proc/none/run"),
     ],
 )
@@ -219,7 +219,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
     ("args", "message"),
     [
         (["run", "network-lasso", *SMALL, "--graph", "empty.csv"], "graph = empty.csv has no edges"),
-        (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read config latin.toml: 'utf-8' codec"),
+        (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read latin.toml: 'utf-8' codec"),
         (["privacy", "epsilon", "--noise-multiplier", "1e300", "--rounds", "9", "--delta", "1e-3"], "too large"),
         (["export", "run", "--global", "--clients", "1"], "--global leaves the clients' models out"),
         (["export", "run", "--clients"], "clients must be at least one id, got none"),
@@ -227,7 +227,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "local", *SMALL, "--output", ""], "--output must be a path, got ''"),
         (["run", "local", *SMALL, "--output", "empty.csv"], "--output must be a folder, and this is a file"),
         (["run", "local", *SMALL, "--output", "empty.csv/r"], "--output must be in a folder, and"),
-        (["run", "local", *SMALL, "--config", "."], "cannot read config .: Is a directory"),
+        (["run", "local", *SMALL, "--config", "."], "cannot read .: Is a directory"),
         (["run", "local", *SMALL, "--rounds", "1000000000000"], "--rounds must be at most 2147483647, got"),
         (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
         (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "a folder, not an .npz archive"),

@@ -128,7 +128,7 @@ def test_truncated_and_missing_batches(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"data_batch_3: truncated or damaged pickle of \d+ bytes"):
         load("cifar10", str(tmp_path / "py"))
     (folder / "data_batch_3").unlink()
-    with pytest.raises(JaxpflError, match="data_batch_3: cannot be read: No such file"):
+    with pytest.raises(JaxpflError, match=r"cannot read .*data_batch_3: No such file"):
         load("cifar10", str(tmp_path / "py"))
 
     folder = write_cifar10(tmp_path / "bin", "binary")

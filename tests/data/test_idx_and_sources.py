@@ -13,6 +13,7 @@ import pytest
 
 from jaxpfl import host_memory
 from jaxpfl.data import available, data_directory, known_sources, load, read_idx
+from jaxpfl.data.sources.idx import read_idx_pair
 from jaxpfl.errors import JaxpflError
 
 IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
@@ -220,20 +221,25 @@ def test_standardized_by_the_training_pixels(tmp_path):
 
 
 def test_a_gzip_stream_is_not_inflated_beyond_its_header(tmp_path: Path) -> None:
-    """64 MiB of zeros behind an image of 12 bytes, and a header that promises more than there can be."""
+    """64 MiB of zeros behind an image of 12 bytes, headers that promise more than there can be, and other labels."""
     header = bytes((0, 0, 8, 3)) + np.array([1, 3, 4], ">u4").tobytes()
-    path = tmp_path / "a"
-    path.write_bytes(gzip.compress(header + bytes(2**26)))
+    endless, large = header[:4] + b"\x7f" * 12, header[:4] + np.array([64, 1024, 1024], ">u4").tobytes()
+    for name, start in (("long", header), ("short", endless), ("good", large)):
+        (tmp_path / name).write_bytes(gzip.compress(start + bytes(2**26)))
+    (tmp_path / "plain").write_bytes(endless + bytes(30))
+    (tmp_path / "labels").write_bytes(idx_bytes(LABELS))
     tracemalloc.start()
-    with pytest.raises(JaxpflError, match="too long: 1048588 bytes or more of data, expected 12"):
-        read_idx(path, 3)
+    for name, message in (
+        ("long", r"too long: 13 bytes or more of data, expected 12"),
+        ("short", r"truncated: \d+ bytes or less of data, expected"),
+        ("plain", r"truncated: 30 bytes of data, expected"),
+        ("good", r"holds 64 images but .* holds 6 labels"),
+    ):
+        with pytest.raises(JaxpflError, match=message):
+            read_idx_pair(tmp_path / name, tmp_path / "labels") if name == "good" else read_idx(tmp_path / name, 3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**23
-    for content in (header[:4] + b"\x7f" * 12 + bytes(30), gzip.compress(header[:4] + b"\x7f" * 12 + bytes(30))):
-        path.write_bytes(content)
-        with pytest.raises(JaxpflError, match="truncated: 30 bytes of data, expected"):
-            read_idx(path, 3)
 
 
 def test_an_image_file_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_other_pickles(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_a_missing_file_counters_and_a_list_in_itself(tmp_path: Path) -> None:
-    with pytest.raises(JaxpflError, match="cannot be read: No such file"):
+    with pytest.raises(JaxpflError, match=r"cannot read .*none: No such file"):
         read_pickle(tmp_path / "none")
     path = tmp_path / "a"
     path.write_bytes(pickle.dumps(collections.Counter("aab")))

@@ -91,7 +91,7 @@ def test_bad_values(values: dict, message: str):
         ("a.toml", "rounds = [", "does not parse"),
         ("a.yaml", "- 1", "must be a table"),
         ("a.ini", "", "must end in"),
-        (None, "", "cannot read config"),
+        (None, "", "cannot read"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str | None, text: str, message: str):

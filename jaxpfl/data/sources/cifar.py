@@ -23,7 +23,7 @@ from jaxpfl.data.sources.base import Entry, Source, entry, pixels, where_to_put_
 from jaxpfl.data.sources.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, contents
 
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE
@@ -192,11 +192,7 @@ def _are_bytes(numbers: np.ndarray) -> bool:
 
 
 def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
-    try:
-        check_fits(path, path.stat().st_size)
-        content = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = np.frombuffer(contents(path), np.uint8)
     record = len(known.labels) + _BYTES
     if len(content) % record:
         raise JaxpflError(f"{path}: truncated: {len(content)} bytes are no multiple of a record's {record}")

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias
 
+from jaxpfl import files
 from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits
 
 Separator: TypeAlias = Literal["tab", "semicolon", "bar", "comma", "whitespace"]
 Decimal: TypeAlias = Literal["point", "comma"]
@@ -113,11 +113,10 @@ def text_of(path: Path) -> str:
       JaxpflError: a file that cannot be read.
     """
     try:
-        check_fits(path, _MEMORY * path.stat().st_size)
-        raw = path.read_bytes()
+        raw = files.contents(path, _MEMORY)
         utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
         return raw.decode("utf-16" if utf16 else "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
@@ -156,10 +155,10 @@ def opened(path: Path) -> Iterator[IO[str]]:
       JaxpflError: a file that cannot be read, also further down.
     """
     try:
-        with open(path, "rb") as raw:
+        with files.opened(path) as raw:
             utf16 = raw.read(2) in (b"\xff\xfe", b"\xfe\xff")
-        with open(path, encoding="utf-16" if utf16 else "utf-8-sig", newline="") as text:
-            yield text
+            raw.seek(0)
+            yield io.TextIOWrapper(raw, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
     except (OSError, UnicodeDecodeError) as error:
         raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 

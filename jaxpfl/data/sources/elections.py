@@ -9,6 +9,7 @@ are read if all of these elections have them; other columns are ignored. From th
 from __future__ import annotations
 
 import csv
+import io
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 
 from jaxpfl.data.sources.base import data_directory, where_to_put_it
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, opened
 
 FILE = "county_winners_2000_2020.csv"
 _PARTIES = {"R": 1.0, "D": 0.0}
@@ -53,8 +54,8 @@ def load_elections(data_dir: str | None = None) -> Elections:
         raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
     try:
         check_fits(path, 20 * path.stat().st_size)
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, restval=None))
+        with opened(path) as file:
+            rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""), restval=None))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise JaxpflError(f"{path}: no CSV text: {' '.join(str(error).split())}") from None
     columns = {int(c[4:]): c for c in (rows[0] if rows else {}) if c and re.fullmatch(r"win_\d{4}", c)}

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, opened
 
 _TYPES = {
     0x08: "unsigned byte",
@@ -26,7 +29,6 @@ _TYPES = {
     0x0E: "double",
 }
 _MOST_INFLATED = 1032  # times its length that deflate can make of a stream
-_MOST_TOO_LONG = 2**20  # bytes behind the end that are counted: a small gzip stream may hold any number
 
 
 def read_idx(path: str | Path, ndim: int) -> np.ndarray:
@@ -44,28 +46,22 @@ def read_idx(path: str | Path, ndim: int) -> np.ndarray:
         and truncated or over-long data; the line has the file, what was found and what is expected.
     """
     path = Path(path)
-    try:
-        file, most = _opened(path)
-        with file:
-            shape = _shape(path, file.read(4 + 4 * ndim), ndim)
-            expected = math.prod(shape)
-            check_fits(path, min(expected, most))
-            content = file.read(min(expected, most))
-            rest = len(file.read(_MOST_TOO_LONG)) if len(content) == expected else 0
-    except EOFError as error:
-        raise JaxpflError(f"{path}: truncated: its gzip stream of {path.stat().st_size} bytes ends early") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise JaxpflError(f"{path}: damaged gzip stream: {error}") from error
-    except OSError as error:
-        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
-    found = len(content) + rest
-    if found != expected:
-        problem = "truncated" if found < expected else "too long"
-        more = " or more" if rest == _MOST_TOO_LONG else ""
-        raise JaxpflError(
-            f"{path}: {problem}: {found} bytes{more} of data, expected {expected} for the header's shape {shape}"
-        )
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    with _inflated(path) as (file, most):
+        shape = _shape(path, file.read(4 + 4 * ndim), ndim)
+        expected, most = math.prod(shape), most - 4 - 4 * ndim
+        zipped = isinstance(file, gzip.GzipFile)
+        found, more = most, " or less" if zipped else ""
+        if expected <= most:
+            check_fits(path, expected)
+            content = file.read(expected + 1)
+            if zipped:
+                found, more = len(content), " or more" if len(content) > expected else ""
+            if found == expected:
+                return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    problem = "truncated" if found < expected else "too long"
+    raise JaxpflError(
+        f"{path}: {problem}: {found} bytes{more} of data, expected {expected} for the header's shape {shape}"
+    )
 
 
 def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, np.ndarray]:
@@ -74,20 +70,33 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     Raises:
       JaxpflError: as in `read_idx`; if the two files' counts differ, or there are no images.
     """
-    x, y = read_idx(images, 3), read_idx(labels, 1)
-    if len(x) != len(y):
-        raise JaxpflError(f"{images} holds {len(x)} images but {labels} holds {len(y)} labels")
-    if x.size == 0:
-        raise JaxpflError(f"{images}: no pixels: its shape is {x.shape}")
-    return x, y
+    shape, (count,) = _shape_of(Path(images), 3), _shape_of(Path(labels), 1)
+    if shape[0] != count:
+        raise JaxpflError(f"{images} holds {shape[0]} images but {labels} holds {count} labels")
+    if 0 in shape:
+        raise JaxpflError(f"{images}: no pixels: its shape is {shape}")
+    return read_idx(images, 3), read_idx(labels, 1)
 
 
-def _opened(path: Path) -> tuple[IO[bytes], int]:
-    """Open a file, inflated as it is read if compressed, with an upper bound on its number of bytes."""
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    size = path.stat().st_size
-    return (cast("IO[bytes]", gzip.open(path)), _MOST_INFLATED * size) if zipped else (path.open("rb"), size)
+@contextmanager
+def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """A file's bytes, inflated as they are read if it is compressed, and an upper bound on their number."""
+    try:
+        with opened(path) as raw:
+            size = os.fstat(raw.fileno()).st_size
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            yield (cast("IO[bytes]", gzip.GzipFile(fileobj=raw)), _MOST_INFLATED * size) if zipped else (raw, size)
+    except EOFError as error:
+        raise JaxpflError(f"{path}: truncated: its gzip stream of {path.stat().st_size} bytes ends early") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise JaxpflError(f"{path}: damaged gzip stream: {error}") from error
+    except OSError as error:
+        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _shape_of(path: Path, ndim: int) -> tuple[int, ...]:
+    with _inflated(path) as (file, _):
+        return _shape(path, file.read(4 + 4 * ndim), ndim)
 
 
 def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:

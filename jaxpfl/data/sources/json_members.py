@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxpfl.errors import shown
+from jaxpfl.files import opened
 
 _CHARACTERS = 2**18
 """Least number of characters read at once."""
@@ -22,11 +24,12 @@ def open_text(file: Path) -> IO[str]:
     """Open a file in the encoding that JSON's first bytes tell, as `json.loads` does for bytes.
 
     Raises:
-      OSError: as `open`.
+      OSError: as `opened`.
     """
-    with open(file, "rb") as raw:
-        encoding = json.detect_encoding(raw.read(4))
-    return open(file, encoding=encoding, errors="surrogatepass", newline="")
+    raw = opened(file)
+    encoding = json.detect_encoding(raw.read(4))
+    raw.seek(0)
+    return io.TextIOWrapper(raw, encoding=encoding, errors="surrogatepass", newline="")
 
 
 class Text:

@@ -13,16 +13,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 
 from jaxpfl.data.labels import checked_labels, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, opened
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""
@@ -122,9 +124,11 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     except ImportError as error:
         raise JaxpflError("LIBSVM files are read with scikit-learn: pip install scikit-learn") from error
     for file in files:
-        check_fits(file, _MEMORY * _length(file))
+        _check_length(file)
     try:
-        flat = load_svmlight_files([str(file) for file in files], dtype=cast(Any, np.float32), multilabel=several)
+        with ExitStack() as stack:
+            texts = [stack.enter_context(_text(file)) for file in files]
+            flat = load_svmlight_files(texts, dtype=cast(Any, np.float32), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
         hint = "" if several else " (lines of several labels are of task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}{hint}") from error
@@ -135,16 +139,24 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     return parts
 
 
-def _length(file: Path) -> int:
-    """Number of bytes of the text; a compressed file is inflated once for it, a piece at a time."""
-    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
+def _check_length(file: Path) -> None:
+    """Check that the text fits in memory; a compressed one is inflated once for it, a piece at a time."""
+    length = 0
     try:
-        if opened is None:
-            return file.stat().st_size
-        with opened(file) as text:
-            return sum(len(piece) for piece in iter(lambda: text.read(2**20), b""))
+        with _text(file) as text:
+            for piece in iter(lambda: text.read(2**20), b""):
+                length += len(piece)
+                check_fits(file, _MEMORY * length)
     except (OSError, EOFError, zlib.error) as error:
         raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
+
+
+@contextmanager
+def _text(file: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a text, inflated as they are read."""
+    inflated = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
+    with opened(file) as raw:
+        yield raw if inflated is None else cast("IO[bytes]", inflated(raw))
 
 
 def _are_whole(labels: np.ndarray) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, contents
 
 _HEADER = 128
 _ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
@@ -104,12 +104,7 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
       JaxpflError: for a file that cannot be read or is none of MATLAB 5, a name that is missing or twice in it, and one
         that is no cell array of real numbers.
     """
-    try:
-        size = path.stat().st_size
-        check_fits(path, 2 * size)
-        content = path.read_bytes()
-    except OSError as error:
-        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from None
+    content = contents(path, 2)
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
     if order is None:
         raise JaxpflError(f"{path}: no MATLAB 5 file: it lacks the mark of one")

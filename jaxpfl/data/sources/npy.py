@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import opened
 
 
 class Header(NamedTuple):
@@ -58,7 +59,7 @@ def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarra
       OSError: if the file is missing or cannot be read.
       JaxpflError: if it is damaged.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         try:
             header = header_of(file, path.name, os.fstat(file.fileno()).st_size)
             if mode is None or not header.nbytes:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,7 @@ from jaxpfl.data.labels import are_classes, checked_labels, class_names, renumbe
 from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable, warn
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, opened
 
 _VOCABULARY = "vocabulary"
 _USERS = ("users", "writer")
@@ -245,23 +246,25 @@ def _are_shifted(y: np.ndarray, x: np.ndarray) -> bool:
     return x.shape[1] > 1 and all((a[:, 1:] == b[:, :-1]).all() for a, b in parts)
 
 
-def _archive(path: Path) -> zipfile.ZipFile:
-    try:
-        with path.open("rb") as file:
-            single = file.read(6) == b"\x93NUMPY"
-        if single:
-            raise JaxpflError(f"{path}: a single array, not an .npz archive")
-        return zipfile.ZipFile(path)
-    except JaxpflError:
-        raise
-    except FileNotFoundError:
-        raise JaxpflError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise JaxpflError(f"{path}: a folder, not an .npz archive") from None
-    except OSError as error:  # a name too long, no right to read
-        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # a damaged directory: zipfile and struct raise many kinds
-        raise _damaged(path, error) from error
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(opened(path))
+            if file.read(6) == b"\x93NUMPY":
+                raise JaxpflError(f"{path}: a single array, not an .npz archive")
+            archive = stack.enter_context(zipfile.ZipFile(file))
+        except JaxpflError:
+            raise
+        except FileNotFoundError:
+            raise JaxpflError(f"{path}: no such file") from None
+        except IsADirectoryError:
+            raise JaxpflError(f"{path}: a folder, not an .npz archive") from None
+        except OSError as error:  # a name too long, no right to read
+            raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
+        except Exception as error:  # a damaged directory: zipfile and struct raise many kinds
+            raise _damaged(path, error) from error
+        yield archive
 
 
 def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import check_fits
+from jaxpfl.files import contents
 
 _PLAIN_TYPES = frozenset("buif")
 """Supported element kinds: booleans, unsigned and signed integers, floats."""
@@ -40,11 +40,7 @@ def read_pickle(path: Path) -> Any:
       JaxpflError: if the file is missing, truncated or damaged, or asks for anything else: the refused global is named,
         and none of it was executed.
     """
-    try:
-        check_fits(path, _MEMORY * path.stat().st_size)
-        content = path.read_bytes()
-    except OSError as error:
-        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = contents(path, _MEMORY)
     try:
         return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).of(_Reader(content).load())
     except _RefusedError as refused:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxpfl.data.sources.base import Source, warn_of_empty
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits
+from jaxpfl.files import check_fits, contents
 
 WINDOW = 64
 """Length T of windows unless given."""
@@ -100,7 +100,7 @@ def _windows(client: Path, text: bytes, window: int) -> np.ndarray:
 
 
 def _read(file: Path) -> bytes:
-    content = file.read_bytes()
+    content = contents(file)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.errors import JaxpflError, writing
-from jaxpfl.files import no_link
+from jaxpfl.files import no_link, opened
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
 _PIECES = 1024
@@ -91,7 +91,7 @@ def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, byte
     """
     if not path.exists():
         return
-    with open(path, "rb") as file:
+    with opened(path) as file:
         left = os.fstat(file.fileno()).st_size
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             kept, length, check = _HEAD.unpack(head)
