@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_LISTED = 1500  # characters of the known names in a message; those of all settings of a run are in it
+_LISTED = 150  # characters of names that a message lists; of longer lists it has the nearest few
+_FEW = 5
 
 
 class JaxpflError(Exception):
@@ -109,9 +110,25 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
       JaxpflError("unknown method 'ADAPED': did you mean 'adaped'? (known: adaped, local)")
     """
     names = sorted(known)
+    near = _near(name, names)
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {listed(names, name)})")
+
+
+def listed(names: Iterable[str], name: str) -> str:
+    """Known names for a message of one line: all of a short list, of a long one the nearest to a name.
+
+    Examples:
+      >>> listed((f"setting-{i}" for i in range(100)), "setting-42")
+      'setting-42, setting-4, setting-2, setting-94, setting-92, ... of 100'
+    """
+    names = list(names)
+    text = ", ".join(map(printable, names))
+    if len(text) <= _LISTED:
+        return text or "none"
+    return f"{', '.join(map(printable, _near(name, names) or names[:_FEW]))}, ... of {len(names)}"
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
     lower = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    hint = f": did you mean {lower[near[0]]!r}?" if near else ""
-    listed = ", ".join(map(printable, names))
-    listed = listed if len(listed) <= _LISTED else f"{listed[:_LISTED]} ..., {len(names)} names"
-    return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {listed})")
+    return [lower[one] for one in difflib.get_close_matches(name.lower(), lower, n=_FEW, cutoff=0.5)]

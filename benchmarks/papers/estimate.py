@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import time
 from collections.abc import Mapping
@@ -152,5 +151,5 @@ def quick_note(case: Estimation) -> str:
 
 def _series(values: Mapping[str, list[float]], name: str) -> list[float]:
     if name not in values:
-        raise unknown_name("series of the study", name, difflib.get_close_matches(name, values, n=5, cutoff=0))
+        raise unknown_name("series of the study", name, values)
     return values[name]

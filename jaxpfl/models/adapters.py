@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, listed
 from jaxpfl.models.base import Model, as_model
 from jaxpfl.models.given import by_path
 from jaxpfl.models.parameters import nested
@@ -109,7 +109,7 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
     patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            raise JaxpflError(f"lora: no parameter fits {option}={pattern!r} (there are {', '.join(paths) or 'none'})")
+            raise JaxpflError(f"lora: no parameter fits {option}={pattern!r} (there are {listed(paths, pattern)})")
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
 

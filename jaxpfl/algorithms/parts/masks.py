@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, listed
 from jaxpfl.models import Task
 from jaxpfl.models.given import by_path
 from jaxpfl.trees import PathPredicate
@@ -89,7 +89,9 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
         patterns = [] if text.strip() == NONE else [pattern.strip() for pattern in text.split(",")]
         for pattern in patterns:
             if not any(fnmatchcase(path, pattern) for path in paths):
-                raise JaxpflError(f"{method}.{option}: no parameter fits {pattern!r} (there are {', '.join(paths)})")
+                raise JaxpflError(
+                    f"{method}.{option}: no parameter fits {pattern!r} (there are {listed(paths, pattern)})"
+                )
 
         # A model that is one array has a path without names, and is called "parameters".
         return lambda path: any(fnmatchcase("/".join(path) or paths[0], pattern) for pattern in patterns)

@@ -11,7 +11,6 @@ See https://www.tensorflow.org/datasets/tfless_tfds.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import logging
 import re
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.sources.base import Entry, Source, one_line, pixels
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, listed, shown, unknown_name
 from jaxpfl.files import check_fits
 
 _NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
@@ -57,7 +56,7 @@ def load_tfds(name: str, root: Path) -> Source:
         except Exception as error:  # a damaged description: TFDS raises many kinds
             raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
         if "train" not in splits:
-            raise JaxpflError(f"tfds:{name}: no split 'train' (it has {', '.join(splits) or 'none'})")
+            raise JaxpflError(f"tfds:{name}: no split 'train' (it has {listed(splits, 'train')})")
         test = next((split for split in _TEST_SPLITS if split in splits), None)
         parts = {
             split: _read(builder, name, root, split, (image, label)) for split in ("train", test) if split is not None
@@ -108,17 +107,10 @@ def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
         if builder.is_prepared():
             return builder
     if builder is None:
-        raise _unknown(base, tfds.list_builders(with_community_datasets=False))
+        raise unknown_name("tensorflow-datasets set", base, tfds.list_builders(with_community_datasets=False))
     raise JaxpflError(
         f"tfds:{name}: not prepared in {root} nor in {Path(builder.data_dir)}: {_how_to_prepare(name, root)}"
     )
-
-
-def _unknown(name: str, known: list[str]) -> JaxpflError:
-    """As `unknown_name`, but without listing the hundreds of names that TFDS knows."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return JaxpflError(f"unknown tensorflow-datasets set {name!r}: {hint}(tfds.list_builders() names {len(known)})")
 
 
 def _how_to_prepare(name: str, root: Path) -> str:
@@ -134,7 +126,9 @@ def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
     image = next((key for key in wanted if key in images), images[0] if images else None)
     label = next((key for key in wanted if key in labels), labels[0] if labels else None)
     if image is None or label is None:
-        raise JaxpflError(f"tfds:{name}: needs an image and a class label, its features are {', '.join(features)}")
+        raise JaxpflError(
+            f"tfds:{name}: needs an image and a class label, its features are {listed(features, 'image')}"
+        )
     return image, label, int(features[label].num_classes)
 
 
