@@ -2,7 +2,7 @@
 
     python -m benchmarks cost --data-dir DIR
 
-Eight problems fit the three shares (`jaxpfl.engine.cost.machine`); the others are predicted with the shares of the
+Eight problems fit the three shares (`cost_model.machine`); the others are predicted with the shares of the
 package, which have not seen them. Asked: within 25 %.
 """
 
@@ -84,13 +84,14 @@ def work(settings: dict[str, Any]) -> Contender:
     rounds = rounds_of(simulation)
 
     def facts() -> dict[str, Any]:
-        from jaxpfl.engine.cost.machine import this_core
+        from .cost_model.machine import this_core
+        from .cost_model.rounds import cost
 
-        cost = simulation.cost()
-        (done,), (turns,) = cost.works, cost.turns
+        found = cost(simulation)
+        (done,), (turns,) = found.works, found.turns
         devices = simulation.execution.devices
-        parts = [turns * part for part in this_core().parts(done, cost.together, devices)]
-        return rounds.facts() | {"predicted": cost.seconds, "parts": parts, "flops": done.flops}
+        parts = [turns * part for part in this_core().parts(done, found.together, devices)]
+        return rounds.facts() | {"predicted": found.seconds, "parts": parts, "flops": done.flops}
 
     return Contender(rounds.run, facts)
 

@@ -120,7 +120,7 @@ def bound(one: Operation, precision: str) -> tuple[float, str]:
 
 def operations(jaxpr: Any) -> list[Operation]:
     """Products and moves of rows in a program and all within it. The body of a `while` loop counts once."""
-    from jaxpfl.engine.cost.count import equations, flops
+    from .cost_model.count import equations, flops
 
     found = []
     for eqn, times in equations(jaxpr):

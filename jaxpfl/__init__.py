@@ -12,8 +12,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxpfl import moved
-
 if TYPE_CHECKING:
     from jaxpfl import algorithms as algorithms
     from jaxpfl import compression as compression
@@ -80,8 +78,6 @@ __all__ = [  # noqa: F405
     "stack_clients",
     "use_cpu_cores",
 ]
-
-moved.install()
 
 
 if not TYPE_CHECKING:  # to which every name would be one of ours

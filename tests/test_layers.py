@@ -14,7 +14,6 @@ LEVELS = {
     "checksums": 0,
     "files": 0,
     "mapped": 0,
-    "moved": 0,
     "parquet": 0,
     "partial": 0,
     "sealed": 0,

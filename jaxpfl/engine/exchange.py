@@ -1,4 +1,4 @@
-"""One client's round as a traced program: its bytes and its work, and whether uploads depend on earlier rounds."""
+"""One client's round as a traced program: its bytes, and whether uploads depend on earlier rounds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.engine import compiled
-from jaxpfl.engine.cost.count import Work, work_of
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
 from jaxpfl.types import Array, Federation, PyTree
 
 
-class _Memory(NamedTuple):
+class ClientMemory(NamedTuple):
     """Client memory between rounds: its state, and the number of rounds in which it worked."""
 
     state: PyTree
@@ -40,7 +38,9 @@ def bytes_per_client(
         return 0, 0
 
     def exchange(state: RunState, hp: PyTree, federation: Federation) -> tuple[PyTree, PyTree]:
-        _, upload, received = _exchange(algorithm, participation, 0, _memory(state, 0), state.server, hp, federation)
+        _, upload, received = client_round(
+            algorithm, participation, 0, client_memory(state, 0), state.server, hp, federation
+        )
         return upload.total, received
 
     up, down = compiled.shapes(exchange, state, hp, federation)
@@ -65,10 +65,10 @@ def remembers(
     """
 
     def depends(group: int) -> bool:
-        def upload(memory: _Memory, server: PyTree, hp: PyTree, federation: Federation) -> Upload:
-            return _exchange(algorithm, participation, group, memory, server, hp, federation)[1]
+        def upload(memory: ClientMemory, server: PyTree, hp: PyTree, federation: Federation) -> Upload:
+            return client_round(algorithm, participation, group, memory, server, hp, federation)[1]
 
-        memory = jax.eval_shape(lambda state: _memory(state, group), state)
+        memory = jax.eval_shape(lambda state: client_memory(state, group), state)
         program = jax.make_jaxpr(upload)(memory, state.server, hp, federations[group]).jaxpr
         needed = _variables(program.outvars)
         for equation in reversed(program.eqns):
@@ -79,39 +79,11 @@ def remembers(
     return any(map(depends, range(len(algorithm.clients))))
 
 
-def work(
-    algorithm: Algorithm,
-    participation: Participation,
-    state: RunState,
-    hp: PyTree,
-    federations: tuple[Federation, ...],
-) -> tuple[Work, ...]:
-    """Work of one client's round in each group, with all of its local steps.
-
-    Passes over all of a client's examples take as many chunks as a client of the group has on average.
-
-    Args:
-      state, hp: of one run, as shapes.
-      federations: one for each group of clients.
-    """
-
-    def of(group: int) -> Work:
-        def round(memory: _Memory, server: PyTree, hp: PyTree, federation: Federation) -> PyTree:
-            return _exchange(algorithm, participation, group, memory, server, hp, federation)[:2]
-
-        memory = jax.eval_shape(lambda state: _memory(state, group), state)
-        train = federations[group].train
-        chunks = float(np.ceil(np.asarray(train.size) / max(train.chunk, 1)).mean())
-        return work_of(round, memory, state.server, hp, federations[group], trips=chunks)
-
-    return tuple(map(of, range(len(algorithm.clients))))
-
-
-def _exchange(
+def client_round(
     algorithm: Algorithm,
     participation: Participation,
     group: int,
-    memory: _Memory,
+    memory: ClientMemory,
     server: PyTree,
     hp: PyTree,
     federation: Federation,
@@ -127,9 +99,9 @@ def _exchange(
     return new, upload, received
 
 
-def _memory(state: RunState, group: int) -> _Memory:
+def client_memory(state: RunState, group: int) -> ClientMemory:
     """Memory of the group's first client, before its first round."""
-    return _Memory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
+    return ClientMemory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
 
 
 def _variables(atoms: list) -> set:

@@ -16,7 +16,6 @@ from jaxpfl import processes, trees
 from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream, same_data
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.client_bucket import Bucket, bucket_for
-from jaxpfl.engine.cost.rounds import Cost, cost_of
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve, target_plan
 from jaxpfl.engine.groups import Group, make_groups, split
 from jaxpfl.engine.placement import Placement, balanced, check_states, place, put, put_as
@@ -224,18 +223,13 @@ class Prepared:
 
     def bytes_per_client(self) -> tuple[int, int]:
         """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
-        return exchange.bytes_per_client(self.algorithm, self.participation, *self._one_run(), self.federations[0])
-
-    def cost(self, runs: int = 1) -> Cost:
-        """Operations and bytes of a client's round, and the seconds of a round of so many runs, before any is run."""
-        up, down = self.bytes_per_client()
-        works = exchange.work(self.algorithm, self.participation, *self._one_run(), self.federations)
-        cohorts = [min(self._bucket.participation.capacity, size) for size in self._sizes]
-        return cost_of(works, cohorts, self.execution, runs, up=up, down=down)
+        return exchange.bytes_per_client(
+            self.algorithm, self.participation, *self.shapes_of_one_run(), self.federations[0]
+        )
 
     def remembers(self) -> bool:
         """True if clients' uploads depend on their state from earlier rounds (`exchange.remembers`)."""
-        return exchange.remembers(self.algorithm, self.participation, *self._one_run(), self.federations)
+        return exchange.remembers(self.algorithm, self.participation, *self.shapes_of_one_run(), self.federations)
 
     def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
         """The data of each group, where its programs want them."""
@@ -279,7 +273,7 @@ class Prepared:
         plan = replace(self.plan, devices=self.execution.all_devices)
         return self._resolve(plan, self._bucket.participation.capacity, platform)
 
-    def _one_run(self) -> tuple[RunState, PyTree]:
+    def shapes_of_one_run(self) -> tuple[RunState, PyTree]:
         """State (as shapes) and hyper-parameters of one run."""
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._state_shapes(1))
         return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)

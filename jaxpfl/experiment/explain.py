@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from jaxpfl.engine import device_memory as memory
-from jaxpfl.engine.cost.rounds import Cost
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.presentation import new_table
@@ -19,9 +18,8 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
 
     Returns:
       Method -> ``choices`` (rows of subject, choice, reason), ``memory`` (bytes of data, states and working memory),
-      ``free`` (bytes available to a program, None if unknown), ``compile_seconds``, and ``cost``: of one client's round
-      the ``flops`` and the bytes ``up`` and ``down``, and the ``seconds`` that a round is predicted to take (None on
-      other backends than a CPU).
+      ``free`` (bytes available to a program, None if unknown), ``compile_seconds``, and ``exchange``: the bytes ``up``
+      and ``down`` of one client in one round.
 
     Raises:
       JaxpflError: if a round would not fit in memory.
@@ -34,16 +32,12 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
         held = simulation.memory(runs)
         report[name] = {
             "compile_seconds": time.perf_counter() - began,
-            "cost": _cost(simulation.cost(runs)),
+            "exchange": dict(zip(("up", "down"), simulation.bytes_per_client(), strict=True)),
             "choices": [list(row) for row in explain(simulation.execution)],
             "memory": held,
             "free": memory.free(simulation.placement.devices),
         }
     return report
-
-
-def _cost(cost: Cost) -> dict[str, Any]:
-    return {"flops": cost.flops, "up": cost.up, "down": cost.down, "seconds": cost.seconds}
 
 
 def print_explanation(console: Console, report: dict[str, Any]) -> None:
@@ -63,12 +57,6 @@ def print_explanation(console: Console, report: dict[str, Any]) -> None:
             f"beside {held['data']} of data, {held['states']} of client states; {left}",
         )
         table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
-        cost = entry["cost"]
-        seconds = "not predicted here" if cost["seconds"] is None else f"about {cost['seconds']:.2g} s"
-        table.add_row(
-            "a round",
-            seconds,
-            f"each client {cost['flops'] / 1e6:.4g} MFLOP, {memory.readable(cost['up'])} up and "
-            f"{memory.readable(cost['down'])} down; docs/scaling.md has the model",
-        )
+        up, down = (memory.readable(entry["exchange"][way]) for way in ("up", "down"))
+        table.add_row("exchange", f"{up} up, {down} down", "of one client in one round, uncompressed")
         console.print(table)

@@ -81,7 +81,7 @@ class StreamedSimulation(Simulation):
         if self._where == "disk" and not self.plan.donate:
             raise self._refused("files are written in place, and plan.donate is false")
         algorithm, participation = self.algorithm, self.participation
-        state, hp = self._one_run()
+        state, hp = self.shapes_of_one_run()
 
         def sent(hp: PyTree, server: PyTree) -> PyTree:
             ctx = server_context(participation, jnp.int32(0))

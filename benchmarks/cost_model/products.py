@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxpfl.engine.cost.count import Product
 from jaxpfl.types import Array
+
+from .count import Product
 
 DEAREST = 16
 """Shapes that are timed; the others are taken to run at these ones' mean rate."""

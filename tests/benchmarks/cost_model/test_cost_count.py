@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpfl.engine.cost.count import Product, work_of
+from jaxpfl.benchmarks.cost_model.count import Product, work_of
 
 A, B = jax.ShapeDtypeStruct((3, 5), "float32"), jax.ShapeDtypeStruct((5, 7), "float32")
 

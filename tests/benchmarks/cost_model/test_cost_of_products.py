@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from jaxpfl.engine.cost import products
-from jaxpfl.engine.cost.count import Product
+from jaxpfl.benchmarks.cost_model import products
+from jaxpfl.benchmarks.cost_model.count import Product
 
 
 def test_times_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

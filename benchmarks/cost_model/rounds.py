@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from jaxpfl.engine.cost.count import Work
-from jaxpfl.engine.cost.machine import Core, this_core
+from jaxpfl.engine.exchange import ClientMemory, client_memory, client_round
 from jaxpfl.engine.execution_plan import Resolved
+from jaxpfl.engine.simulation import Simulation
+
+from .count import Work, work_of
+from .machine import Core, this_core
 
 
 class Cost(NamedTuple):
@@ -36,6 +40,35 @@ class Cost(NamedTuple):
     def flops(self) -> float:
         """Floating-point operations of a client's round; of the dearest group."""
         return max(work.flops for work in self.works)
+
+
+def cost(simulation: Simulation, runs: int = 1) -> Cost:
+    """Cost of a round of so many runs of a simulation, before any is run."""
+    up, down = simulation.bytes_per_client()
+    capacity = simulation.participation.capacity
+    cohorts = [min(capacity, len(group.train.size)) for group in simulation.federations]
+    return cost_of(works_of(simulation), cohorts, simulation.execution, runs, up=up, down=down)
+
+
+def works_of(simulation: Simulation) -> tuple[Work, ...]:
+    """Work of one client's round in each group, with all of its local steps.
+
+    Passes over all of a client's examples take as many chunks as a client of the group has on average.
+    """
+    algorithm, participation = simulation.algorithm, simulation.participation
+    state, hp = simulation.shapes_of_one_run()
+
+    def of(group: int) -> Work:
+        def round(memory: ClientMemory, server: Any, hp: Any, federation: Any) -> Any:
+            return client_round(algorithm, participation, group, memory, server, hp, federation)[:2]
+
+        memory = jax.eval_shape(lambda state: client_memory(state, group), state)
+        federation = simulation.federations[group]
+        train = federation.train
+        chunks = float(np.ceil(np.asarray(train.size) / max(train.chunk, 1)).mean())
+        return work_of(round, memory, state.server, hp, federation, trips=chunks)
+
+    return tuple(map(of, range(len(algorithm.clients))))
 
 
 def cost_of(

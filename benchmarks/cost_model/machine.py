@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.engine.cost.count import Product, Work
-from jaxpfl.engine.cost.products import best_seconds, seconds_of
 from jaxpfl.types import Array
+
+from .count import Product, Work
+from .products import best_seconds, seconds_of
 
 _ELEMENTS = 2**16
 _TINY = 8
