@@ -192,6 +192,12 @@ def test_calibration_inverts(z, rate, rounds, delta):
     assert found.epsilon(delta) <= epsilon
 
 
+@pytest.mark.parametrize(("rate", "rounds"), [(1e-4, 10_000), pytest.param(1e-5, 10_000, marks=pytest.mark.slow)])
+def test_calibration_at_tiny_rates_has_no_noise_to_spare(rate, rounds):
+    found = calibrate(PrivacyPlan(CentralNoise(0.0), Poisson(rate), rounds), 0.01, 1e-6)
+    assert 0.999 * 0.01 < found.epsilon(1e-6) <= 0.01
+
+
 @pytest.mark.parametrize(
     ("plan", "accountant"),
     [
