@@ -129,7 +129,7 @@ def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> Pri
             privacy = replace(privacy, clipping_norm=float(norm))
     privacy.check()
     if privacy.delta is not None:
-        check_delta(privacy.delta, asked.measures.clients)
+        check_delta(privacy.delta, asked.measures.clients, name="privacy.delta")
     return privacy
 
 

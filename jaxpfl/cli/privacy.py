@@ -29,7 +29,7 @@ class _Claim:
     sampling_rate: float | None = None
     """q: each client takes part in a round with this probability (poisson); all of them in every round unless given."""
     clients: int | None = None
-    """m, with --cohort or --cap."""
+    """m, needed with --cohort or --cap; a delta of 1 / m or more is warned of."""
     cohort: int | None = None
     """Cohorts of exactly this many, uniformly without replacement: replace-one, by rdp."""
     cap: int | None = None
@@ -104,11 +104,13 @@ def paper(
         c2: Clip of psi's gradient; 0 leaves psi out.
         sigma2: Noise of psi's step.
     """
+    from jaxpfl.privacy.claim import check_delta
     from jaxpfl.privacy.comparison import theorem5_beside_sound
 
     parts = {"c1": c1, "sigma1": sigma1, "c2": c2, "sigma2": sigma2}
     run = {"clients_per_round": clients_per_round, "clients": clients, "tau": tau, "steps": steps}
     _print(theorem5_beside_sound(**parts, **run, delta=delta))
+    check_delta(delta, clients)
 
 
 def curve(
@@ -156,25 +158,26 @@ def curve(
 
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     from jaxpfl.privacy import CentralNoise, Cyclic, FixedSize, Full, Poisson, PrivacyPlan, banded
+    from jaxpfl.privacy.claim import check_delta
     from jaxpfl.privacy.events import relation_of
 
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
-        if clients is not None or cohort is not None or cap is not None:
-            raise JaxpflError("cycle (of turns) excludes clients, cohort and cap: give sampling_rate, that of a turn")
-        sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate)
+        if cohort is not None or cap is not None:
+            raise JaxpflError("cycle (of turns) excludes cohort and cap: give sampling_rate, that of a turn")
+        sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:
             raise JaxpflError("cohort needs the number of clients: give clients")
         if rate is not None or cap is not None:
             raise JaxpflError("cohort (of a fixed size) excludes sampling_rate and cap (poisson)")
         sampling = FixedSize(clients, cohort)
-    elif clients is not None and cap is None:
-        raise JaxpflError("clients belongs to cohort or cap: give one of them")
     elif cap is not None and rate is None:
         raise JaxpflError("cap needs poisson participation: give sampling_rate")
     else:
-        sampling = Full() if rate is None else Poisson(rate, clients, cap)
+        sampling = Full(clients) if rate is None else Poisson(rate, clients, cap)
+    if clients is not None:
+        check_delta(claim.delta, clients)
     c = (1.0,) if claim.bands is None else banded.coefficients(claim.bands, claim.rounds)
     noise = CentralNoise(noise_multiplier, coefficients=c)
     return PrivacyPlan(noise, sampling, claim.rounds, relation_of(noise, sampling, claim.relation))

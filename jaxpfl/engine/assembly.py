@@ -232,7 +232,7 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
             )
         return
     if delta is not None:
-        check_delta(delta, federation.num_clients, strict=strict)
+        check_delta(delta, federation.num_clients, name="privacy.delta", strict=strict)
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:

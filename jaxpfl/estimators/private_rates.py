@@ -38,6 +38,7 @@ from jaxpfl.estimators.rates import (
     ebpoisson,
     posterior,
 )
+from jaxpfl.privacy.claim import check_delta
 from jaxpfl.types import Array, Key
 
 _PLACES = 200
@@ -247,6 +248,7 @@ def _released(key: Key, at: Array, cells: _Cells, epsilon: float, delta: float |
     if delta is None:
         found = local(key, at, number, epsilon=epsilon)
     else:
+        check_delta(delta, len(at))
         found = central(key, at, number, epsilon=epsilon, delta=delta)
     found = found._replace(counts=found.counts[:-1])
     warn_of_noise(found)

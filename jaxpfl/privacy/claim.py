@@ -200,11 +200,11 @@ def _noise(
     return PerStepNoise(clips, stddevs, steps, uploads, linear=linear and not scales)
 
 
-def check_delta(delta: float, clients: int, *, strict: bool = False) -> None:
+def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
     """Warn of a meaningless claim about users: publishing all data of one random client has a delta of 1 / clients."""
     if 1 / clients <= delta < 1:
         warn(
-            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
+            f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
             "data of a client drawn at random are published",
             strict=strict,
         )

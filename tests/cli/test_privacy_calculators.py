@@ -44,6 +44,23 @@ def test_accountants_and_ways_to_sample(capsys):
     assert replaced["epsilon"] > 2 * everyone
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("epsilon", "--noise-multiplier", "2", "--rounds", "5"),
+        ("epsilon", "--noise-multiplier", "2", "--rounds", "5", "--sampling-rate", "0.1"),
+        ("noise", "--epsilon", "2", "--rounds", "5", "--cycle", "2"),
+        ("curve", "--noise-multiplier", "2", "--rounds", "2", "--points", "1", "--cap", "9", "--sampling-rate", "0.1"),
+        ("paper", *PAPER[:-2]),
+    ],
+)
+def test_a_delta_that_one_published_client_has_is_warned_of(capsys, args):
+    found = jaxpfl(capsys, "privacy", *args, "--clients", "50", "--delta", "0.02")
+    assert found.status == 0
+    assert "delta = 0.02 is not below 1 / clients = 0.02: such a claim holds even" in found.err
+    assert jaxpfl(capsys, "privacy", *args, "--clients", "50", "--delta", "0.019").err == ""
+
+
 def test_noise(capsys):
     result = jaxpfl(capsys, "privacy", "noise", "--epsilon", "13.16", "--rounds", "300", "--delta", "1e-4")
     assert result.json["noise_multiplier"] == pytest.approx(6.38, abs=0.0051)
@@ -106,7 +123,6 @@ Z = ("--noise-multiplier", "2")
         ),
         (("epsilon", *Z, *RUN, "--clients", "50", "--cohort", "5"), "fixed-size cohorts are accounted by rdp"),
         (("epsilon", *Z, *RUN, "--cohort", "5"), "cohort needs the number of clients"),
-        (("epsilon", *Z, *RUN, "--clients", "5"), "clients belongs to cohort or cap"),
         (("epsilon", *Z, *RUN, "--clients", "5", "--cap", "3"), "cap needs poisson participation"),
         (("epsilon", *Z, *SAMPLED, "--cap", "3"), "a cap needs the number of clients"),
         (("epsilon", *Z, *SAMPLED, "--clients", "9", "--cohort", "3"), "excludes sampling_rate and cap"),

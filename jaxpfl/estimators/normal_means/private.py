@@ -38,6 +38,7 @@ from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.normal_means.fit import checked, ebnm
 from jaxpfl.privacy import local_dp
+from jaxpfl.privacy.claim import check_delta
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key
@@ -286,6 +287,7 @@ def private_ebnm(
     if delta is None:
         released = local(key, at, cells.number, epsilon=epsilon)
     else:
+        check_delta(delta, len(at))
         released = central(key, at, cells.number, epsilon=epsilon, delta=delta)
     warn_of_noise(released)
     middle, spread = cells.middles()

@@ -13,6 +13,7 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, inputs, learned_gaussian
 from jaxpfl.estimators.client_variances import Variances
+from jaxpfl.privacy.claim import check_delta
 from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
 from jaxpfl.studies.gaussian import GaussianOptions, GaussianSettings
@@ -90,9 +91,11 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
             clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
             if clipped:
                 notes.append(_said_of_clipping(clipped, known))
+            delta = 0.0 if given.mechanism == "one-bit" else given.delta
+            check_delta(delta, len(samples))
             facts["privacy"] = {
                 "epsilon": given.epsilon,
-                "delta": 0.0 if given.mechanism == "one-bit" else given.delta,
+                "delta": delta,
                 "mechanism": given.mechanism,
                 "clipped_to": known.bound,
                 "clients_clipped": clipped,
