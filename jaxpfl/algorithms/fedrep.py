@@ -63,13 +63,15 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
             f"fedrep needs at least one step on the head and one on the body, got {of_head} and {of_body}"
         )
     total = of_head + of_body
+    # A client's own half: a share of tau, rounded, would depend on the client with the most steps.
+    share, whole = (of_head, total) if head_steps or body_steps else (1, 2)
 
     def update(
         key: Key, hp: FedRepHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, total), hp.weight_decay)
         own = work.own_steps
-        first = of_head if own is None else own.steps(splits.train.size) * of_head // total
+        first = of_head if own is None else own.steps(splits.train.size) * share // whole
 
         def step(key: Key, carry: tuple[Array, Descent, Descent], batch: Batch) -> tuple[PyTree, Metrics]:
             t, head, body = carry

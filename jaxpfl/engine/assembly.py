@@ -403,6 +403,24 @@ def put_together(
         told |= {"rounds": spec.training.rounds, "compressed": spec.coding.compress is not None}
         mechanism = mechanism.mechanism(cohorts, told)
     if mechanism is not None:
+        if np.any(mechanism.noise_multiplier):
+            _check_rates(spec, hp, work)
         mechanism = planned(mechanism, spec.training.rounds, cohorts.cycle)
     work = dataclasses.replace(work, privacy=mechanism)
     return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers)
+
+
+def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
+    """Refuse private work in epochs at rates that depend on the size of the largest client, in every client's upload.
+
+    Raises:
+      JaxpflError: with the remedy.
+    """
+    names = ["anneal"] if work.schedule is not None else ["lr_decay", "anneal"]
+    falling = [name for name in names if np.any(np.asarray(getattr(hp, name, 1.0)) != 1)]
+    if work.epochs is not None and falling:
+        others = "lr_schedule or local_steps" if falling[0] == "lr_decay" else "local_steps"
+        raise JaxpflError(
+            f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} counts the steps of the client with the "
+            f"most examples, which every upload would show: with privacy give {falling[0]} = 1, {others}"
+        )

@@ -95,6 +95,11 @@ class RunSpec:
 
     def _check_noise_and_steps(self) -> None:
         clip, private = self.work.clip_gradients, self.privacy
+        if self.work.local_epochs is not None and private is not None and private.noise == "per_step":
+            raise JaxpflError(
+                f"local_epochs = {self.work.local_epochs}: under privacy.noise = per_step a client's number of noisy "
+                "steps would show its number of examples: give local_steps"
+            )
         if clip is not None and private is not None and (self.guards_examples or private.noise == "per_step"):
             what = "privacy.unit = example" if self.guards_examples else "privacy.noise = per_step"
             raise JaxpflError(

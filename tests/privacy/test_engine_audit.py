@@ -64,13 +64,16 @@ def subject(
     rounds: int = 2,
     steps: int = 1,
     features: int = 3,
+    examples: int = 2,
+    epochs: int | None = None,
     **options,
 ) -> Subject:
     participation = participation or full(CLIENTS)
     rng = np.random.default_rng(0)
-    data = [(rng.normal(size=(2, features)), np.array([0, 1])) for _ in range(participation.num_clients)]
+    data = [(rng.normal(size=(examples, features)), np.arange(examples) % 2) for _ in range(participation.num_clients)]
     federation = stack_clients(data, test=data)
-    work = LocalWork(np.full(len(data), 2), steps, 2, weighting="uniform", privacy=tried)
+    work = LocalWork(np.full(len(data), examples), steps, 2, weighting="uniform", privacy=tried)
+    work = work if epochs is None else work.in_epochs(epochs)
     plan = ExecutionPlan(devices=1, clients="vmap", runs="vmap")
     task, found = make_task("linear", federation, 2), FOUND[method]
     return Subject(found, task, work, federation, participation, found.hyper, tried, rounds, options, plan=plan)
@@ -215,6 +218,16 @@ def test_a_clip_by_leaf_is_seen_by_a_game(monkeypatch):
 def all_but_psi(tree, limit):
     clipped, size = clip(tree._replace(psi=jnp.zeros(())), limit)
     return clipped._replace(psi=tree.psi), size
+
+
+@slow
+def test_steps_by_a_clients_examples_are_seen_by_a_game():
+    """Runs refuse them: without examples a client would take one noisy step in place of twenty."""
+    given = {"method": "fedavg", "rounds": 1, "features": 40, "examples": 40, "worlds": 400}
+    refuted, game = play(Mechanism(100.0, 1.0, "per_step"), **given, epochs=1)
+    assert refuted, game.bound
+    assert game.statistic == "length"
+    assert not play(Mechanism(100.0, 1.0, "per_step"), **given, steps=20)[0]
 
 
 @slow

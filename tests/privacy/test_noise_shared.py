@@ -1,10 +1,11 @@
 """No two releases share noise: rounds, steps, steps of EM, seeds, runs, clients, methods, settings, mechanisms.
 
 Every draw of a program is recorded as it runs (`noise_record`); a key that comes twice is noise that two releases
-share. Each release of the list `noise_sites.RELEASES` must have drawn.
+share. Each release of the list `noise_sites.RELEASES` must have drawn. Noisy steps are as many as are accounted.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import pytest
 from noise_record import recorded
 from noise_sites import RELEASES
 
-from jaxpfl import ExecutionPlan, Simulation, fit, stack_clients
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation, fit, stack_clients
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import noise_stream
 from jaxpfl.estimators import base, gaussian, private_clustering, release
@@ -22,7 +23,8 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.privacy import Mechanism, PrivacyConfig, discrete_gaussian, private_sum, step_noise
+from jaxpfl.participation import availability
+from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, private_sum, step_noise
 from jaxpfl.studies.histograms import private_methods as histogram_private_methods
 from jaxpfl.studies.histograms.settings import HistogramSettings
 
@@ -169,6 +171,59 @@ def test_steps_and_batches_of_silos(federation, drawn):
 def test_steps_of_em(federation, drawn):
     train(federation, "adamix", CENTRAL, options={"em_steps": 3})
     assert drawn.repeated() == 0
+
+
+STEP_METHODS = [name for name, method in METHODS.items() if method.step_noise]
+LATE: dict[str, Any] = {"stragglers": 0.5, "dropout": 0.3}
+IDLE = {"options": {"idle_rounds": 2}, "cohort": 2, "participation": "uniform"}
+STREAMED = {"plan": ExecutionPlan(clients_in="host", clients="map", runs="map")}
+TUNED = {"options": {"fine_tune_epochs": 1}, "client_optimizer": "adam"}
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        pytest.param("fedavg", LATE, id="fedavg"),
+        *[pytest.param(name, LATE, id=name, marks=pytest.mark.slow) for name in STEP_METHODS if name != "fedavg"],
+        pytest.param("adaped", IDLE, id="idle", marks=pytest.mark.slow),
+        pytest.param("fedavg-ft", TUNED, id="fine-tuned", marks=pytest.mark.slow),
+        pytest.param("fedavg", STREAMED, id="streamed", marks=pytest.mark.slow),
+    ],
+)
+def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
+    """Of clients of 1, 7 and 200 examples: those of every client, whatever its data; fewer by a straggler's coin."""
+    draw, count = step_noise._released, []
+    monkeypatch.setattr(step_noise, "_released", lambda *of: jax.debug.callback(lambda: count.append(1)) or draw(*of))
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 3)), np.arange(n) % 2) for n in (1, 7, 200)]
+    plan = ExecutionPlan(devices=1, clients="map", runs="map")  # others mask what is not a client's
+    settings = {"model": "linear", "rounds": 2, "local_steps": 5, "batch_size": 4, "seeds": [3], "plan": plan} | more
+    found = fit(method, stack_clients(clients, test=clients), privacy=replace(PER_STEP, min_uploads=1), **settings)
+    jax.effects_barrier()
+    assert found.privacy is not None
+    noise = found.privacy[0].noise
+    assert isinstance(noise, PerStepNoise)
+    assert noise.steps == 5
+    late, key = availability(**LATE if more is LATE else {}), found.state.key[0]
+    steps = [min(5, int(late.step_limit(key, t, client, 5))) for t in range(2) for client in range(3)]
+    expected = sum(steps) if "cohort" not in more else 2 * 2 * 5
+    assert len(count) == expected * len(noise.clips)
+    assert (sum(steps) < 30) == (more is LATE)
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "more", "said"),
+    [
+        ("fedavg", PER_STEP, {}, "local_epochs = 1: under privacy.noise = per_step .*: give local_steps"),
+        ("fedavg", CENTRAL, {}, "fedavg.lr_decay counts the steps of the client with the most examples"),
+        ("adaped-plus", CENTRAL, {"lr_schedule": "constant", "hyper": {"anneal": 0.5}}, "adaped-plus.anneal counts"),
+    ],
+)
+def test_work_in_epochs_may_not_tell_of_one_client(federation, method, privacy, more, said):
+    with pytest.raises(JaxpflError, match=said):
+        keys(federation, method, privacy, local_epochs=1, **more)
+    keys(federation, "fedavg", CENTRAL, local_epochs=1, lr_schedule="constant")
+    keys(federation, "fedavg", CENTRAL, local_epochs=1, hyper={"lr_decay": 1.0})
 
 
 def one_key(function):

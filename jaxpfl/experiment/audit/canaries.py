@@ -6,14 +6,15 @@ share their noise, the noise cancels in their difference while the canary does n
 client. If the coin excludes it, the run is the neighbour under the claim's relation: no upload (add-or-remove-one), a
 zero upload (zero-out), or its opposite (replace-one).
 
-With noise in every step a canary's gradients are such vectors, as its noise is added to each of them.
+With noise in every step a canary's gradients are such vectors, as its noise is added to each of them; if excluded, it
+has no examples, so that the number of its noisy steps may not depend on them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -130,7 +131,9 @@ def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[L
                     chosen = (real[0], upload._replace(total=total, weight=weight), real[2])
                 else:  # a step is against the gradient
                     steered = _Steered(*_values(work), steer=lambda g: jax.tree.map(jnp.negative, vector(g)))
-                    chosen = rebuild(steered).clients[number].update(key, hp, ctx, message, state, splits)
+                    size = jnp.where(coin(ctx.batch_key), splits.train.size, 0)
+                    own = splits._replace(train=replace(splits.train, size=size))
+                    chosen = rebuild(steered).clients[number].update(key, hp, ctx, message, state, own)
                 return trees.where(canaries.has(ctx.client_id), chosen, real)
 
             return usual._replace(update=update)

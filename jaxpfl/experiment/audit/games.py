@@ -2,7 +2,7 @@ r"""Two distinguishing games with the engine's own rounds: one canary in many wo
 
 In the first, thousands of runs differ in their seeds and in the presence of one client, the canary. Each world is
 scored by several statistics of all its releases: their component in the canary's direction, as a whole, leaf by leaf,
-as differences between rounds and between leaves (in which shared noise cancels), and the divisors.
+as differences between rounds and between leaves (in which shared noise cancels), their length, and the divisors.
 `epsilon_lower_bound` selects one of them on half of the worlds and computes the bound on the other half.
 
 In the second, each of many clients of one run is included or not; `one_run_lower_bound` counts how many of them can be
@@ -180,10 +180,12 @@ def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
 
 
 class _Projected(NamedTuple):
-    """A round's release in the canary's direction, over C, by leaf and by pair of leaves; and the divisor; each [S]."""
+    """A round's release in the canary's direction, over C, by leaf and by pair of leaves; its squared length, and the
+    divisor; each [S]."""
 
     leaves: dict[str, np.ndarray]
     pairs: dict[str, np.ndarray]
+    square: np.ndarray
     divisor: np.ndarray
 
 
@@ -201,7 +203,8 @@ def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.
             apart = direction[a][:n] - direction[b][:n]
             if apart.any():
                 differences[f"{a} - {b}"] = (mean[a][:, :n] - mean[b][:, :n]) @ apart
-        yield _Projected(leaves, differences, release.weight)
+        square = _sum((leaf**2).sum(axis=1) for leaf in mean.values())
+        yield _Projected(leaves, differences, square, release.weight)
 
 
 def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
@@ -218,6 +221,8 @@ def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
         for s, t in combinations(range(len(signs)), 2)
         if signs[s] != signs[t]
     }
+    # Noise whose amount depends on the canary has no direction.
+    table["length"] = _sum(each.square for each in seen)
     return table | {"divisor": _sum(each.divisor for each in seen)}
 
 
