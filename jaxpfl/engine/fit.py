@@ -25,7 +25,16 @@ from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.models.parameters import Given
-from jaxpfl.privacy import Accountant, Mechanism, PrivacyConfig, PrivacyPlan, Refusal, SiloMechanism, Statement
+from jaxpfl.privacy import (
+    Accountant,
+    Mechanism,
+    PrivacyConfig,
+    PrivacyPlan,
+    Refusal,
+    SiloMechanism,
+    Statement,
+    clipping,
+)
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
 from jaxpfl.types import Federation, PyTree
@@ -98,6 +107,14 @@ class Fit(NamedTuple):
         seed = "secret" if noise is not None and noise.secret else "run"
         cut = statement.cut and self.simulation.remembers()
         return statement._replace(noise_seed=seed, cut=cut, caveats=self.caveats)
+
+    @property
+    def clipping_remark(self) -> str | None:
+        """Remark on a clipping norm that is far from the norms of uploads; None where it is not, or without noise."""
+        if self.privacy is None or None in self.privacy or not {"upload_norm", "clipping_norm"} <= self.history.keys():
+            return None
+        clients = self.simulation.participation.num_clients
+        return clipping.remark(self.history["upload_norm"], self.history["clipping_norm"], clients)
 
     @property
     def clusters(self) -> np.ndarray | None:

@@ -130,6 +130,8 @@ def notes(summary: dict[str, Any]) -> list[str]:
     found += _undefined(summary)
     found += [_classes(summary["class_names"])] if "class_names" in summary else []
     for name, row in summary["methods"].items():
+        if row.get("clipping_remark"):
+            found.append(f"{name}: {row['clipping_remark']}")
         if row.get("compress"):
             sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
             found.append(f"{name}: uploads by {row['compress']}, {sizes}")

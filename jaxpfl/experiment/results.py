@@ -22,6 +22,7 @@ from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.true_clusters import rand_index
 from jaxpfl.headline import ACCURACY, Headline
+from jaxpfl.privacy import clipping
 
 _SUM, _ARRAYS = "sha256", "arrays_sha256"
 _ANEW = "delete {}, and --resume makes it anew from the checkpoint"
@@ -208,6 +209,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
         methods[name] = _row(experiment, scores, local, evaluations) | stored[name]
         methods[name] |= _times([r for r in records if r["method"] == name], config, headline)
+        methods[name] |= _clipping([r for r in records if r["method"] == name], stored[name], experiment)
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
@@ -233,6 +235,16 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         result |= {"task": experiment.task.kind, "metric": headline.name, "lower_is_better": headline.lower}
     files.write_json(folder / "summary.json", result)
     return files.jsonable(result)
+
+
+def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment: Experiment) -> dict[str, str | None]:
+    """Remark on the clipping norm of a method whose uploads get noise; empty without one."""
+    rounds = [r for r in records if {"upload_norm", "clipping_norm"} <= r.keys()]
+    if not rounds or not (stored["privacy"] or {}).get("epsilon"):
+        return {}
+    norms, limits = (np.array([r[name] for r in rounds], float).T for name in ("upload_norm", "clipping_norm"))
+    text = clipping.remark(norms, limits, experiment.federation.num_clients)
+    return {} if text is None else {"clipping_remark": text}
 
 
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:

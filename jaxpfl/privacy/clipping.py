@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.types import Array, PyTree, Scalar
+
+_FAR = 4.0
+"""Ratio of clipping norm and upload norms, either way, beyond which a run remarks on it."""
+_FEW = 100
+"""Number of clients below which the noise for a whole client is large against the sum of their uploads."""
 
 
 def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
@@ -44,3 +50,26 @@ def norm(tree: PyTree) -> Array:
     # By the root twice: the reciprocal of a peak beyond 1e38 is flushed to zero, and the norm would be too small.
     shrink = 1 / jnp.sqrt(jnp.where(peak > 0, peak, 1))
     return peak * jnp.sqrt(sum(((v * shrink * shrink) ** 2).sum() for v in vectors))
+
+
+def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
+    """Remark on a fixed clipping norm that is over four times the norm of uploads, or under a quarter, in every run.
+
+    Args:
+      norms: norms of uploads before clipping, means over the cohort of a round, [S, rounds].
+      limits: clipping norms C, [S, rounds].
+      clients: m.
+    """
+    if np.ptp(limits, axis=1).any():  # it adapts
+        return None
+    size, limit = np.median(norms, axis=1), limits[:, 0]
+    if not ((limit > _FAR * size) | (size > _FAR * limit)).all():
+        return None
+    loses = "the noise is scaled to more than clients send" if limit[0] > size[0] else "most of an upload is clipped"
+    text = (
+        f"the clipping norm is {np.median(limit):.2g}, uploads have a median norm of {np.median(size):.2g} before it: "
+        f"{loses}; privacy.quantile = 0.5 adapts it privately, whereas epsilon covers neither these norms nor a choice "
+        "by them"
+    )
+    few = f"; for {clients} clients, privacy.unit = example protects single examples with less noise"
+    return text + few * (clients < _FEW)

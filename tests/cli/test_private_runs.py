@@ -42,6 +42,15 @@ def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
 
 
 @pytest.mark.slow
+def test_a_clipping_norm_far_from_the_uploads_is_remarked_on(capsys, tmp_path):
+    command = ("compare", "local", "fedavg", *SMALL, *BUDGET, "--privacy.clipping-norm", "50", "--output", tmp_path)
+    said = " ".join(jaxpfl(capsys, *command).out.split())
+    assert "fedavg: the clipping norm is 50, uploads have a median norm of" in said
+    assert "for 6 clients, privacy.unit = example protects single examples with less noise" in said
+    assert "local: the clipping norm" not in said
+
+
+@pytest.mark.slow
 def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
     """More rounds need more noise in each, and the first ones had less."""
     args = ["run", "fedavg", *SMALL, *BUDGET, "--output", tmp_path / "run"]

@@ -11,7 +11,7 @@ from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import accounted
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.participation import full, poisson, uniform
-from jaxpfl.privacy import Mechanism, PrivacyConfig, noise, plan_of, private_sum
+from jaxpfl.privacy import Mechanism, PrivacyConfig, clipping, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
@@ -32,6 +32,35 @@ def test_each_run_states_its_own(federation):
         assert said == plan_of(Mechanism(z[run], norms[run]), full(4), rounds=2).statement(DELTA)
     with pytest.raises(JaxpflError, match="no epsilon can be claimed"):
         result.statement(DELTA)
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "clients", "words"),
+    [
+        (0.09, 1.0, 14, ["is 1, uploads have a median norm of 0.09", "more than clients send", "unit = example"]),
+        (9.0, 1.0, 500, ["is 1, uploads have a median norm of 9", "most of an upload is clipped", "privacy.quantile"]),
+        (0.3, 1.0, 14, None),
+        (3.0, 1.0, 14, None),
+        (np.nan, 1.0, 14, None),
+        (0.09, np.array([1.0, 0.9]), 14, None),  # it adapts
+        (0.09, np.array([[1.0, 1.0], [0.1, 0.1]]), 14, None),  # one of several that are tried fits
+    ],
+)
+def test_a_clipping_norm_far_from_the_uploads_is_remarked_on(size, limit, clients, words):
+    text = clipping.remark(np.full((2, 2), size), np.broadcast_to(limit, (2, 2)), clients)
+    assert (text is None) == (words is None)
+    assert all(word in (text or "") for word in words or ())
+    if text:
+        assert "epsilon covers neither these norms nor a choice by them" in text
+        assert ("for 14 clients" in text) == (clients == 14)
+
+
+@pytest.mark.slow
+def test_a_fit_remarks_on_its_clipping_norm(federation):
+    far, near = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0, limit)) for limit in (50.0, 0.5))
+    assert "the clipping norm is 50" in str(far.clipping_remark)
+    assert near.clipping_remark is None
+    assert jaxpfl.fit("fedavg", federation, **SETTING).clipping_remark is None
 
 
 def plans(method, mechanism, participation, hyper=None, **work):
