@@ -10,7 +10,6 @@ The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and 
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
 - ``"replacement"``: each step takes b_i examples drawn uniformly with replacement.
 
-``"epoch-sorted"`` and ``"step-sorted"`` are the first two in the orders of runs stored before `jaxpfl.data.orders`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ import numpy as np
 from jax import lax
 
 from jaxpfl import trees
-from jaxpfl.data import sorted_orders
 from jaxpfl.data.orders import ANY, SHORT, Sizes, order_at, orders_at
 from jaxpfl.data.size_classes import at_own_length
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.types import EQUAL, Array, ClientData, Key, PyTree, Scalar
 
-Draw: TypeAlias = Literal["epoch", "step", "replacement", "epoch-sorted", "step-sorted"]
+Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 
 MAX_CLIENT_EXAMPLES = 2**23
 """The cursor's arithmetic is exact in 32 bits up to here (see `_cursor`)."""
@@ -65,7 +63,6 @@ class Batching:
       max_epochs: largest number of epochs that any client touches in one round (1 unless draw is by epochs).
       full: every batch is the client's whole data set, so nothing is drawn at all.
       ragged: some client has fewer examples than a batch has slots.
-      capacity: the largest client's number of examples where the draw is of the earlier orders, else 0.
       sizes: bounds of the clients' numbers of examples.
       own: a client's steps where these follow its own examples, at most ``steps``; None where all take ``steps``.
       classes: several classes of clients, ascending, or none where all are drawn for alike. They change no draw.
@@ -77,7 +74,6 @@ class Batching:
     max_epochs: int
     full: bool
     ragged: bool
-    capacity: int = 0
     sizes: Sizes = ANY
     own: LocalEpochs | None = None
     classes: tuple[DrawClass, ...] = ()
@@ -118,11 +114,10 @@ def plan_batches(
         raise JaxpflError(f"{steps} local steps of {slots} examples are too many for one round")
     full = slots == largest and draw != "replacement"
     each = steps if own is None else np.minimum(own.batches * own.on_host(sizes[sizes > 0]), steps)
-    epochs = _epochs(sizes[sizes > 0], each, slots) if draw.startswith("epoch") and not full else np.ones(1, int)
+    epochs = _epochs(sizes[sizes > 0], each, slots) if draw == "epoch" and not full else np.ones(1, int)
     ragged = bool(sizes.min() < slots)
-    capacity = largest if draw.endswith("sorted") else 0
-    classes = _classes(sizes[sizes > 0], epochs) if draw in ("epoch", "step") and not full else ()
-    return Batching(steps, slots, draw, int(epochs.max()), full, ragged, capacity, Sizes.of(sizes), own, classes)
+    classes = _classes(sizes[sizes > 0], epochs) if draw != "replacement" and not full else ()
+    return Batching(steps, slots, draw, int(epochs.max()), full, ragged, Sizes.of(sizes), own, classes)
 
 
 def _classes(sizes: np.ndarray, epochs: np.ndarray) -> tuple[DrawClass, ...]:
@@ -231,7 +226,7 @@ def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
 
 def _indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
     """Indices [steps, batch_size] of one client's round; arbitrary where a slot is not valid."""
-    if batching.draw.startswith("epoch"):
+    if batching.draw == "epoch":
         return _epoch_indices(batching, key, participations, size)
     first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
     steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
@@ -244,8 +239,6 @@ def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
     if batching.draw == "step":
         place = jnp.minimum(jnp.arange(batching.batch_size, dtype=jnp.int32), span - 1)
         return order_at(key, span, place, batching.sizes)
-    if batching.draw == "step-sorted":
-        return sorted_orders.distinct(key, size, batching.capacity, batching.batch_size)
     return jax.random.randint(key, (batching.batch_size,), 0, span, jnp.int32)
 
 
@@ -257,8 +250,6 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Ar
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
     slot = jnp.arange(batching.batch_size, dtype=jnp.int32)[None, :]
     place = first_offset + step * used + slot
-    if batching.draw == "epoch-sorted":
-        return _sorted_epochs(batching, key, first_epoch, size, place, first_offset + per_round)
     if batching.max_epochs == 1:  # only slots that are not valid go beyond it
         return order_at(
             jax.random.fold_in(key, first_epoch), examples, jnp.minimum(place, examples - 1), batching.sizes
@@ -267,26 +258,6 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Ar
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, epochs)
     nth = jnp.minimum(place // examples, batching.max_epochs - 1)
     return orders_at(keys, examples, nth, place % examples, batching.sizes)
-
-
-def _sorted_epochs(batching: Batching, key: Key, first_epoch: Array, size: Array, place: Array, end: Array) -> Array:
-    """Examples at places of the endless sequence of sorted orders, up to ``end``; arbitrary beyond."""
-    examples = jnp.maximum(size, 1)
-
-    def order(nth: Array) -> Array:
-        epoch = first_epoch + nth.astype(jnp.uint32)
-        return sorted_orders.permutation(jax.random.fold_in(key, epoch), size, batching.capacity)
-
-    if batching.max_epochs == 1:
-        return order(jnp.int32(0))[place % examples]
-    # Under lax.map, epochs that this client does not reach in this round cost nothing.
-    orders = lax.map(
-        lambda nth: lax.cond(
-            nth <= (end - 1) // examples, order, lambda _: jnp.zeros(batching.capacity, jnp.int32), nth
-        ),
-        jnp.arange(batching.max_epochs, dtype=jnp.int32),
-    )
-    return orders[place // examples, place % examples]
 
 
 def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[Array, Array]:

@@ -167,8 +167,7 @@ class Work:
     draw: str = setting(
         "epoch",
         "Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without "
-        "replacement in a batch) or replacement; epoch-sorted and step-sorted are epoch and step in the "
-        "orders of earlier stored runs.",
+        "replacement in a batch) or replacement.",
     )
     augment: str | None = setting(
         None,

@@ -285,24 +285,6 @@ def completed(stored: dict[str, Any]) -> dict[str, Any]:
     return default | stored | tables
 
 
-def in_stored_orders(stored: dict[str, Any], orders: Any) -> dict[str, Any]:
-    """JSON of a stored config, its draw renamed to the one that still draws what it drew.
-
-    Args:
-      stored: the config.
-      orders: the `ORDERS` recorded beside it; None in what was stored before there were any.
-
-    Raises:
-      JaxpflError: for a version of the orders that is not known.
-    """
-    if orders == ORDERS:
-        return stored
-    if orders is not None:
-        raise JaxpflError(f"orders must be {ORDERS}, the version of the orders of examples, got {shown(orders)}")
-    draw = stored.get("draw", "epoch")
-    return stored | {"draw": f"{draw}-sorted"} if draw in ("epoch", "step") else stored
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
 
@@ -328,8 +310,6 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
             text += f" (lr_schedule = {schedule} is of the whole run)"
         if planned:
             text += " (privacy.noise = banded is planned for the number of rounds)"
-        if name == "draw" and was == f"{now}-sorted":
-            text += f" (stored in the orders of an earlier version: --draw {was} and --output with this folder go on)"
         (allowed if free else semantic).append(text)
     return semantic, allowed
 

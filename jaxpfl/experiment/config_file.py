@@ -14,7 +14,7 @@ from jaxpfl import strict_json
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.experiment.config import RunConfig, in_stored_orders
+from jaxpfl.experiment.config import RunConfig
 from jaxpfl.files import contents
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import text_words
@@ -64,7 +64,7 @@ def read(path: str | Path) -> ConfigFile:
             raise JaxpflError(f"hyper in {path} must be a table of tables, got {shown(hyper)}")
         if not isinstance(values["config"], dict):
             raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
-        values = in_stored_orders(values["config"], values.get("orders")) | {"methods": values["methods"]}
+        values = values["config"] | {"methods": values["methods"]}
     methods = values.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")

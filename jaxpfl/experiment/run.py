@@ -93,6 +93,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             semantic.append("the graph of the clients is not that of the run")
         if old.get("noise") != new["noise"]:
             semantic.append("an older version drew its noise in another way")
+        if old.get("orders") != new["orders"]:
+            semantic.append("another version drew clients' examples in another order")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")

@@ -16,7 +16,7 @@ from jaxpfl.engine.model_files import one_method
 from jaxpfl.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
 from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
-from jaxpfl.experiment.config import DataConfig, RunConfig, in_stored_orders, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
 from jaxpfl.experiment.config_file import ConfigFile, from_mapping
 from jaxpfl.experiment.data_checksum import is_of
 from jaxpfl.experiment.setup import NOISE_MULTIPLIER, Experiment, prepare, require
@@ -105,8 +105,6 @@ def open_run(folder: Path) -> StoredRun:
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
 
-    The draw of a run stored in an earlier version's orders is the one of that name with ``-sorted``.
-
     Raises:
       JaxpflError: if it is another file, or damaged.
     """
@@ -117,7 +115,7 @@ def read_record(path: Path) -> dict[str, Any]:
     methods = record["methods"]
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
         raise JaxpflError(f"{path} is damaged: its methods are {methods}")
-    return record | {"config": in_stored_orders(record["config"], record.get("orders"))}
+    return record
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:

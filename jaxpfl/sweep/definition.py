@@ -13,7 +13,7 @@ from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec_parts import Training
 from jaxpfl.errors import JaxpflError, expecting, shown, unknown_name
 from jaxpfl.experiment import replace, stored_data
-from jaxpfl.experiment.config import ORDERS, RunConfig, differences, in_stored_orders, resolve, spec_for, to_json
+from jaxpfl.experiment.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import Value
 from jaxpfl.settings import COUNT, Range, check, is_default, setting
@@ -242,11 +242,9 @@ def from_stored(stored: Any, path: Path) -> Definition:
     with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
-        config = from_mapping(in_stored_orders(dict(stored["config"]), stored.get("orders")), str(path))
-        if "orders" not in stored and any(axis.name == "draw" for axis in grid.axes):
-            raise JaxpflError(
-                f"the sweep in {path.parent} is over draws in the orders of an earlier version: begin a new one"
-            )
+        if stored.get("orders") != ORDERS:
+            raise JaxpflError(f"{path}: another version drew clients' examples in another order: begin a new sweep")
+        config = from_mapping(dict(stored["config"]), str(path))
         return define(methods, config, grid, search)
 
 

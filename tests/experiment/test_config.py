@@ -165,26 +165,6 @@ def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[
 
 
 @pytest.mark.parametrize(
-    ("config", "orders", "draw"),
-    [
-        ("{}", "", "epoch-sorted"),
-        ('{"draw": "step"}', "", "step-sorted"),
-        ('{"draw": "replacement"}', "", "replacement"),
-        ('{"draw": "step"}', ', "orders": 2', "step"),
-    ],
-)
-def test_the_config_of_an_earlier_run_draws_what_it_drew(tmp_path: Path, config: str, orders: str, draw: str):
-    (tmp_path / "config.json").write_text(f'{{"methods": ["local"], "config": {config}{orders}}}')
-    assert read(tmp_path / "config.json").config.draw == draw
-
-
-def test_orders_of_a_later_version_are_refused(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"methods": ["local"], "config": {}, "orders": 3}')
-    with pytest.raises(JaxpflError, match="orders must be 2, the version of the orders of examples, got 3"):
-        read(tmp_path / "config.json")
-
-
-@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' stands twice in one object"),

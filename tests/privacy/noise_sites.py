@@ -43,8 +43,6 @@ OTHERS = {
     "data.batching._step_indices": "which of its examples a client takes",
     "data.orders._words": "the order of a client's own examples",
     "data.orders._sorted": "the order of a client's own examples",
-    "data.sorted_orders.distinct": "which of its examples a client takes",
-    "data.sorted_orders.permutation": "the order of a client's own examples",
     "engine.client_graph._of_inputs": "random projections for a graph, which is refused under privacy",
     "estimators.bernoulli_private.split.summarize": "which number a client speaks of, whatever its data",
     "estimators.gaussian_private.split.summarize": "which number a client speaks of, whatever its data",
