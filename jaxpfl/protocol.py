@@ -255,6 +255,8 @@ class Algorithm(NamedTuple):
       in_flight: of asynchronous rounds, the number of clients that are at work at once; a round is that of the next
         ones that arrive, as many as a cohort has. 0 for twice the cohort, at most all; None for synchronous rounds.
         Uploads are then as long as ``Message.shared``, and there are no individual messages.
+      increments: tree prefix of ``Upload.total``, false for numbers of steps, moments, running statistics and the like,
+        which neither attacks nor compressors may change.
     """
 
     clients: tuple[Client, ...]
@@ -271,6 +273,7 @@ class Algorithm(NamedTuple):
     own_steps: LocalEpochs | None = None
     guarded: bool = False
     in_flight: int | None = None
+    increments: PyTree = True
 
     @property
     def counts_gradients(self) -> bool:

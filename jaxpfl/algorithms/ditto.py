@@ -72,5 +72,5 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
             lambda limit, message: taken(work.steps, limit) + taken(personal_steps or work.steps, limit)
         ),
     )
-    algorithm = Algorithm((client,), averaging_server(task), work.steps)
-    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))
+    algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
+    return with_server_optimizer(algorithm, work.server_optimizer)

@@ -122,5 +122,5 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         predict=lambda hp, w, x: task.model.apply(w, x),
         gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
     )
-    algorithm = Algorithm((client,), averaging_server(task), work.steps)
-    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))
+    algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
+    return with_server_optimizer(algorithm, work.server_optimizer)

@@ -91,25 +91,21 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Upload of a client, and its sums over the cohort.
+    """Upload of a client, or its weights: examples of the client and of each class, [K], and one for the others.
 
     Attributes:
-      body: change of the body, times ``weight``.
-      weight: the client's in the mean of the bodies, [].
+      body: change of the body.
       head: change of the head.
-      means: changes of the class means times ``counts``, [K, F].
-      counts: numbers of examples by class, [K].
+      means: changes of the class means, [K, F].
       variance: V, [].
       moments: m, [K, F].
     """
 
     body: PyTree
-    weight: Array
     head: PyTree
-    means: Array
-    counts: Array
-    variance: Array
-    moments: Array
+    means: PyTree
+    variance: PyTree
+    moments: PyTree
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
@@ -186,11 +182,9 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
         end, metrics = run_steps(work, key, ctx, data, step, start, metrics=names)
         new = trees.merge(head, end.params)
         means, counts = class_means.of_client(lambda x: parts.features(new, x), task.num_classes, data)
-        n = work.weight(data)
-        body = optax.tree.scale(n, optax.tree.sub(end.params, shared.body))
-        change = counts[:, None] * (means - shared.means)
-        total = Sent(body, n, optax.tree.sub(head, received), change, counts, variance, moments)
-        return state, Upload(total, jnp.ones(())), metrics
+        changes = optax.tree.sub(end.params, shared.body), optax.tree.sub(head, received), means - shared.means
+        weight = Sent(work.weight(data), jnp.ones(()), counts, jnp.ones(()), jnp.ones(()))
+        return state, Upload(trees.prefix_multiply(Sent(*changes, variance, moments), weight), weight), metrics
 
     def server_init(key: Key, hp: FedPACHyper, ctx: ServerContext) -> State:
         head, body = split(task.init(key))
@@ -200,17 +194,17 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     def server_update(
         key: Key, hp: FedPACHyper, ctx: ServerContext, state: State, uploads: Stacked
     ) -> tuple[State, Metrics]:
-        total: Sent = uploads.summed().total
-        shared, own = state.shared, weights(uploads.total.variance, uploads.total.moments, uploads.valid)
-        known = jnp.where(total.counts > 0, 1, shared.known)
+        summed, sent = uploads.summed(), uploads.total
+        mean: Sent = summed.mean()
+        shared, own = state.shared, weights(sent.variance, sent.moments, uploads.valid)
+        known = jnp.where(summed.weight.means > 0, 1, shared.known)
 
         def combined(old: Array, change: Array) -> Array:
             heads = trees.take_rows(old, uploads.rows) + change
             return old.at[uploads.rows].set(jnp.tensordot(own, heads, axes=1).astype(old.dtype), mode="drop")
 
-        body = optax.apply_updates(shared.body, trees.prefix_divide(total.body, total.weight))
-        means = shared.means + trees.prefix_divide(total.means, total.counts)
-        return State(Shared(body, means, known), jax.tree.map(combined, state.heads, uploads.total.head)), {}
+        body, means = optax.apply_updates(shared.body, mean.body), shared.means + mean.means
+        return State(Shared(body, means, known), jax.tree.map(combined, state.heads, sent.head)), {}
 
     client = Client(
         init=lambda key, hp, ctx, message: (),
@@ -225,4 +219,5 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
         update=server_update,
         welcome=lambda key, hp, ctx, state: Message(state.shared, jax.tree.map(lambda a: a.mean(axis=0), state.heads)),
     )
-    return Algorithm((client,), server, work.steps, Reduction.STACK)
+    increments = Sent(True, True, True, variance=False, moments=False)
+    return Algorithm((client,), server, work.steps, Reduction.STACK, increments=increments)

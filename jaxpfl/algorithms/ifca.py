@@ -77,5 +77,5 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         gradients=gradients(work.steps),
     )
     server = mean_server(lambda key: several_models.init(task, key, clusters))
-    algorithm = Algorithm((client,), server, work.steps)
-    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))
+    algorithm = Algorithm((client,), server, work.steps, increments=trained_part(task))
+    return with_server_optimizer(algorithm, work.server_optimizer)

@@ -55,5 +55,5 @@ def mr_mtl(task: Task, work: LocalWork) -> Algorithm:
         predict=lambda hp, params, x: task.model.apply(params, x),
         gradients=gradients(work.steps),
     )
-    algorithm = Algorithm((client,), averaging_server(task), work.steps)
-    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))
+    algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
+    return with_server_optimizer(algorithm, work.server_optimizer)

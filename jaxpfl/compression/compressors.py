@@ -55,11 +55,6 @@ class Compressor(NamedTuple):
         """True if error feedback is used: ``feedback``, or by default unless the compressor is unbiased."""
         return self.omega is None if self.feedback is None else self.feedback
 
-    @property
-    def exact(self) -> bool:
-        """True if every vector is received as it was sent."""
-        return self.omega is not None and self.omega(2) == 0
-
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
         """Compressed x under error feedback: on average nearer to x than zero is."""
         sent = self.compress(key, round, x)

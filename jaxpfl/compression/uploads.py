@@ -13,8 +13,9 @@ Messages. All numbers below one entry of ``Upload.weight`` form one vector and o
 with a weight for each of k models (IFCA), each model's part. (One vector has one scale: next to SCAFFOLD's control
 variates, which are gradients, top-k defers the small change of the model.) A part of weight zero is not sent: it costs
 nothing, and its memory is kept until the client next contributes to that part, so that no cluster receives another's
-update. Weights themselves are not counted (as in `Simulation.bytes_per_client`); entries that are not floating-point
-numbers are sent and counted uncompressed.
+update. Weights themselves are not counted (as in `Simulation.bytes_per_client`). Entries that are not floating-point
+numbers or not increments (`Algorithm.increments`; a memory would add up their values) are sent and counted
+uncompressed.
 
 Memory. It is part of the client's state and follows the engine's rules: a client outside the cohort keeps it; one whose
 work is not finite uploads nothing and keeps its old memory; one whose upload is lost does not notice, and keeps its new
@@ -85,11 +86,11 @@ def compressed(
     """
     if feedback is None:
         feedback = compressor.feeds_back
-    clients = tuple(_client(client, compressor, splits, feedback) for client in algorithm.clients)
-    return algorithm._replace(clients=clients, counts_bits=True)
+    given = compressor, splits, feedback, algorithm.increments
+    return algorithm._replace(clients=tuple(_client(client, *given) for client in algorithm.clients), counts_bits=True)
 
 
-def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: bool) -> Client:
+def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: bool, increments: PyTree) -> Client:
     def init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> Held:
         own = inner.init(key, hp, ctx, message)
         if not feedback:
@@ -97,7 +98,7 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
 
         def vectors(splits: Splits) -> list[Array]:
             _, upload, _ = inner.update(key, hp, ctx, message, own, splits)
-            return [_vector(weight, part) for weight, part in _parts(upload.weight, upload.total)]
+            return [_vector(weight, part) for weight, part in _parts(upload.weight, _coded(increments, upload.total))]
 
         return Held(own, [jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(vectors, splits)])
 
@@ -106,7 +107,7 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
     ) -> tuple[Held, Upload, Metrics]:
         own, upload, metrics = inner.update(key, hp, ctx, message, state.own, splits)
         coding = stream(key, Purpose.UPLOAD_CODE)
-        sent, memory = _compress(partial(_send, compressor, ctx.round), coding, upload, state.memory)
+        sent, memory = _compress(partial(_send, compressor, ctx.round), coding, upload, increments, state.memory)
         return Held(own, memory), sent, metrics
 
     return wrapped_client(
@@ -115,26 +116,34 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
 
 
 def _compress(
-    send: Callable[[Key, Array, Array, Array, PyTree], _Message], key: Key, upload: Upload, memory: PyTree
+    send: Callable[[Key, Array, Array, Array, PyTree], _Message],
+    key: Key,
+    upload: Upload,
+    increments: PyTree,
+    memory: PyTree,
 ) -> tuple[Upload, PyTree]:
     """The upload as read by the server, and the memory of all its parts; ``memory`` is () without error feedback."""
-    totals = _parts(upload.weight, upload.total)
-    increments = _parts(upload.weight, trees.prefix_divide(upload.total, upload.weight))
+    coded, rest = _coded(increments, upload.total), _coded(increments, upload.total, others=True)
+    totals, changes, others = (
+        _parts(upload.weight, tree) for tree in (coded, trees.prefix_divide(coded, upload.weight), rest)
+    )
     numbers = sum(_vector(weight, part).size for weight, part in totals)
     if numbers > MOST_NUMBERS:
         raise JaxpflError(f"an upload of {numbers} numbers cannot be compressed: its bits are counted up to 2^31")
     parts, kept, bits = [], [], jnp.int32(0)
-    for number, ((weight, total), (_, increment)) in enumerate(zip(totals, increments, strict=True)):
+    for number, ((weight, total), (_, change), (_, other)) in enumerate(zip(totals, changes, others, strict=True)):
         part_key, before = jax.random.fold_in(key, number), memory[number] if memory else ()
-        given = (weight, _vector(weight, total), _vector(weight, increment), before)
-        if weight.ndim:
+        given = (weight, _vector(weight, total), _vector(weight, change), before)
+        if not given[1].size:
+            message = _Message(given[1], before, jnp.int32(0))
+        elif weight.ndim:
             message = jax.vmap(send)(jax.random.split(part_key, weight.shape[0]), *given)
         else:
             message = send(part_key, *given)
         parts.append(_put(total, message.total))
         kept.append(message.memory)
-        bits += message.bits.sum() + _other_bits(weight, total)
-    total = jax.tree.unflatten(jax.tree.structure(upload.weight), parts)
+        bits += message.bits.sum() + _other_bits(weight, other)
+    total = trees.merge(jax.tree.unflatten(jax.tree.structure(upload.weight), parts), rest)
     return upload._replace(total=total, bits=bits), kept if memory else ()
 
 
@@ -160,29 +169,33 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
     return list(zip(weights, structure.flatten_up_to(tree), strict=True))
 
 
-def _is_number(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+def _coded(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
+    """Floating-point increments among a client's numbers, or all others, with None in place of the rest."""
+
+    def keep(coded: bool, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
+
+    return jax.tree.map(keep, increments, total)
 
 
 def _vector(weight: Array, part: PyTree) -> Array:
-    """The floating-point numbers of a part as one vector, [d]; [k, d] below a weight [k]."""
-    leaves = [leaf.reshape(*weight.shape, -1) for leaf in jax.tree.leaves(part) if _is_number(leaf)]
-    return jnp.concatenate(leaves, axis=-1)
+    """The numbers of a part as one vector, [d]; [k, d] below a weight [k]."""
+    leaves = [leaf.reshape(*weight.shape, -1) for leaf in jax.tree.leaves(part)]
+    return jnp.concatenate(leaves, axis=-1) if leaves else jnp.zeros((*weight.shape, 0))
 
 
 def _put(part: PyTree, vector: Array) -> PyTree:
-    """The part with its floating-point numbers replaced."""
+    """The part with its numbers replaced."""
     leaves, structure = jax.tree.flatten(part)
     start = 0
     for place, leaf in enumerate(leaves):
-        if _is_number(leaf):
-            end = start + leaf.size // max(1, vector.size // vector.shape[-1])
-            leaves[place] = vector[..., start:end].reshape(leaf.shape).astype(leaf.dtype)
-            start = end
+        end = start + leaf.size // max(1, vector.size // vector.shape[-1])
+        leaves[place] = vector[..., start:end].reshape(leaf.shape).astype(leaf.dtype)
+        start = end
     return jax.tree.unflatten(structure, leaves)
 
 
 def _other_bits(weight: Array, part: PyTree) -> Array:
     """Bits of a part's other entries, which are sent uncompressed for each nonzero weight."""
-    each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part) if not _is_number(leaf))
+    each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
     return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)

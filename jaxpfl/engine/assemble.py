@@ -158,11 +158,6 @@ def make_simulation(
         if aggregator is not None and method.uploads:
             algorithm = robust(algorithm, aggregator, method.name)
         if compressor is not None and method.uploads:
-            if task.statistics is not None and not method.keeps_statistics and not compressor.exact:
-                raise JaxpflError(
-                    f"{method.name} sends the model's running statistics (BatchNorm), and what is lost of a mean or a "
-                    "variance spoils every prediction: use GroupNorm, or fedbn, whose clients keep them"
-                )
             algorithm = compress_uploads(algorithm, compressor, federation, privacy)
         if algorithm.noise is not None:
             algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)

@@ -113,10 +113,9 @@ class RunSpec:
             )
 
     def _check_uploads(self) -> None:
-        if self.options.get("fednova") and (self.is_private or self.coding.compress is not None):
-            what = "privacy" if self.is_private else f"compress = {self.coding.compress}"
+        if self.options.get("fednova") and self.is_private:
             raise JaxpflError(
-                f"fednova uploads each client's number of steps, which {what} would distort: leave one out"
+                "fednova uploads each client's number of steps, which privacy would distort: leave one out"
             )
         if self.method.asynchronous:
             for what, given, why in (

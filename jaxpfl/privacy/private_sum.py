@@ -121,7 +121,9 @@ def privatize(
         # Other noise needs no shapes: functions that held them would be others for other data.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
+    # Compressors leave alone what they would without privacy. Clipping does not: all of it is released.
+    increments = _Released(algorithm.increments, below=False)
+    return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 
 
 def _client(inner: Client, mechanism: Mechanism) -> Client:

@@ -5,8 +5,9 @@ r"""Attacks by name with arguments, for ``--attack`` and ``jaxpfl.fit(attack=)``
 - ``noise:deviation=1``: independent normal numbers of that standard deviation in place of its increment.
 - ``label-flip``: it trains on wrong labels, K - 1 - y of K classes (1 - y of a binary label), and is honest otherwise.
 
-An attacker keeps the protocol in all else: it trains, keeps a state of its own, and weighs as it would. What it uploads
-is changed before it is compressed. Test examples keep their labels.
+An attacker keeps the protocol in all else: it trains, keeps a state of its own, weighs as it would, and uploads numbers
+of steps, moments and running statistics as they are (`Algorithm.increments`). Its increment is changed before it is
+compressed. Test examples keep their labels.
 
 References: Li et al. 2020, "Learning to Detect Malicious Clients for Robust Federated Learning",
 https://arxiv.org/abs/2002.00211 (sign flipping, noise); Bagdasaryan et al. 2020, "How To Backdoor Federated Learning",
@@ -88,10 +89,11 @@ def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Alg
     if attack.change is None:
         return algorithm
     ids = np.sort(np.asarray(attackers, np.int32))
-    return algorithm._replace(clients=tuple(_client(client, attack.change, ids) for client in algorithm.clients))
+    given = attack.change, ids, algorithm.increments
+    return algorithm._replace(clients=tuple(_client(client, *given) for client in algorithm.clients))
 
 
-def _client(inner: Client, change: Callable[[Key, PyTree], PyTree], ids: np.ndarray) -> Client:
+def _client(inner: Client, change: Callable[[Key, PyTree], PyTree], ids: np.ndarray, increments: PyTree) -> Client:
     def update(
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
@@ -100,7 +102,11 @@ def _client(inner: Client, change: Callable[[Key, PyTree], PyTree], ids: np.ndar
         lie = trees.prefix_multiply(change(stream(key, Purpose.ATTACK_NOISE), increment), upload.weight)
         place = jnp.minimum(jnp.searchsorted(jnp.asarray(ids), ctx.client_id), len(ids) - 1)
         attacks = jnp.asarray(ids)[place] == ctx.client_id
-        return new, upload._replace(total=trees.where(attacks, lie, upload.total)), metrics
+
+        def sent(changes: bool, lie: PyTree, honest: PyTree) -> PyTree:
+            return trees.where(attacks, lie, honest) if changes else honest
+
+        return new, upload._replace(total=jax.tree.map(sent, increments, lie, upload.total)), metrics
 
     return wrapped_client(inner, update=update)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from toys import CASES, Medians, availability, participation
 
-from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
+from jaxpfl import METHODS, Algorithm, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
 from jaxpfl.algorithms.cfl import State as CFLState
 from jaxpfl.algorithms.fedamp import Models
 from jaxpfl.algorithms.fedpac import State as FedPACState
@@ -100,6 +100,21 @@ def reference(name: str, cohort: int | float | None = 4) -> dict:
         return outcome(
             simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2)
         )
+
+
+def watched(algorithm: Algorithm, calls: list) -> Algorithm:
+    """The algorithm, whose clients' messages and uploads are appended to ``calls`` when they are traced."""
+
+    def watch(update):
+        def changed(*args):
+            state, upload, metrics = update(*args)
+            calls.append((args[3], upload))
+            return state, upload, metrics
+
+        return changed
+
+    clients = (client._replace(update=watch(client.update)) for client in algorithm.clients)
+    return algorithm._replace(clients=tuple(clients))
 
 
 ORDER = np.array([3, 0, 6, 2, 5, 1, 4])

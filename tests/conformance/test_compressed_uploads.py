@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from problem import ORDER, assert_close, outcome, padded, ragged_federation, reordered, simulate, spoiled
+from problem import ORDER, assert_close, outcome, padded, ragged_federation, reordered, simulate, spoiled, watched
 from toys import CASES
 
 from jaxpfl import ExecutionPlan, data
@@ -22,7 +22,7 @@ OWN = {"fedavg": "tv:gamma=0.01,codebook=3", "toy medians": "qsgd:levels=2", "to
 clients; memories and none, draws and none."""
 
 TRIED = (
-    *("adamix", "adaped", "fedavg", "ifca", "network-lasso", "scaffold", "toy clusters", "toy medians"),
+    *("adamix", "adaped", "fedavg", "fedpac", "ifca", "network-lasso", "scaffold", "toy clusters", "toy medians"),
     *("adaped, idle", "adaped, private", "fedavg, private"),
 )
 """One of each kind of upload: sums and stacks, trees of several parts, weights for each model, several groups, clients
@@ -41,31 +41,20 @@ def made(name: str, federation, compress: str, **choices):
 @functools.cache
 def kind(name: str) -> tuple:
     """All that the wrapper and the engine tell uploads apart by: how they are reduced, the number of groups, the axes
-    of each weight (of the first group's), the kinds of numbers under it, and if clients work outside the cohort."""
-    uploads = []
-
-    def watched(update):
-        def changed(*args):
-            state, upload, metrics = update(*args)
-            uploads.append(upload)
-            return state, upload, metrics
-
-        return changed
-
-    def wrap(algorithm):
-        clients = (client._replace(update=watched(client.update)) for client in algorithm.clients)
-        return algorithm._replace(clients=tuple(clients))
-
-    simulation = simulate(CASES[name], ragged_federation(), wrap=wrap)
+    of each weight (of the first group's), the kinds of numbers under it, if clients work outside the cohort, and if
+    some numbers are no increments."""
+    calls = []
+    simulation = simulate(CASES[name], ragged_federation(), wrap=partial(watched, calls=calls))
     simulation.bytes_per_client()
-    algorithm, upload = simulation.algorithm, uploads[0]
+    algorithm, upload = simulation.algorithm, calls[0][1]
     weights, parts = jax.tree.flatten(upload.weight)
     below = [
         frozenset(np.issubdtype(a.dtype, np.inexact) for a in jax.tree.leaves(part))
         for part in parts.flatten_up_to(upload.total)
     ]
     axes = tuple(weight.ndim for weight in weights)
-    return algorithm.reduction, len(algorithm.clients), axes, tuple(below), algorithm.idle_cap > 0
+    apart = not all(jax.tree.leaves(algorithm.increments))
+    return algorithm.reduction, len(algorithm.clients), axes, tuple(below), algorithm.idle_cap > 0, apart
 
 
 @pytest.mark.slow
@@ -92,7 +81,7 @@ def test_everything_that_must_not_matter_at_once(name, federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adaped", "network-lasso", "scaffold", "toy clusters", "toy medians"])
+@pytest.mark.parametrize("name", ["adaped", "fedpac", "network-lasso", "scaffold", "toy clusters", "toy medians"])
 @pytest.mark.usefixtures("x64")
 def test_without_loss_no_number_changes(name, federation):
     """The memory stays zero, and no key of training is touched; what differs is how XLA rounds another program."""

@@ -167,13 +167,23 @@ def federation():
         ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova is of steps"),
         ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, "fedavg sends the model's running statistics"),
         ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes those of a batch"),
-        ("fedavg", {"compress": "qsgd"}, "what is lost of a mean or a variance"),
     ],
 )
 def test_refusals_of_methods(method, options, why):
     with pytest.raises(JaxpflError, match=why) as error:
         jaxpfl.fit(method, federation(), model="mlp-bn:4", rounds=1, batch_size=4, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"compress": "top-k:share=0.05"}, {"attack": "noise", "attackers": 0.25}])
+def test_neither_compression_nor_an_attack_changes_statistics(how):
+    given = {"model": "mlp-bn:4", "rounds": 1, "batch_size": 4, "local_steps": 2}
+    want, got = (jaxpfl.fit("fedavg", federation(), **given, **more).state.server for more in ({}, how))
+    statistics = build_model("mlp-bn:4", 3, (5,)).statistics
+    assert_near(statistics.of(got), statistics.of(want))
+    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), got, want)
+    assert max(jax.tree.leaves(apart)) > 1e-3
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class Normalized(NamedTuple):
     """Upload of a client, both weighted: its model update for each of its steps, and the number of its steps, []."""
 
     change: PyTree
-    steps: Array
+    steps: PyTree
 
 
 def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -48,7 +48,8 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
     if work.optimizer != "sgd":
         raise JaxpflError(f"{method}.fednova divides by the steps of plain sgd, not {work.optimizer}")
     clients = tuple(_client(client, work) for client in algorithm.clients)
-    return algorithm._replace(clients=clients, server=_server(algorithm.server))
+    increments = Normalized(change=algorithm.increments, steps=False)
+    return algorithm._replace(clients=clients, server=_server(algorithm.server), increments=increments)
 
 
 def _steps(work: LocalWork, ctx: ClientContext, data: ClientData) -> Array:

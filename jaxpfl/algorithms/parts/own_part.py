@@ -91,5 +91,6 @@ def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, 
         gradients=gradients(local_steps),
     )
     server = mean_server(lambda key: split(task.init(key))[1])
-    acts_on = trained_part(task, lambda params: split(params)[1])
-    return with_server_optimizer(Algorithm((client,), server, local_steps), work.server_optimizer, acts_on=acts_on)
+    increments = trained_part(task, lambda params: split(params)[1])
+    algorithm = Algorithm((client,), server, local_steps, increments=increments)
+    return with_server_optimizer(algorithm, work.server_optimizer)

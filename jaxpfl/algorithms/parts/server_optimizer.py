@@ -36,7 +36,7 @@ def with_server_optimizer(
     algorithm: Algorithm,
     optimizer: Optimizer,
     *,
-    acts_on: PyTree = True,
+    acts_on: PyTree = None,
     averaged: Callable[[PyTree], PyTree] = lambda shared: shared,
 ) -> Algorithm:
     """Replace the mean model update of an algorithm by the optimizer's step on it.
@@ -50,7 +50,8 @@ def with_server_optimizer(
         structure; uploads have one weight.
       optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it is the
         method's own, and the updates are multiplied by the rate.
-      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged.
+      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged. None for
+        ``Algorithm.increments``.
       averaged: the part of the broadcast's ``shared`` that it averages; all of it by default.
 
     Raises:
@@ -59,6 +60,7 @@ def with_server_optimizer(
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs the mean of the uploads: this method keeps them apart")
+    acts_on = algorithm.increments if acts_on is None else acts_on
     if optimizer == "sgd":
         return _with_rate(algorithm, acts_on)
     inner, make = algorithm.server, resolve(optimizer)
@@ -97,7 +99,7 @@ def with_server_optimizer(
 
 
 def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda params: params) -> PyTree:
-    """``acts_on`` for uploads that are models: false for running statistics, which are averaged.
+    """`Algorithm.increments` for uploads that are models: false for running statistics.
 
     Args:
       task: its model.
