@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -129,7 +130,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             own_rows, before = group.cohort(rows), group.counted(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
-                partial(_take_part, algorithm, client, plan.availability, plan.model),
+                partial(_take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
                 ((state.key, state.released), state.round, hp, rates, sent),
                 own_rows,
                 (old, before),
@@ -168,7 +169,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
         given = (server_key, hp, ctx, state.server, reduced)
         new_server, server_metrics = contract.served(server, *given, shared=message.shared)
-        # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
+        # A server may overflow on finite uploads: it then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = lay(plan.model, trees.where(sound, new_server, state.server))
         present = counts.participations - state.counts.participations
@@ -235,6 +236,7 @@ def _take_part(
     client: Client,
     availability: Availability,
     model: ModelAxis | None,
+    slots: int,
     shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
@@ -259,11 +261,12 @@ def _take_part(
     new, upload, metrics = contract.updated(client, key, hp, ctx, message, old, splits)
     new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
     failed = upload.failed
-    finite = trees.all_finite((new, packed))
+    usable = _summable(packed, slots)
+    finite = trees.all_finite(new) & usable
     if failed is not None:
         finite &= ~failed
     keep = present & finite
-    sends = keep if failed is None else present & trees.all_finite(packed)
+    sends = keep if failed is None else present & usable
     arrived = sends & ~availability.drops_out(run_key, round, client_id)
     # Selected, not multiplied: an upload that is not finite must leave no NaN in the sum.
     packed, done = (
@@ -284,6 +287,20 @@ def _take_part(
     if algorithm.reduction is Reduction.STACK:
         return Outcome(state, ((), (), done, _Tally.of(present, added)), (packed, arrived))
     return Outcome(state, (packed, arrived.astype(jnp.int32), done, _Tally.of(present, added)), ())
+
+
+def _summable(upload: PyTree, slots: int) -> Array:
+    """True if a sum of so many such uploads is finite, and so are its squares, as server optimizers keep, [] bool.
+
+    One that is finite by itself would otherwise take those of all others with it.
+    """
+
+    def bounded(leaf: Array) -> Array:
+        root = math.sqrt(jnp.finfo(jnp.promote_types(leaf.dtype, jnp.float32)).max)
+        return (jnp.abs(leaf) <= min(root, float(jnp.finfo(leaf.dtype).max)) / slots).all()
+
+    numbers = [leaf for leaf in jax.tree.leaves(upload) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.stack([jnp.array(True), *map(bounded, numbers)]).all()
 
 
 def _work_alone(

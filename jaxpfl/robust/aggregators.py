@@ -6,7 +6,7 @@
 - ``krum:attackers=2``: the one update nearest to its neighbours, against two assumed attackers in a round.
 - ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates that Krum would choose first; ``select=3`` for
   another number.
-- ``geometric-median:steps=10,smoothing=1e-6``.
+- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: by at most so many steps, until they are shorter.
 - ``norm-bound:bound=1``: the mean of updates that are shortened to that norm; without a bound to the median of the
   round's norms.
 
@@ -97,11 +97,13 @@ def _multi_krum(attackers: int, select: int = 0) -> Aggregator:
     return Aggregator("multi-krum", rule, max(2 * attackers + 3, select))
 
 
-def _geometric_median(steps: int = 10, smoothing: float = 1e-6) -> Aggregator:
+def _geometric_median(steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5) -> Aggregator:
     _at_least("geometric-median:steps", steps, 1)
-    if not 0 < smoothing < math.inf:
-        raise JaxpflError(f"geometric-median:smoothing must be > 0 and finite, got {smoothing:g}")
-    return Aggregator("geometric-median", partial(rules.geometric_median, steps=steps, smoothing=smoothing))
+    for name, value in (("smoothing", smoothing), ("tolerance", tolerance)):
+        if not 0 < value < math.inf:
+            raise JaxpflError(f"geometric-median:{name} must be > 0 and finite, got {value:g}")
+    given = {"steps": steps, "smoothing": smoothing, "tolerance": tolerance}
+    return Aggregator("geometric-median", partial(rules.geometric_median, **given))
 
 
 def _norm_bound(bound: float = 0.0) -> Aggregator:

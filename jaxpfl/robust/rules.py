@@ -12,7 +12,7 @@ Coordinatewise, with :math:`x_{(1)} \le \dots \le x_{(n)}` the sorted values of 
 
 Of whole vectors: Krum's score of :math:`x_i` is the sum of its squared distances to the n - f - 2 nearest of the
 others, at least one; ties go to the first slot. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed
-Weiszfeld steps from the mean,
+Weiszfeld steps from the coordinatewise median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
 
@@ -35,6 +35,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxpfl import trees
 from jaxpfl.types import Array, PyTree, Scalar
@@ -91,14 +92,27 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
     return _mean(rows, valid & (rank < most))
 
 
-def geometric_median(rows: PyTree, valid: Array, steps: int, smoothing: float) -> PyTree:
-    """Geometric median by so many Weiszfeld steps from the mean."""
+def geometric_median(
+    rows: PyTree, valid: Array, steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5
+) -> PyTree:
+    """Geometric median by Weiszfeld steps from the coordinatewise median, at most so many.
 
-    def step(_: Scalar, z: PyTree) -> PyTree:
+    They end with one that is shorter than ``tolerance`` of the median distance of the vectors from it.
+    """
+    State: TypeAlias = tuple[Array, PyTree, Array]
+
+    def step(state: State) -> State:
+        count, z, _ = state
         away = _norms(jax.tree.map(jnp.subtract, rows, z))
-        return _mean(rows, valid, 1 / jnp.maximum(away, smoothing))
+        new = _mean(rows, valid, 1 / jnp.maximum(away, smoothing))
+        moved = optax.tree.norm(optax.tree.sub(new, z))
+        return count + 1, new, moved > tolerance * median(away, valid)
 
-    return jax.lax.fori_loop(0, steps, step, _mean(rows, valid))
+    def goes_on(state: State) -> Array:
+        return (state[0] < steps) & state[2]
+
+    start = jnp.int32(0), median(rows, valid), jnp.array(True)
+    return jax.lax.while_loop(goes_on, step, start)[1]
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:

@@ -124,6 +124,17 @@ def test_uploads_without_a_finite_number_or_a_weight_leave_zero():
     np.testing.assert_array_equal(value, 0)
 
 
+@pytest.mark.parametrize("factor", [2e307, 1e200], ids=["the sum", "its square"])
+def test_uploads_that_overflow_only_in_the_sum_are_not_used(factor):
+    """Each is finite; their clients count as diverged, and the others' uploads are used."""
+    lying = attacked(means_of_data(), attack_of(f"scale:factor={factor}"), np.array([7, 8]))
+    value, contributors, arrived, metrics = after_a_round(lying)
+    assert (contributors, metrics["diverged"]) == (CLIENTS - 3, 3)
+    assert not arrived[[7, 8]].any()
+    weights = np.where(np.isin(np.arange(CLIENTS), (2, 5, 7, 8)), 0, np.arange(1, CLIENTS + 1))
+    np.testing.assert_allclose(value, np.average(values(), axis=0, weights=weights), rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("attack", "change"),
     [("sign-flip:factor=2", lambda rows: -2 * rows), ("scale", lambda rows: 10 * rows)],

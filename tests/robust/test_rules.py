@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.robust import rules
+from jaxpfl.robust import resolve, rules
 
 VALID = {
     "all": np.ones(9, bool),
@@ -57,7 +57,7 @@ def krum_scores(x: np.ndarray, f: int) -> np.ndarray:
 
 
 def weiszfeld(x: np.ndarray, steps: int, smoothing: float) -> np.ndarray:
-    z = x.mean(axis=0)
+    z = np.median(x, axis=0)
     for _ in range(steps):
         w = 1 / np.maximum(smoothing, np.linalg.norm(x - z, axis=1))
         z = (w[:, None] * x).sum(axis=0) / w.sum()
@@ -83,7 +83,7 @@ RULES = {
         lambda x: x[np.argsort(krum_scores(x, 1), kind="stable")[:3]].mean(axis=0),
     ),
     "geometric median": (
-        partial(rules.geometric_median, steps=7, smoothing=0.01),
+        partial(rules.geometric_median, steps=7, smoothing=0.01, tolerance=1e-30),
         lambda x: weiszfeld(x, 7, 0.01),
     ),
     "norm bound": (partial(rules.norm_bound, bound=3.0), lambda x: bounded(x, 3.0)),
@@ -131,8 +131,21 @@ def test_a_vector_beyond_all_bounds_moves_no_rule_far():
 def test_the_geometric_median_of_a_triangle():
     """From the Fermat point of an equilateral triangle all corners are seen under the same angles: its centre."""
     corners = jnp.asarray([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2], [0.5, 3**0.5 / 2 + 1e6]])
-    found = rules.geometric_median(corners, jnp.asarray([True, True, True, False]), steps=100, smoothing=1e-9)
+    valid = jnp.asarray([True, True, True, False])
+    found = rules.geometric_median(corners, valid, steps=100, smoothing=1e-9, tolerance=1e-12)
     np.testing.assert_allclose(found, [0.5, 3**0.5 / 6], atol=1e-9)
+
+
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e9])
+def test_the_geometric_median_is_the_minimiser_however_far_attackers_are(far):
+    """Forces of length one from every vector balance there; the mean of them all is where the attackers are."""
+    x = np.random.default_rng(5).normal(size=(20, 6))
+    x[:8] += far * np.array([1, -1, 1, 1, 0, 2])
+    found = np.asarray(resolve("geometric-median").rule(jnp.asarray(x), jnp.ones(20, bool)))
+    toward = x - found
+    forces = toward / np.linalg.norm(toward, axis=1, keepdims=True)
+    assert np.linalg.norm(forces.sum(axis=0)) < 1e-3
+    assert np.linalg.norm(found) < 10
 
 
 def test_a_fraction_is_taken_as_it_is_written():
