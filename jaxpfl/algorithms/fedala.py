@@ -12,7 +12,8 @@ the numbers of examples as weights.
 
 The paper learns the weights to convergence in a client's first round and for one pass over 80 % of its examples later;
 here a round has ``weight_steps`` of them, on the mini-batches that the local steps use. With cohorts a client's own
-model is that of its last round in the cohort.
+model is that of its last round in the cohort, and before its first the global model of round 0: only the clients of
+round 0 begin with nothing to mix.
 
 It does badly with small cohorts: the own heads are old where the global body has moved on.
 
@@ -48,7 +49,7 @@ class FedALAHyper(AveragingHyper):
 
 
 class Own(NamedTuple):
-    """State of a client: the head of its last model, and the weights of the global one's, of the same shapes."""
+    """State of a client: the head of its last model (at first that of round 0), and the global one's weights."""
 
     head: PyTree
     weights: PyTree

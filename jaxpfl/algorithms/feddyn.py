@@ -15,6 +15,9 @@ The server averages uniformly over the cohort S, of m clients in all:
 so that h stays the mean of all g_k, in the cohort or not (but for clients that drop out after updating theirs). At a
 fixed point every g_k is the gradient of f_k at theta, and their mean is zero.
 
+PFLlib's clients are drawn to theta by :math:`\tfrac\alpha2 \|w - \theta\|`, a pull of length alpha / 2 however far they
+are, where the paper, and this, has the square; its server is the same.
+
 It does badly where a round's steps do not come near the minimum of the regularised loss (small alpha, few steps): the
 sum of past model updates, :math:`-h/\alpha`, then runs ahead of the g_k that should balance it.
 

@@ -6,8 +6,8 @@ From the global w a client takes tau steps on mini-batches B of
    \frac{e^{\cos(z, z_\text{glob}) / T}}{e^{\cos(z, z_\text{glob}) / T} + e^{\cos(z, z_\text{prev}) / T}} \Big]
 
 where z are the features of x by the model that is trained, z_glob those by w and z_prev those by the client's model at
-the end of its last round (at first w itself: both similarities are then equal). The server averages with the numbers of
-examples as weights.
+the end of its last round. Before its first round that is the global model of round 0: w itself, with equal
+similarities, for the clients of round 0 alone. The server averages with the numbers of examples as weights.
 
 The features are the input of the head; the paper's networks have two more layers there, a projection, to be added to
 the model if wanted.

@@ -71,6 +71,7 @@ class Method(NamedTuple):
       statistics: carries a model's running statistics: it trains whole models by `sgd` or `train`, which move them,
         and takes no other sums of models than means.
       keeps_statistics: these stay with the clients.
+      weighs: weighs its clients in the mean by ``LocalWork.weighting``.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Method(NamedTuple):
     asynchronous: bool = False
     statistics: bool = False
     keeps_statistics: bool = False
+    weighs: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -96,47 +98,47 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("local", local, SgdHyper(), uploads=False, statistics=True, keeps_statistics=True),
+        Method("local", local, SgdHyper(), uploads=False, statistics=True, keeps_statistics=True, weighs=False),
         Method("fedavg", fedavg, AveragingHyper(), step_noise=True, statistics=True),
         Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True, statistics=True),
-        Method("fedprox", fedprox, FedProxHyper(), step_noise=True, statistics=True),
+        Method("fedprox", fedprox, FedProxHyper(), step_noise=True, statistics=True, weighs=False),
         Method("fedbn", fedbn, AveragingHyper(), statistics=True, keeps_statistics=True),
-        Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
+        Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1, weighs=False),
         Method("adaped-plus", adaped_plus, AdaPeDPlusHyper()),
         Method("fedper", fedper, AveragingHyper(), statistics=True),
-        Method("fedrep", fedrep, FedRepHyper()),
-        Method("ifca", ifca, AveragingHyper(), statistics=True),
+        Method("fedrep", fedrep, FedRepHyper(), weighs=False),
+        Method("ifca", ifca, AveragingHyper(), statistics=True, weighs=False),
         Method("fedem", fedem, FedEMHyper(), step_noise=True),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
-        Method("map-gaussian", map_gaussian, MapHyper()),
-        Method("map-laplace", map_laplace, LaplaceHyper()),
-        Method("map-kd", map_kd, MapDistillationHyper()),
-        Method("adamix", adamix, MixtureHyper(), releases=lambda options: options["em_steps"]),
-        Method("pooled", pooled, SgdHyper(), pooled=True, statistics=True),
+        Method("map-gaussian", map_gaussian, MapHyper(), weighs=False),
+        Method("map-laplace", map_laplace, LaplaceHyper(), weighs=False),
+        Method("map-kd", map_kd, MapDistillationHyper(), weighs=False),
+        Method("adamix", adamix, MixtureHyper(), releases=lambda options: options["em_steps"], weighs=False),
+        Method("pooled", pooled, SgdHyper(), pooled=True, statistics=True, weighs=False),
         Method("ditto", ditto, DittoHyper(), statistics=True),
-        Method("pfedme", pfedme, PFedMeHyper()),
-        Method("apfl", apfl, APFLHyper()),
-        Method("perfedavg", perfedavg, PerFedAvgHyper()),
-        Method("fml", fml, FMLHyper()),
-        Method("quped", quped, QuPeDHyper()),
-        Method("scaffold", scaffold, ScaffoldHyper()),
-        Method("l2gd", l2gd, L2GDHyper()),
+        Method("pfedme", pfedme, PFedMeHyper(), weighs=False),
+        Method("apfl", apfl, APFLHyper(), weighs=False),
+        Method("perfedavg", perfedavg, PerFedAvgHyper(), weighs=False),
+        Method("fml", fml, FMLHyper(), weighs=False),
+        Method("quped", quped, QuPeDHyper(), weighs=False),
+        Method("scaffold", scaffold, ScaffoldHyper(), weighs=False),
+        Method("l2gd", l2gd, L2GDHyper(), weighs=False),
         Method("fedbabu", fedbabu, FedBABUHyper()),
         Method("lg-fedavg", lg_fedavg, AveragingHyper(), statistics=True),
-        Method("mr-mtl", mr_mtl, MRMTLHyper(), statistics=True),
+        Method("mr-mtl", mr_mtl, MRMTLHyper(), statistics=True, weighs=False),
         Method("fedala", fedala, FedALAHyper()),
-        Method("feddyn", feddyn, FedDynHyper()),
+        Method("feddyn", feddyn, FedDynHyper(), weighs=False),
         Method("fedrod", fedrod, AveragingHyper()),
         Method("fedproto", fedproto, FedProtoHyper()),
         Method("knn-per", knn_per, KnnPerHyper()),
         Method("moon", moon, MoonHyper()),
-        Method("cfl", cfl, CFLHyper()),
-        Method("fedamp", fedamp, FedAMPHyper()),
+        Method("cfl", cfl, CFLHyper(), weighs=False),
+        Method("fedamp", fedamp, FedAMPHyper(), weighs=False),
         Method("feddbe", feddbe, FedDBEHyper()),
         Method("fedpac", fedpac, FedPACHyper()),
         Method("fedbuff", fedbuff, FedBuffHyper(), asynchronous=True),
-        Method("network-lasso", network_lasso, NetworkHyper(), graph=True),
+        Method("network-lasso", network_lasso, NetworkHyper(), graph=True, weighs=False),
     )
 }
 

@@ -154,8 +154,8 @@ class Work:
     local_epochs: int | None = setting(
         None,
         "Passes of a client over its own training examples in a round, in place of local_steps: with n examples it "
-        "takes ceil(epochs n / batch_size) steps. A method's own number of steps in training (ditto.personal_steps) "
-        "is cut to these; rates decay by the steps of the client with the most.",
+        "takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training "
+        "(ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most.",
         unless_given="local_steps unless given",
         range=COUNT,
         unit="epochs",

@@ -42,6 +42,8 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
     if not any(hasattr(method.hyper, "server_lr") for method in methods):
         of_server = "aggregation.server_optimizer", "aggregation.server_lr"
         reasons |= dict.fromkeys(of_server, f"{none} has a server optimizer")
+    if not any(method.weighs for method in methods):
+        reasons["aggregation.weighting"] = f"{none} weighs its clients"
     optimizer = first.work.client_optimizer
     if first.work.keep_optimizer and not jax.tree.leaves(resolve(optimizer)(0.1).init(np.zeros(1))):
         reasons["work.keep_optimizer"] = f"{optimizer if isinstance(optimizer, str) else 'the optimizer'} has no state"

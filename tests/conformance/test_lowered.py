@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import ExecutionPlan
+from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Cohorts, Training, Work
+from jaxpfl.engine.spec_parts import Aggregation, Cohorts, Training, Work
+from jaxpfl.engine.unused import unused
 
 FEATURES, COHORT, STEPS, BATCH = 11, 3, 2, 4
 SIZES = (400, *(20,) * 29)
@@ -43,15 +44,18 @@ def skewed():
     return jaxpfl.stack_clients(clients, test=clients, validation=[(x[:4], y[:4]) for x, y in clients])
 
 
-def simulate(method, federation, **plan):
-    spec = RunSpec(
+def spec_of(method, plan=None, **parts):
+    return RunSpec(
         method=jaxpfl.METHODS[method],
         training=Training(model=MODELS.get(method, "mlp:8")),
-        work=Work(local_steps=STEPS, batch_size=BATCH),
         cohorts=Cohorts(cohort=None if method in EVERYBODY else COHORT),
-        plan=ExecutionPlan(devices=1, **plan),
+        plan=ExecutionPlan(devices=1, **plan or {}),
+        **{"work": Work(local_steps=STEPS, batch_size=BATCH)} | parts,
     )
-    return simulation_of(spec, federation)
+
+
+def simulate(method, federation, **plan):
+    return simulation_of(spec_of(method, plan), federation)
 
 
 def operations(jaxpr):
@@ -115,3 +119,50 @@ def test_a_program_is_traced_under_the_plan_and_precision_of_the_platform(skewed
     assert found["cpu"] == {"None"}
     assert all("HIGHEST" in one for one in found["tpu"])
     assert jax.config.jax_default_matmul_precision is None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+SWITCHED = {
+    "weighting": {"aggregation": Aggregation(weighting="uniform")},
+    "server_optimizer": {"aggregation": Aggregation(server_optimizer="adam", server_lr=0.1)},
+    **{
+        name: {"work": Work(**{"local_steps": STEPS, "batch_size": BATCH} | {name: value})}
+        for name, value in {
+            "client_optimizer": "adam",
+            "clip_gradients": 1.0,
+            "draw": "replacement",
+            "augment": "mixup",
+            "lr_schedule": "cosine",
+            "local_steps": STEPS + 1,
+            "local_epochs": 1,
+            "batch_size": BATCH + 1,
+        }.items()
+    },
+}
+"""Settings of which each is to change a method's program, or is refused, or reported as one that changes nothing."""
+
+
+def test_weights_that_no_method_of_a_run_has_are_reported():
+    of = [spec_of(name, **SWITCHED["weighting"]) for name in ("mr-mtl", "local", "fedavg")]
+    why = "weighting = uniform changes nothing: no method of the run (mr-mtl, local) weighs its clients"
+    assert unused(of[:2], newcomers=False) == [why]
+    assert unused(of, newcomers=False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(jaxpfl.METHODS))
+@pytest.mark.filterwarnings("ignore::jaxpfl.JaxpflWarning")
+def test_a_setting_changes_the_program_or_is_reported(skewed, name):
+    def program(**parts):
+        return re.sub("0x[0-9a-f]+", "", str(simulation_of(spec_of(name, **parts), skewed).program("cpu").jaxpr))
+
+    want, silent = program(), []
+    assert want == program()
+    for setting, parts in SWITCHED.items():
+        try:
+            reported = any(f"{setting} = " in one for one in unused([spec_of(name, **parts)], newcomers=False))
+            changed = program(**parts) != want
+        except JaxpflError:
+            continue
+        if changed == reported:
+            silent.append(setting)
+    assert not silent
