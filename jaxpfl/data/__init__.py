@@ -29,7 +29,7 @@ from jaxpfl.data.sources.planted import Planted, PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, known_sources, load
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.data.stack import balanced, check_batch_size, pad, permute, stack_clients
-from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
+from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of, single
 from jaxpfl.data.stored import Stored, open_federation, open_stored, read_manifest, save_federation
 
 __all__ = [
@@ -88,6 +88,7 @@ __all__ = [
     "scaling_of",
     "seen",
     "set_apart",
+    "single",
     "split_figure",
     "split_rng",
     "stack_clients",

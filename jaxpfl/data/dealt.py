@@ -42,7 +42,7 @@ class Dealt(NamedTuple):
     """A split's examples, dealt to m clients.
 
     Attributes:
-      x: inputs [N, ...], float32 or int32, in memory or in memory-mapped files.
+      x: inputs [N, ...], float32 (float64 where that loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
       places: those of each client's examples.
       labels: [m, num_classes], a client's own names of the classes, or None.
@@ -79,7 +79,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
         a, b = (
             _in_store(leaf, f"data set {name!r}, {part}") for leaf, part in zip((a, b), ("train", "test"), strict=True)
         )
-        kind = a.dtype if a.dtype == b.dtype else np.float32
+        kind = a.dtype if a.dtype == b.dtype else np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
         pairs.append((a.astype(kind, copy=False), b.astype(kind, copy=False)))
     stored = [jax.tree.unflatten(jax.tree.structure(train), leaves) for leaves in zip(*pairs, strict=True)]
     return stored[0], stored[1]
@@ -105,7 +105,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     kept = with_training(sizes[0], client_ids, drop_empty)
     ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
     in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not mapped.is_mapped(leaf)]
-    check_memory(sizes, ids, 4 * sum(int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))
+    check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))
     real = any(np.issubdtype(split.y.dtype, np.floating) for split in splits if len(split.y))
 
     def stacked(split: Dealt, sizes: np.ndarray) -> ClientData:

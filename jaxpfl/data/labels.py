@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import mapped
-from jaxpfl.errors import JaxpflError
+from jaxpfl.data.precision import lost_digits
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.types import NO_LABEL, ClientData
 
 _LARGEST = 2**31 - 1
@@ -47,6 +48,8 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise JaxpflError(f"{whose}: labels must be [n], or [n, d] for several each, got shape {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
+        if y.dtype.itemsize > 4 and (lost := lost_digits(y)) is not None:
+            warn(f"{whose}: of the labels {lost}: subtract an offset from them")
         with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
             y = y.astype(np.float32, copy=False)
         passed = 0

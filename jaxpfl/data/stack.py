@@ -13,6 +13,7 @@ import numpy as np
 from jaxpfl import mapped
 from jaxpfl import types as store
 from jaxpfl.data.labels import checked_labels
+from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.shares import deal
 from jaxpfl.data.uniform import Examples, check_memory, stored_leaf, stores_alike
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
@@ -37,9 +38,9 @@ def stack_clients(
     """Stack clients' own arrays: the examples of each split in one flat store, without padding.
 
     Args:
-      train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32, integers (tokens) int32, all of one
-        feature shape; labels are integers >= 0 and become int32, or floats (of a regression) and become float32, and
-        are [n_i, d] for several each.
+      train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32 (float64 until they are standardized
+        or trained on, where float32 loses digits), integers int32, all of one feature shape; labels are integers >= 0
+        and become int32, or floats (of a regression) and become float32, and are [n_i, d] for several each.
       test, validation: the same, or None for no such examples; a client may have none.
       client_ids: [m] distinct integers >= 0, the names of the random streams; 0 .. m - 1 unless given.
       drop_empty: leave out clients without training examples (the others keep their ids) and warn.
@@ -88,6 +89,10 @@ def stack_clients(
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
+    wide = jax.tree.map(lambda leaf: lost_digits(leaf) is not None, stacked["train"].examples.x)
+    in_single = lambda leaf, w: narrowed(leaf, wide=w) if leaf.dtype == np.float64 else leaf  # noqa: E731
+    for split, made in stacked.items():
+        stacked[split] = made.with_examples(x=jax.tree.map(in_single, made.examples.x, wide))
     return _looked_at(Federation(client_ids=ids, **stacked))
 
 
@@ -269,7 +274,9 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     if len(y) == 0:
         return x, y.astype(np.int32)
     y = checked_labels(y, whose)
-    return jax.tree.map(lambda leaf: stored_leaf(leaf, whose), x), y
+    stored = jax.tree.map(lambda leaf: stored_leaf(leaf, whose, wide=False), x)
+    # What float32 loses shows in all clients' examples together.
+    return jax.tree.map(lambda leaf, kept: leaf if leaf.dtype == np.float64 else kept, x, stored), y
 
 
 def _arrays(x: Any) -> Any:
@@ -325,7 +332,10 @@ def _label(parts: dict[str, list[Examples]], ids: np.ndarray) -> jax.ShapeDtypeS
 def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
     if found.shape != expected.shape:
         raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
-    return expected if found.dtype == expected.dtype else jax.ShapeDtypeStruct(found.shape, np.float32)
+    if found.dtype == expected.dtype:
+        return expected
+    wide = np.float64 in (found.dtype, expected.dtype)
+    return jax.ShapeDtypeStruct(found.shape, np.float64 if wide else np.float32)
 
 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from jaxpfl import mapped
+from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources.base import Source
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.mapped import in_parts
 from jaxpfl.types import ClientData, Federation
 
@@ -65,6 +66,29 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
     return Federation(federation.client_ids, *map(of_split, federation.all_splits))
 
 
+def single(federation: Federation, strict: bool = False) -> Federation:
+    """The federation with inputs of float64 as float32, and a warning of digits that are lost.
+
+    Raises:
+      JaxpflError: instead of the warning, if ``strict``.
+    """
+    for leaf in jax.tree.leaves(federation.train.examples.x):
+        if isinstance(leaf, np.ndarray) and (lost := lost_digits(leaf)) is not None:
+            warn(
+                f"of feature {lost.feature} {lost}: use --standardize, or federate(standardize=True), which subtracts "
+                "the mean first",
+                strict=strict,
+            )
+
+    def of_split(split: ClientData) -> ClientData:
+        def of_leaf(leaf: Any) -> Any:
+            return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
+
+        return split.with_examples(x=jax.tree.map(of_leaf, split.examples.x))
+
+    return Federation(federation.client_ids, *map(of_split, federation.all_splits))
+
+
 def check_standardizable(source: Source) -> None:
     """Refuse inputs other than features.
 
@@ -84,6 +108,6 @@ def _moments(x: np.ndarray) -> Scaling:
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in in_parts(x)) / len(x)
     variance = sum(np.square(part - mean).sum(axis=0) for part in in_parts(x)) / len(x)
     deviation = np.sqrt(variance)
-    # In float32, rounding gives even a constant a small deviation.
-    constant = deviation <= np.finfo(np.float32).eps * np.abs(mean)
+    # Rounding gives even a constant a small deviation.
+    constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)
     return Scaling(np.asarray(mean), np.where(constant, 1.0, deviation))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxpfl import host_memory
 from jaxpfl import types as store
 from jaxpfl.data.labels import checked_labels
+from jaxpfl.data.precision import narrowed
 from jaxpfl.data.sources.base import check_finite
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import ClientData
@@ -49,7 +50,8 @@ def stores_alike(splits: Sequence[Sequence[Examples]], ids: np.ndarray) -> list[
     try:
         for own, size in zip(splits, sizes, strict=True):
             x, y = (_joined(own, 0, x_type, x_shape), _joined(own, 1, y_type, y_shape))
-            x, y = stored_leaf(x, "inputs"), checked_labels(y, "labels")
+            wide = found[0].examples.x.dtype == np.float64 if found else None
+            x, y = stored_leaf(x, "inputs", wide), checked_labels(y, "labels")
             found.append(ClientData.stacked(store.Examples(x, y), size))
     except JaxpflError:
         return None
@@ -57,25 +59,21 @@ def stores_alike(splits: Sequence[Sequence[Examples]], ids: np.ndarray) -> list[
 
 
 def _joined(own: Sequence[Examples], part: int, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
-    kind = np.float32 if np.issubdtype(kind, np.floating) else kind
+    kind = np.float32 if kind == np.float16 else kind
     if not own:
         return np.zeros((0, *shape), kind)
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        return np.concatenate([one[part] for one in own], dtype=kind)
+    return np.concatenate([one[part] for one in own], dtype=kind)
 
 
-def stored_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """Convert one array of inputs to float32 or int32."""
+def stored_leaf(x: np.ndarray, whose: str, wide: bool | None = None) -> np.ndarray:
+    """Convert one array of inputs to int32, or as `narrowed` does."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
-        dtype = np.int32
-    elif np.issubdtype(x.dtype, np.floating):
-        dtype = np.float32
-    else:
+        return x.astype(np.int32, copy=False)
+    if not np.issubdtype(x.dtype, np.floating):
         raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        x = x.astype(dtype, copy=False)
+    x = x if x.dtype == np.float32 else narrowed(x, wide=wide)
     check_finite(x, whose)
     return x
 

@@ -13,7 +13,7 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
 from jaxpfl.algorithms.parts.server_optimizer import check_rate
-from jaxpfl.data import check_labels, check_scales
+from jaxpfl.data import check_labels, check_scales, single
 from jaxpfl.data.stack import listed
 from jaxpfl.engine import accounted, tasks
 from jaxpfl.engine.assemble import build, draw_cohorts, layers_of, make_simulation, make_task, weighting_under
@@ -133,6 +133,8 @@ def assemble(
       JaxpflError: for settings that the data do not allow, and unknown names.
     """
     check_settings([spec], newcomers=unseen is not None, strict=strict)
+    federation = single(federation, strict)
+    unseen = None if unseen is None else single(unseen, strict)
     check_federation(federation, unseen, strict=strict)
     task = task_of(spec, federation, unseen)
     graph = graph_of(spec, federation, task)

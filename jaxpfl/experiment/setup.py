@@ -180,6 +180,8 @@ def prepare(
     if scaling is not None and config.privacy.on:
         cause = "standardize = True" if config.standardize else "a table's features are standardised"
         warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
+    federation = data.single(federation, strict)
+    unseen = None if unseen is None else data.single(unseen, strict)
     check_federation(federation, unseen, strict=strict)
     if config.task is None and source.task != CLASSIFICATION:
         config = dataclasses.replace(config, task=source.task)

@@ -28,8 +28,8 @@ class Source(NamedTuple):
 
     Attributes:
       name: under which it was loaded.
-      x_train: [N, ...] float32, or int32 tokens; images are [N, H, W, channels]. Or a dictionary (or NamedTuple) of
-        such arrays. Arrays may be memory-mapped.
+      x_train: [N, ...] float32 (float64 where that loses digits), or int32 tokens; images are [N, H, W, channels]. Or
+        a dictionary (or NamedTuple) of such arrays. Arrays may be memory-mapped.
       y_train: [N] int32, in 0 .. num_classes - 1; or float32, and [N, d] for several labels each.
       x_test, y_test: the official test set, or None if there is none (each client's examples are then split).
       num_classes: the number of classes (the largest label + 1), or d where labels are no classes.

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxpfl import strict_json
+from jaxpfl.data.precision import lost_digits
 from jaxpfl.data.sources.base import check_finite, one_line, where_to_put_it
 from jaxpfl.data.sources.json_members import Text, open_text
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.files import check_fits
 
 LARGEST = 2**31 - 1
@@ -132,6 +133,8 @@ def _array(x: list, whose: str) -> np.ndarray:
         integers = np.issubdtype(array.dtype, np.integer)
         if integers and array.size and not (array.min() >= -LARGEST - 1 and array.max() <= LARGEST):
             raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
+        if (lost := lost_digits(array)) is not None:
+            warn(f"{whose}: of feature {lost.feature} {lost}: subtract an offset in the files")
         with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
             array = array.astype(np.int32 if integers else np.float32, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:

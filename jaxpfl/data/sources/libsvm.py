@@ -22,6 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from jaxpfl.data.labels import checked_labels, renumbered, unlike_numbers
+from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import check_fits, opened
@@ -56,8 +57,10 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
             f"{train}: {matrices[0].shape[1]} features of {sum(m.shape[0] for m in matrices)} examples would take "
             f"{needed / 2**30:.0f} GiB as dense numbers; at most {_MOST_BYTES // 2**30} are allowed"
         )
-    check_fits(train, needed)
-    dense = [np.asarray(matrix.toarray()) for matrix in matrices]
+    check_fits(train, 3 * needed)
+    wide = [np.asarray(matrix.toarray()) for matrix in matrices]
+    loses = lost_digits(wide[0]) is not None
+    dense = [narrowed(x, wide=loses) for x in wide]
     if task is None:
         task = "classification" if all(_are_whole(own) for own in labels) else "regression"
     count, classes = 1, None
@@ -128,7 +131,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     try:
         with ExitStack() as stack:
             texts = [stack.enter_context(_text(file)) for file in files]
-            flat = load_svmlight_files(texts, dtype=cast(Any, np.float32), multilabel=several)
+            flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
         hint = "" if several else " (lines of several labels are of task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}{hint}") from error

@@ -21,7 +21,16 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes, checked_labels, class_names, renumbered, task_for, unlike_numbers
-from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
+from jaxpfl.data.precision import lost_digits, narrowed
+from jaxpfl.data.sources.base import (
+    Inputs,
+    Source,
+    check_finite,
+    no_classes,
+    number_users,
+    one_line,
+    pixels,
+)
 from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable, warn
 from jaxpfl.files import check_fits, opened
@@ -148,7 +157,8 @@ def load_npz(
     if (y := labels[parts[-1]]).shape[1:] != labels["train"].shape[1:] or y.dtype != labels["train"].dtype:
         of = labels["train"]
         raise JaxpflError(f"{path}: y_test is {y.shape[1:]} of {y.dtype}, y_train {of.shape[1:]} of {of.dtype}")
-    converted = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}") for part in parts}
+    wide = inputs == "features" and lost_digits(arrays["x_train"]) is not None
+    converted = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}", wide) for part in parts}
     if are_classes(labels["train"]):
         largest = max(int(labels[part].max()) for part in parts)
         if num_classes is not None and largest >= num_classes:
@@ -342,13 +352,15 @@ def _kind(x: Header) -> Inputs:
     return "pixels" if x.dtype == np.uint8 and len(x.shape) in (3, 4) else "features"
 
 
-def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str) -> np.ndarray:
+def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) -> np.ndarray:
+    if inputs == "features":
+        made = narrowed(x, wide=wide)
+        check_finite(made, f"{path}, {key}")
+        return made
     if inputs == "tokens":
         _check_integers(path, key, x, -_LARGEST - 1)
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
     made = mapped.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
-            new[...] = pixels(old) if inputs == "pixels" else old
-    check_finite(made, f"{path}, {key}")
+    for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
+        new[...] = pixels(old) if inputs == "pixels" else old
     return made

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.labels import unlike_numbers
+from jaxpfl.data.labels import checked_labels, unlike_numbers
+from jaxpfl.data.precision import narrowed
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
@@ -105,11 +106,11 @@ class Columns(NamedTuple):
 def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
     """Load a data set from a table in CSV text; arguments and errors as `read_table`."""
     of = read_table(name, path, options, task=task)
-    y = of.y.astype(np.float32) if np.issubdtype(of.y.dtype, np.floating) else of.y
+    y = checked_labels(of.y, f"{path}, {options.target}")
     names = None if of.class_names is None else unlike_numbers(of.class_names)
     said = f"{len(y)} rows of {path}, {of.x.shape[1]} features"
     return Source(
-        name, of.x.astype(np.float32), y, None, None, of.classes, said, users_train=of.users,
+        name, narrowed(of.x), y, None, None, of.classes, said, users_train=of.users,
         user_names=of.user_names, task=of.task, class_names=names,
     )  # fmt: skip
 
