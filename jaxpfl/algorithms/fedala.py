@@ -45,7 +45,7 @@ from jaxpfl.types import ClientData, Key, Metrics, PyTree, Scalar, Splits
 class FedALAHyper(AveragingHyper):
     """Hyper-parameters of FedALA."""
 
-    lr_weights: Scalar = hyper(1.0, "learning rate of the mixture's weights", positive=True)
+    lr_weights: Scalar = hyper(1.0, "learning rate of the mixture's weights", positive=True, is_step=True)
 
 
 class Own(NamedTuple):

@@ -56,7 +56,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 class FedAMPHyper(SgdHyper):
     """Hyper-parameters of FedAMP."""
 
-    alpha: Scalar = hyper(1.0, "alpha, step towards like models", positive=True)
+    alpha: Scalar = hyper(1.0, "alpha, step towards like models", positive=True, is_step=True)
     sigma: Scalar = hyper(1.0, "sigma, squared distance at which models cease to be like", positive=True)
     lam: Scalar = hyper(1.0, "lambda, with (lambda/(2 alpha)) |w - u|^2 in a client's loss")
 

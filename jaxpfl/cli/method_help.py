@@ -39,8 +39,12 @@ def _summary(method: Method) -> str:
 
 
 def _explained(field: dataclasses.Field[Any]) -> str:
-    paper = field.metadata["paper"]
-    return field.metadata["doc"] + ("" if paper is None else f" ({PAPER}: {paper:g})")
+    meta = field.metadata
+    said = "set by --lr" if meta["is_rate"] else "not set by --lr" if meta["is_step"] else ""
+    notes = [said] if said else []
+    if meta["paper"] is not None:
+        notes.append(f"{PAPER}: {meta['paper']:g}")
+    return meta["doc"] + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _plain(text: str) -> str:

@@ -193,7 +193,9 @@ class Work:
     )
     lr: float | Sequence[float] | None = setting(
         None,
-        "Learning rate of every method: all its rates, lr_personal and lr_global among them.",
+        "Learning rate of every method: lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors, "
+        "scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, "
+        "server_lr, fedamp.alpha and perfedavg.alpha.",
         unless_given="each method's own unless given",
         python="Also a list, one for each run of a sweep. A rate in ``hyper`` is the one of that name, and wins.",
         range=POSITIVE,

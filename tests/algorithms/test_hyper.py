@@ -1,6 +1,8 @@
 """Hyper-parameters: the paper's values by name, and defaults that are what the search of defaults chose."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.algorithms.parts.hyper import replace
 from jaxpfl.benchmarks import defaults
+from jaxpfl.engine.spec_parts import Work
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "defaults_cpu2.json"
 AS_PRINTED = ("adaped",)
@@ -23,6 +26,26 @@ def test_the_papers_value_goes_by_name():
 def test_other_texts_are_no_numbers():
     with pytest.raises(JaxpflError, match=r"perfedavg.alpha must be a number.*'papers'"):
         replace("perfedavg", METHODS["perfedavg"].hyper, {"alpha": "papers"})
+
+
+def test_the_help_of_lr_names_the_rates_that_it_sets_and_the_step_sizes_that_it_leaves():
+    """Every hyper-parameter that is a rate or a step is declared as one of the two."""
+    sets, leaves = set(), set()
+    for method in METHODS.values():
+        for field in dataclasses.fields(method.hyper):
+            name, meta = field.name, field.metadata
+            if meta["is_rate"]:
+                sets.add(name)
+            elif meta["is_step"]:
+                leaves.add(name if "lr" in name else f"{method.name}.{name}")
+            elif name not in ("lr_decay", "fine_tune_factor"):  # factors on lr
+                assert not re.search(r"^lr|\brate|\bstep towards", f"{name} {meta['doc']}"), f"{method.name}.{name}"
+            assert not (meta["is_rate"] and meta["is_step"])
+    (lr,) = (field for field in dataclasses.fields(Work) if field.name == "lr")
+    said, left = lr.metadata["plain"].split(". ")
+    names = r"(?:[a-z]+\.alpha|\w*lr\w*)"
+    assert set(re.findall(rf"\b{names}\b", said)) == sets
+    assert set(re.findall(rf"\b{names}\b", left)) == leaves
 
 
 @pytest.mark.parametrize("name", sorted(set(defaults.TRIES) - set(AS_PRINTED)))

@@ -27,6 +27,7 @@ def hyper(
     high: float = math.inf,
     positive: bool = False,
     is_rate: bool = False,
+    is_step: bool = False,
     decays: bool | None = None,
     paper: float | None = None,
 ) -> Any:
@@ -37,12 +38,21 @@ def hyper(
       doc: its meaning in one phrase, shown by the command line.
       low, high: the allowed closed interval.
       positive: exclude ``low`` itself.
-      is_rate: set by ``--lr`` and ``fit(lr=)``.
+      is_rate: learning rate, set by ``--lr`` and ``fit(lr=)``.
+      is_step: other step size (of a prior, scale or mixture, of adaptation or the server), which those leave.
       decays: falls over the rounds as ``lr`` does, and follows ``lr_schedule``; as ``is_rate`` unless given.
       paper: the value in the method's paper, or in one that compares with it, where the default differs: the meaning
         of the text ``"paper"`` in `replace`.
     """
-    metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate, "paper": paper}
+    metadata = {
+        "doc": doc,
+        "low": low,
+        "high": high,
+        "open": positive,
+        "is_rate": is_rate,
+        "is_step": is_step,
+        "paper": paper,
+    }
     metadata["decays"] = is_rate if decays is None else decays
     return struct.field(default=default, metadata=metadata)
 
@@ -66,7 +76,9 @@ class SgdHyper:
 class AveragingHyper(SgdHyper):
     """Hyper-parameters of SGD methods with an averaging server: also the server's learning rate, not decayed."""
 
-    server_lr: Scalar = hyper(1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True)
+    server_lr: Scalar = hyper(
+        1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True, is_step=True
+    )
 
 
 def check(method: str, hp: Any) -> None:
