@@ -20,10 +20,11 @@ from jaxpfl.cli.session import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import RunConfig, default_folder
+from jaxpfl.experiment.config import RunConfig, default_folder, preset_words, resolve
 from jaxpfl.experiment.config_file import from_mapping, read_file
 from jaxpfl.places import NEW_FOLDER
 from jaxpfl.settings import Range, check, part_of, setting
+from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.definition import Definition, Search, define, from_stored, is_stored
 from jaxpfl.sweep.grid import Axis, Grid, axis, parse
 
@@ -185,6 +186,9 @@ def _sweep(definition: Definition, session: _Session) -> None:
         compile_cache.enable()
         stack.enter_context(lock.held(folder))
         sweep = Sweep.open(folder, definition, resume=session.resume, force=session.force)
+        swept = [axis.name for axis in definition.grid.axes]
+        if words := preset_words(definition.config, resolve(with_privacy(definition.config, definition.grid)), swept):
+            session.note(words)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True

@@ -19,7 +19,7 @@ from jaxpfl.cli.parse import with_more
 from jaxpfl.cli.session import Written
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, preset_words, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
 from jaxpfl.places import NEW_FILE, NEW_FOLDER
 
@@ -226,6 +226,8 @@ def _experiment(
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
+        if writes and (words := preset_words(settings, experiment.config)):
+            session.note(words)
         own = session.output or default_folder(command, config, methods, session.resume)
         folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []

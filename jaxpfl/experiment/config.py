@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,25 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.compress is not None:
         compression.resolve(config.compress)
     return config
+
+
+def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = ()) -> str:
+    """Settings of a run that its preset changes from the defaults of `fit`; "" for none.
+
+    Args:
+      given: the config with its presets left at None.
+      config: the same config, resolved.
+      swept: settings that a sweep varies, which are left out.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(Settings)}
+    names = ("model", "cohort", "local_steps", "batch_size", "rounds", "lr")
+    own = {name: getattr(config, name) for name in names if getattr(given, name) is None and name not in swept}
+    own = {name: value for name, value in own.items() if value not in (None, usual[name])}
+    if not own:
+        return ""
+    here = ", ".join(f"{name}={value!r}" for name, value in own.items())
+    there = ", ".join(f"{name}={usual[name]!r}" for name in own)
+    return f"preset of {stored_data.origin(config)}: {here} (defaults of fit in Python: {there})"
 
 
 def _by_classes(config: RunConfig) -> bool:

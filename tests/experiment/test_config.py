@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError, choices
-from jaxpfl.experiment.config import RunConfig, differences, method_settings, resolve, to_json
+from jaxpfl.experiment.config import RunConfig, differences, method_settings, preset_words, resolve, to_json
 from jaxpfl.experiment.config_file import from_mapping, read, read_file
 
 
@@ -44,6 +44,28 @@ def test_presets_fill_what_is_not_given():
         *of_the_cohort,
     }
     assert None not in {v for k, v in vars(config).items() if k not in left_open}
+
+
+@pytest.mark.parametrize(
+    ("given", "swept", "words"),
+    [
+        (
+            {},
+            (),
+            "preset of digits: cohort=10, batch_size=10 (defaults of fit in Python: cohort=None, batch_size=20)",
+        ),
+        ({"model": "mlp", "cohort": 3}, ["batch_size"], ""),
+        (
+            {"data": "cifar100", "model": "mlp", "cohort": 5},
+            (),
+            "preset of cifar100: local_steps=80, batch_size=25 "
+            "(defaults of fit in Python: local_steps=10, batch_size=20)",
+        ),
+    ],
+)
+def test_what_a_preset_changes_from_the_defaults_of_fit_is_said(given, swept, words):
+    config = RunConfig(**given)
+    assert preset_words(config, resolve(config), swept) == words
 
 
 def test_fewer_clients_than_the_preset_cohort_all_take_part():
