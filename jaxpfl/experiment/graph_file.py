@@ -31,13 +31,12 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
     Raises:
       JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
     """
-    rows = csv_text.read(path).rows
-    if rows and len(rows[0][1]) > 1 and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
-        numbered = rows[0][1][0] == ""  # a column of R and pandas for the numbers of rows
-        rows = [(line, row[numbered:]) for line, row in rows[1:]]
+    cells, _ = csv_text.rows(path)
+    if cells.shape[1] > 1 and not any(cell.lstrip("-").isdecimal() for cell in cells.iloc[0]):
+        cells = cells.iloc[1:]
     place = {str(client): row for row, client in enumerate(client_ids.tolist())}
     pairs = []
-    for line, row in rows:
+    for line, row in zip(cells.index, cells.to_numpy().tolist(), strict=True):
         if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
             raise JaxpflError(
                 f"{path} line {line}: needs the ids of two clients of the run, got {shown(','.join(row))}"

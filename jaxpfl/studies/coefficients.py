@@ -74,7 +74,7 @@ class CoefficientsOptions(Options):
     target: str | None = None
     """The column of labels, which are numbers."""
     client: str | None = None
-    """The column that names the clients."""
+    """The column that names the clients; one called client or id is taken unless given."""
     ignore: tuple[str, ...] = ()
     """Columns that are no features."""
     missing: str = "refuse"

@@ -170,7 +170,7 @@ class GaussianOptions(OwnClients):
     """The user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: one row per client, or per sample; the reading of the file is reported. With --epsilon,
+    """Clients of your own, by the names of its columns: --client, and --value or --values. With --epsilon,
     --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers beside the samples of a long file, on which these are regressed; clients are then normal about

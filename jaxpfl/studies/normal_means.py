@@ -17,6 +17,7 @@ from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm
 from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.presentation import new_axes, save
 from jaxpfl.studies.mean_populations import TRUTHS, Truth, bayes_risk, draw, mixture, needles
+from jaxpfl.studies.own_data.client_csv import CsvTable
 from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
 from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import repeat, report
@@ -82,12 +83,12 @@ class NormalMeansSettings:
 
 
 @dataclass(frozen=True)
-class NormalMeansOptions(Options):
+class NormalMeansOptions(CsvTable, Options):
     """Clients of your own instead of simulated ones."""
 
     csv: Path | None = None
-    """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure, or
-    counts of categories in columns count:NAME."""
+    """A file with a row for each client: its name (--client), and the columns estimate,se, or successes,trials, or
+    count,exposure, or counts of categories in columns count:NAME."""
     prior: Choice = "normal"
     """The prior of estimates of your own. Of successes it is a Beta distribution unless beta-mixture or npmle is asked
     for, of counts a Gamma distribution unless gamma-mixture or npmle is. Best compares all families of these on clients
@@ -143,7 +144,7 @@ class NormalMeansOptions(Options):
         """
         names = (
             *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
-            *("error_range", "sizes", "most_events", "threshold", "level", "intervals"),
+            *("error_range", "sizes", "most_events", "threshold", "level", "intervals", "client", "sep", "decimal"),
         )
         refuse_given(self, names, "is of --csv, and there is none")
 

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,13 @@ def test_when_offers_what_it_takes(capsys):
     assert "--repetitions" in refused.err
 
 
+def wide(path: Path, rows: Any) -> list[Any]:
+    """Options of a file with a row for each client, c0, c1, ..."""
+    header = ",".join(["client", *(f"s{j}" for j in range(len(rows[0])))])
+    path.write_text("\n".join([header, *(f"c{i},{','.join(map(str, row))}" for i, row in enumerate(rows))]))
+    return ["--csv", path, "--values", f"s0..s{len(rows[0]) - 1}"]
+
+
 def test_own_clients(capsys, tmp_path: Path):
     rng = np.random.default_rng(0)
     path = tmp_path / "own.csv"
@@ -95,16 +103,13 @@ def test_own_clients(capsys, tmp_path: Path):
 def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
     rng = np.random.default_rng(0)
-    path.write_text(
-        "\n".join(",".join(map(str, (rng.uniform(size=8) < p).astype(int))) for p in rng.beta(2, 2, size=40))
-    )
-    result = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path, "--epsilon", "3")
+    x = [(rng.uniform(size=8) < p).astype(int) for p in rng.beta(2, 2, size=40)]
+    result = jaxpfl(capsys, "estimate", "bernoulli", *wide(path, x), "--epsilon", "3")
     assert result.status == 0, result.err
     assert "40 clients" in result.out
-    path.write_text("0,1\n1,2\n")
-    result = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path, "--id", "none")
+    result = jaxpfl(capsys, "estimate", "bernoulli", *wide(path, [[0, 1], [1, 2]]))
     assert (result.status, result.out) == (2, "")
-    assert "client '1': samples must be 0 or 1" in result.err
+    assert "client 'c1': samples must be 0 or 1" in result.err
 
 
 @pytest.mark.parametrize(
@@ -131,8 +136,9 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         (["bernoulli", "--csv", "none.csv", "--prior", "uniform"], "prior is of simulated data"),
         (["gaussian", "--level", "0.9"], "level is of the intervals of --csv, and there is none, got 0.9"),
         (["bernoulli", "--csv", "none.csv", "--level", "95"], "level must be > 0 and < 1, got 95"),
-        (["gaussian", "--id", "a"], "id says how --csv is to be read, and there is none, got a"),
-        (["bernoulli", "--wide"], "wide says how --csv is to be read, and there is none, got True"),
+        (["gaussian", "--client", "a"], "client says how --csv is to be read, and there is none, got a"),
+        (["bernoulli", "--values", "a"], "values says how --csv is to be read, and there is none, got a"),
+        (["normal-means", "--client", "a"], "client is of --csv, and there is none, got a"),
         (["bernoulli", "--prior", "bta:1,2"], "unknown prior 'bta': did you mean 'beta'?"),
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
@@ -157,8 +163,7 @@ def test_own_clients_far_from_zero(capsys, tmp_path: Path):
     found = {}
     for shift in (0.0, 2e6, 1.7e9):
         path, folder = tmp_path / "own.csv", tmp_path / f"{shift:g}"
-        path.write_text("\n".join(",".join(repr(float(value + shift)) for value in row) for row in x))
-        result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", folder, "--json")
+        result = jaxpfl(capsys, "estimate", "gaussian", *wide(path, x + shift), "--output", folder, "--json")
         assert (result.status, result.err) == (0, "")
         with open(folder / "estimates.csv") as file:
             rows = list(csv.DictReader(file))
@@ -181,8 +186,8 @@ def test_private_clients_far_from_zero_are_about_zero_all_the_same(capsys, tmp_p
     errors = []
     for shift in (0.0, 1e6):
         path = tmp_path / "own.csv"
-        path.write_text("\n".join(",".join(repr(float(value + shift)) for value in row) for row in x))
-        result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--epsilon", "4", "--sigma-x", "1", "--json")
+        given = [*wide(path, x + shift), "--epsilon", "4", "--sigma-x", "1", "--json"]
+        result = jaxpfl(capsys, "estimate", "gaussian", *given)
         assert (result.status, result.err) == (0, "")
         errors.append({name: row["mean"] for name, row in result.json["mse"].items()})
     assert errors[1]["local"] == pytest.approx(errors[0]["local"], rel=1e-6)
@@ -194,16 +199,16 @@ def test_what_is_said_of_own_clients(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
     rows = ["a,1,1700000003.5", "a,2,1700000004", "a,1.5,1700000003.75", "b,3,1700000003", "b,3,1700000004.5"]
     path.write_text("\n".join(["client,value1,value2", *rows]))
-    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path).out
+    own = ["--csv", path, "--value", "value1,value2"]
+    said = jaxpfl(capsys, "estimate", "gaussian", *own).out
     assert "learned of all: mean 2.2" in said
     assert "learned of all: mean 1700000003.7" in said
     assert "--output FOLDER" in said
     assert said.count("±") == 4  # in titles and captions alone: two clients have no standard error
-    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", tmp_path / "o").out
+    said = jaxpfl(capsys, "estimate", "gaussian", *own, "--output", tmp_path / "o").out
     assert "--output FOLDER" not in said
     assert "(summary.json, estimates.csv, plots/)" in said
-    path.write_text("x,x\n1,1\n2,2\n")
-    alike = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
+    alike = jaxpfl(capsys, "estimate", "gaussian", *wide(path, [[1, 1], [2, 2]]))
     assert (alike.status, alike.out) == (2, "")
     assert "every client's samples are all alike" in alike.err
 
@@ -214,15 +219,16 @@ def test_how_a_file_was_read_is_said(capsys, tmp_path: Path):
     refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
     assert (refused.status, refused.out) == (2, "")
     assert refused.err.count("\n") == 1
-    assert "give --id ward --value stay" in refused.err
-    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--id", "ward", "--value", "stay")
+    assert "no column is called value, of ward, visit, stay: write --client COLUMN --value COLUMN" in refused.err
+    own = ["estimate", "gaussian", "--csv", path, "--client", "ward", "--value", "stay"]
+    said = jaxpfl(capsys, *own)
     assert said.status == 0, said.err
     assert said.out.splitlines()[:3] == [
-        "read as: long, a row for each sample; a header; separator semicolon, decimal comma",
+        "read as: a row for each sample; separator semicolon, decimal comma",
         "clients: ward; samples: stay; not used: visit",
         "2 clients of 3 samples; the first, 7: 1.5, 2, 2.75",
     ]
-    found = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--id", "ward", "--value", "stay", "--json").json
+    found = jaxpfl(capsys, *own, "--json").json
     assert found["read"]["first"] == {"client": "7", "size": 3, "samples": [1.5, 2.0, 2.75]}
 
 
@@ -245,8 +251,8 @@ def test_numbers_that_say_nothing_or_too_much(capsys, tmp_path: Path):
 
 def test_few_clients_are_refused(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
-    for text, message in (("a,1,2.5\n", "at least two clients"), ("a,1\nb,2\n", "every client has a single sample")):
-        path.write_text(text)
+    for text, message in (("a,1\na,2.5\n", "at least two clients"), ("a,1\nb,2\n", "every client has a single sample")):
+        path.write_text("client,value\n" + text)
         result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
         assert (result.status, result.out) == (2, "")
         assert message in result.err

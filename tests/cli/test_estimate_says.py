@@ -11,7 +11,8 @@ from command import jaxpfl
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     path = tmp_path / "own.csv"
-    path.write_text("\n".join(",".join(map(str, row)) for row in np.random.default_rng(0).normal(size=(20, 4))))
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    path.write_text("client,value\n" + "".join(f"c{i},{value}\n" for i, row in enumerate(x) for value in row))
     return path
 
 
@@ -30,8 +31,8 @@ def test_private_probabilities(capsys, tmp_path: Path):
     few = ["--clients", "20", "--samples", "3", "--repetitions", "2"]
     assert line in jaxpfl(capsys, "estimate", "bernoulli", *few, "--epsilon", "3").out
     path = tmp_path / "own.csv"
-    path.write_text("1,0,1\n0,0,1\n1,1,1\n0,1,0\n")
-    said = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path, "--epsilon", "3").out
+    path.write_text("id,x,y,z\na,1,0,1\nb,0,0,1\nc,1,1,1\nd,0,1,0\n")
+    said = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path, "--values", "x,y,z", "--epsilon", "3").out
     assert line in said
     assert "taken for public: the clients' numbers of samples; not private: the rest" in said
 
@@ -39,8 +40,8 @@ def test_private_probabilities(capsys, tmp_path: Path):
 @pytest.mark.slow
 def test_pairs(capsys, tmp_path: Path):
     path, folder = tmp_path / "own.csv", tmp_path / "o"
-    path.write_text("x1,x2\n1,2\n2,2.5\n3,1\n")
-    pairs = ["--csv", path, "--id", "none"]
+    path.write_text("id,x1,x2\na,1,2\nb,2,2.5\nc,3,1\n")
+    pairs = ["--csv", path, "--values", "x1,x2"]
     result = jaxpfl(capsys, "estimate", "gaussian", *pairs, "--output", folder)
     assert result.status == 0, result.err
     assert "own.csv: 3 clients\nno errors on held-out samples: no client has 3 samples" in result.out

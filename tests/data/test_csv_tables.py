@@ -96,7 +96,7 @@ def test_rows_with_missing_values_go_when_asked_for(tmp_path: Path) -> None:
         (HEAD + ROWS, TableOptions("price", "price"), "target and client are one column, 'price'"),
         (HEAD + ROWS, BY_CITY._replace(missing="skip"), "unknown treatment of missing values 'skip'"),
         (HEAD + ROWS, TableOptions("city", "heating"), "regression are numbers, column 'city' holds text"),
-        (HEAD + ROWS + "Bern,1,gas\n", BY_CITY, "line 6: 3 cells, the header has 4"),
+        (HEAD + ROWS + "Bern,1,gas\n", BY_CITY, "line 6: no value in column 'price'"),
         (HEAD + ROWS + "Bern,1,gas,2,3\n", BY_CITY, "line 6: 5 cells, the header has 4"),
         (HEAD + ROWS + "Bern,,gas,2\n", BY_CITY, "line 6: no value in column 'area': .* --missing drop"),
         (HEAD + ROWS + "Bern,nan,gas,2\n", BY_CITY, "line 6: no value in column 'area'"),

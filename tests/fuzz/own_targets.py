@@ -19,7 +19,7 @@ from jaxpfl.studies.own_data import categories, coefficients, normal_means, summ
 
 CATEGORIES = (
     b"client,count:red,count:blue\na,3,1\nb,0,4\nc,2,2\n",
-    b"count:a;count:b;count:c\n1;0;2\n0;5;1\n",
+    b"id;count:a;count:b;count:c\nx;1;0;2\ny;0;5;1\n",
 )
 BESIDE = (
     b"client,estimate,se,x,g,w\na,1.5,0.2,1,north,1\nb,-2,0.5,0,south,2\nc,0.25,1e-3,2.5,north,0\nd,1,1,3,south,4\n"
@@ -46,7 +46,7 @@ def counts(path: Path) -> Any:
     table = csv_text.read(path)
     if not categories.given(table):
         raise JaxpflError("no columns of counts")
-    found = categories.read(path, table)
+    found = categories.read(table)
     assert found.counts.shape == (len(found.names), len(found.categories))
     assert len(set(found.names)) == len(found.names)
     assert len(set(found.categories)) == len(found.categories) >= 2
@@ -57,7 +57,7 @@ def counts(path: Path) -> Any:
 
 def beside(path: Path) -> Any:
     """Summaries with a covariate, groups and weights."""
-    found = summary_csv.read(path, ("x",), groups="g", weights="w")
+    found = summary_csv.read(csv_text.read(path), ("x",), groups="g", weights="w")
     m = len(found.names)
     assert found.covariates.shape == (m, 1)
     assert np.isfinite(found.covariates).all()

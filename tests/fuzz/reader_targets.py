@@ -17,7 +17,7 @@ from fuzz_target import Target, of_file, of_folder, whole
 from mutate import archive, odd_array, odd_tree, pickled
 
 from jaxpfl.data import stack_clients, stored
-from jaxpfl.data.sources import idx, leaf, libsvm, npz, pickles, tables, token_files
+from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_files
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.elections import FILE, load_elections
 from jaxpfl.data.sources.school import load_school
@@ -63,12 +63,12 @@ TOKENS = {"u": {"x": [[[1, 2, 3]]], "y": [{"target_tokens": [[2, 3, 4]]}]}}
 LIBSVM = b"-1 1:0.5 3:1\n+1 2:1e-3 4:-2 # c\n-1 1:1 2:2 3:3\n"
 COUNTS = b"user,token,count\nu,the,3\nu,a,1\nv,the,12\n"
 CLIENTS = b"client,value\na,1.5\na,2\nb,-3e2\nc,0.25\n"
-WIDE = b"a;1,5;2,25\nb;3,5;4\n"
+DECIMAL_COMMAS = b"value;id\n1,5;a\n2,25;a\n4;b\n"
 TABLE = b"city,area,heating,price\nBern,81.5,gas,512.25\nZug,64.0,pump,731.5\nBern,70,gas,600\nZug,50,gas,555.5\n"
 SUMMARIES = (
     b"client,estimate,se\na,1.5,0.2\nb,-2,0.5\nc,0.25,1e-3\n",
-    b"successes;trials\n3;10\n0;4\n7;7\n",
-    b"name,count,exposure\na,3,1.5\nb,0,2\n",
+    b"successes;trials;id\n3;10;a\n0;4;b\n7;7;c\n",
+    b"id,count,exposure\na,3,1.5\nb,0,2\n",
 )
 EDGES = b"client,neighbour\n0,1\n1,2\n0,3\n"
 COUNTIES = b"fips,name,win_2000,win_2004\n01001,A,R,D\n01003,B,R,R\n"
@@ -134,7 +134,7 @@ def table(path: Path) -> Any:
 
 
 def summaries(path: Path) -> Any:
-    found = summary_csv.read(path)
+    found = summary_csv.read(csv_text.read(path))
     assert np.isfinite(found.first).all()
     assert (found.second > 0).all()
     assert len(found.names) == len(set(found.names)) == len(found.first) == len(found.second)
@@ -188,7 +188,7 @@ READERS: dict[str, Target] = {
     ),
     "csv table": of_file(of(TABLE), table, "a.csv", text=True),
     "token counts": of_file(of(COUNTS), token_files.read_counts_csv, "a.csv", text=True),
-    "clients": of_file(of(CLIENTS, WIDE), client_csv.read, "a.csv", text=True),
+    "clients": of_file(of(CLIENTS, DECIMAL_COMMAS), client_csv.read, "a.csv", text=True),
     "summaries": of_file(of(*SUMMARIES), summaries, "a.csv", text=True),
     "graph": of_file(of(EDGES), graph, "a.csv", text=True),
     "elections": of_file(of(COUNTIES), lambda p: load_elections(str(p.parents[1])), f"elections/{FILE}", text=True),

@@ -202,7 +202,7 @@ def test_expecting_names_the_file_and_keeps_our_own_errors() -> None:
 
 def test_a_table_of_separators_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",\n")
-    with pytest.raises(JaxpflError, match=r"a\.csv: no line has any value"):
+    with pytest.raises(JaxpflError, match=r"a\.csv: the file is empty: no line has any value"):
         load_table("csv:a", tmp_path / "a.csv", TableOptions("price", "city"))
 
 

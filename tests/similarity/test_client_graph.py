@@ -123,12 +123,12 @@ def test_the_file(tmp_path):
     assert pairs(graph_file.read(path, ids)) == pairs(graph)
     path.write_text("5, 3\n\n3,5\n7,3\n")
     assert pairs(graph_file.read(path, ids)) == pairs(graph)
-    for text in ("client;neighbour\r\n5;3\r\n7;3", '"","from","to"\n"1",3,5\n"2",3,7\n', "5\t3\n7\t3\n"):
+    for text in ("client;neighbour\r\n5;3\r\n7;3", '"from","to"\n3,5\n3,7\n', "5\t3\n7\t3\n"):
         path.write_text(text)
         assert pairs(graph_file.read(path, ids)) == pairs(graph)
     path.write_text("")
     assert graph_file.read(path, ids).edges == 0
-    for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 1), ("7,3,1.5", 1)):
+    for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 2), ("7,3,1.5", 1)):
         path.write_text(text)
         with pytest.raises(JaxpflError, match=f"line {line}: needs the ids of two clients of the run"):
             graph_file.read(path, ids)

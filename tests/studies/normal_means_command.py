@@ -1,5 +1,6 @@
 """``jaxpfl estimate normal-means`` where it refuses."""
 
+import numpy as np
 import pytest
 
 from jaxpfl.cli import main
@@ -14,3 +15,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     assert said.out == ""
     assert said.err.count("\n") == 1
     return said.err
+
+
+def numbered(header: str, *columns: np.ndarray) -> str:
+    """Text of a file of clients c0, c1, ..., with these columns."""
+    rows = (",".join(map(str, row)) for row in zip(*columns, strict=True))
+    return f"id,{header}\n" + "".join(f"c{i},{row}\n" for i, row in enumerate(rows))

@@ -17,7 +17,7 @@ from jaxpfl.studies.own_data import categories
 def test_counts_of_categories(capsys, tmp_path):
     c = np.array([[1, 2, 3], [4, 0, 9], [1, 12, 3], [3, 3, 3]])
     rows = "\n".join(f"{a},{name},{b},{d}" for name, (a, b, d) in zip("abcd", c, strict=True))
-    path, out = made(tmp_path, f"Count:Red,ward,count:blue,count:none\n{rows}\n"), tmp_path / "out"
+    path, out = made(tmp_path, f"Count:Red,Client,count:blue,count:none\n{rows}\n"), tmp_path / "out"
     main(["estimate", "normal-means", "--csv", str(path), "--level", "0.9", "--json", "--output", str(out),
           "--intervals", "plug-in"])  # fmt: skip
     found = json.loads(capsys.readouterr().out)
@@ -25,7 +25,11 @@ def test_counts_of_categories(capsys, tmp_path):
         fit = ebmultinomial(c)
         low, high = fit.interval(0.9)
     fit = jax.tree.map(np.asarray, fit)
-    assert found["read"] == {"columns": ["count:Red", "count:blue", "count:none"], "ignored": []}
+    assert found["read"] == {
+        "client": "Client",
+        "columns": ["count:Red", "count:blue", "count:none"],
+        "ignored": [],
+    }
     assert found["plots"] == [f"plots/shrinkage-{k}.png" for k in (1, 2, 3)]
     np.testing.assert_allclose([row["mean"] for row in found["categories"]], fit.prior_mean)
     spread = np.sqrt(fit.prior_mean * (1 - fit.prior_mean) / (1 + fit.prior_size))
@@ -41,26 +45,27 @@ def test_counts_of_categories(capsys, tmp_path):
     wide_low, wide_high, _ = categories.integrated(c, 0.9)
     assert (wide_high - wide_low > np.asarray(high - low)).mean() > 0.5
     main(["estimate", "normal-means", "--csv", str(path)])
-    assert "read as: counts of 3 categories of 4 clients" in capsys.readouterr().out
+    assert "read as: counts of 3 categories of 4 clients, named by Client" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("count:a\n1\n", "own.csv: needs at least two columns count:NAME, got count:a alone"),
-        ("count:a,count:\n1,2\n", "own.csv: column 'count:' has no category's name"),
-        ("count:a,count:a\n1,2\n", "own.csv: 2 columns are called count:a"),
+        ("id,count:a\nx,1\n", "own.csv: needs at least two columns count:NAME, got count:a alone"),
+        ("id,count:a,count:\nx,1,2\n", "own.csv: column 'count:' has no category's name"),
+        ("id,count:a,count:a\nx,1,2\n", "own.csv line 1: two columns are named 'count:a'"),
+        ("id,count:a,Count:a\nx,1,2\n", "own.csv: 2 columns are called count:a"),
         ("count:a,count:b,estimate,se\n1,2,3,4\n", "own.csv: has columns estimate,se and count:NAME: keep one kind"),
-        ("count:a,count:b\n1,2\n1,2.5\n", "own.csv line 3: count:b must be a whole number of at least 0, got '2.5'"),
-        ("count:a,count:b\n1,-2\n", "own.csv line 2: count:b must be a whole number of at least 0, got '-2'"),
-        ("count:a,count:b\n1,2\n1\n", "own.csv line 3: count:b must be a whole number of at least 0, got ''"),
-        ("count:a,count:b\n1,2,7\n", "own.csv line 2: more cells than the header has names (2)"),
-        ("c,count:a,count:b\nx,1,2\nTotal,1,2\n", "own.csv line 3: 'Total' seems to be a row about the clients"),
-        ("count:a,count:b\n1,2\n0,0\n", "own.csv line 3: a client without any count: leave it out"),
-        ("count:a,count:b\n1,0\n3,0\n", "own.csv: category 'b' has no counts: leave it out"),
-        ("count:a,count:b,name\n1,2,x\n3,1,x\n", "own.csv line 3: client 'x' is in line 2 too"),
-        ("count:a,count:b\n1,2\n", "own.csv: counts must be of at least 2 clients and 2 categories, got shape (1, 2)"),
-        ("count:a,count:b,client,Client\n1,2,3,4\n", "own.csv: 2 columns are called client"),
+        ("id,count:a,count:b\nx,1,2\ny,1,2.5\n", "line 3: count:b must be a whole number of at least 0, got 2.5"),
+        ("id,count:a,count:b\nx,1,-2\n", "own.csv line 2: count:b must be a whole number of at least 0, got -2"),
+        ("id,count:a,count:b\nx,1,2\ny,1\n", "own.csv line 3: count:b must be a finite number, got ''"),
+        ("id,count:a,count:b\nx,1,2,7\n", "own.csv line 2: 4 cells, the header has 3"),
+        ("id,count:a,count:b\nx,1,2\ny,3,2\nUSA,4,4\n", "own.csv: client 'USA' is the sum of all others"),
+        ("id,count:a,count:b\nx,1,2\ny,0,0\n", "own.csv line 3: a client without any count: leave it out"),
+        ("id,count:a,count:b\nx,1,0\ny,3,0\n", "own.csv: category 'b' has no counts: leave it out"),
+        ("count:a,count:b,id\n1,2,x\n3,1,x\n", "own.csv line 3: client 'x' is in line 2 too"),
+        ("count:a,count:b,name\n1,2,x\n3,1,y\n", "no column is called client or id, of count:a, count:b, name: write"),
+        ("id,count:a,count:b\nx,1,2\n", "counts must be of at least 2 clients and 2 categories, got shape (1, 2)"),
     ],
 )
 def test_bad_counts_of_categories_are_refused_in_a_line(capsys, tmp_path, text, said):
@@ -68,7 +73,7 @@ def test_bad_counts_of_categories_are_refused_in_a_line(capsys, tmp_path, text, 
 
 
 def test_options_of_other_summaries_are_refused(capsys, tmp_path):
-    path = made(tmp_path, "count:a,count:b\n1,2\n3,4\n")
+    path = made(tmp_path, "id,count:a,count:b\nx,1,2\ny,3,4\n")
     for option, value in (("prior", "npmle"), ("weights", "count:a"), ("groups", "x"), ("components", "3")):
         said = f"{option} is of other summaries, and own.csv has count:NAME, got {value}"
         assert said in refused(capsys, "--csv", path, f"--{option}", value)

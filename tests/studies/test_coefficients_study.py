@@ -155,7 +155,10 @@ def test_the_test_that_clients_differ_by_hand_and_under_one_regression():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--target", "price"), "client = COLUMN is needed"),
+        (
+            ("--target", "price"),
+            "no column is called client or id, of city, area, heating, price: write --client city, or --client area",
+        ),
         (("--target", "prise", "--client", "city"), "price"),
         (("--client", "city"), "target = COLUMN is needed"),
         (("--target", "price,area", "--client", "city"), "one column of labels at a time"),

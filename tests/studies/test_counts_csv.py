@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from normal_means_command import refused
+from normal_means_command import numbered, refused
 
 from jaxpfl.cli import main
 from jaxpfl.estimators import (
@@ -23,7 +23,7 @@ from jaxpfl.estimators.normal_means import best, leads
 
 
 def written(path: Path, header: str, z: np.ndarray, n: np.ndarray) -> Path:
-    path.write_text(header + "\n" + "\n".join(f"{a},{b}" for a, b in zip(z, n, strict=True)) + "\n")
+    path.write_text(numbered(header, z, n))
     return path
 
 
@@ -102,7 +102,7 @@ def test_bad_thresholds_are_refused_in_a_line(capsys, tmp_path):
     assert "threshold is of successes and counts, and means.csv has estimate,se" in refused(capsys, *own)
     assert "threshold is of --csv, and there is none, got 1" in refused(capsys, "--threshold", "1")
     path = tmp_path / "about.csv"
-    path.write_text("successes,trials,x\n1,4,1\n2,4,2\n3,4,1\n3,4,2\n1,4,3\n")
+    path.write_text("id,successes,trials,x\na,1,4,1\nb,2,4,2\nc,3,4,1\nd,3,4,2\ne,1,4,3\n")
     own = ("--csv", path, "--covariates", "x", "--threshold")
     assert "about.csv: threshold must be from 0 to 1 for probabilities, got 5" in refused(capsys, *own, "5")
 

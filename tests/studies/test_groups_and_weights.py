@@ -19,7 +19,7 @@ def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     group, s = np.tile(np.arange(6), 4), rng.uniform(0.5, 1, 24)
     x = 1.5 * rng.normal(size=6)[group] + rng.normal(size=24)
     rows = "\n".join(f"p{i},s{group[i]},{x[i]},{s[i]},{i % 5}" for i in range(24))
-    return made(tmp_path, f"pupil,School,estimate,se,people\n{rows}\n"), x, s, group
+    return made(tmp_path, f"id,School,estimate,se,people\n{rows}\n"), x, s, group
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_clients_in_groups(capsys, tmp_path):
         ends, group_ends = fit.interval(0.9), fit.group_interval(0.9)
         risk = float(fit.risk)
     fit = jax.tree.map(np.asarray, fit)
-    assert found["read"] == {"columns": ["estimate", "se", "school"], "ignored": ["pupil", "people"]}
+    assert found["read"] == {"client": "id", "columns": ["estimate", "se", "school"], "ignored": ["people"]}
     assert found["groups"] == 6
     np.testing.assert_allclose(found["estimated"]["sigma_groups"] ** 2, fit.between)
     np.testing.assert_allclose(found["estimated"]["sigma_theta"] ** 2, fit.within, atol=1e-12)
@@ -113,15 +113,15 @@ def test_weighted_clients(capsys, tmp_path, prior):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--groups", "shcool"], "own.csv: unknown column of groups 'shcool': did you mean 'school'? (known: gap, m"),
-        (["--groups", "se"], "own.csv: column se is not of groups"),
-        (["--groups", "gap"], "own.csv line 3: no group's name"),
-        (["--groups", "name"], "own.csv: every group has a single client"),
+        (["--groups", "shcool"], "own.csv 'shcool': did you mean 'school'? (known: estimate, gap"),
+        (["--groups", "se"], "own.csv: column 'se' is asked for twice"),
+        (["--groups", "gap"], "own.csv line 3: no name in column 'gap', got ''"),
+        (["--groups", "id"], "own.csv: column 'id' is asked for twice"),
         (["--groups", "school"], "own.csv: needs at least 3 groups, got 2"),
         (["--groups", "school", "--covariates", "minus"], "groups is without --covariates"),
         (["--groups", "school", "--prior", "npmle"], "prior is without --groups"),
         (["--groups", "school", "--weights", "zero"], "weights is without --groups"),
-        (["--weights", "people"], "own.csv: unknown column of weights 'people'"),
+        (["--weights", "people"], "own.csv 'people' (known: estimate, gap"),
         (["--weights", "zero"], "own.csv: weights must be > 0 for at least 2 clients, got 0"),
         (["--weights", "minus"], "own.csv line 3: minus must be at least 0, got '-1'"),
         (["--weights", "nan"], "own.csv line 2: nan must be a finite number, got 'nan'"),
@@ -133,17 +133,17 @@ def test_weighted_clients(capsys, tmp_path, prior):
 def test_bad_groups_and_weights_are_refused_in_a_line(capsys, tmp_path, arguments, said):
     path = made(
         tmp_path,
-        "name,estimate,se,school,gap,minus,nan,zero\n"
+        "id,estimate,se,school,gap,minus,nan,zero\n"
         "a,1,1,u,x,1,nan,0\nb,2,1,u,,-1,1,0\nc,3,1,v,x,2,1,0\nd,3,2,v,x,1,1,0\n",
     )
     assert said in refused(capsys, "--csv", path, *arguments)
 
 
 def test_groups_and_weights_of_other_summaries_and_without_a_file_are_refused(capsys, tmp_path):
-    path = made(tmp_path, "count,exposure,school\n1,2,a\n1,3,b\n")
+    path = made(tmp_path, "id,count,exposure,school\nx,1,2,a\ny,1,3,b\n")
     for name in ("groups", "weights"):
         said = refused(capsys, "--csv", path, f"--{name}", "exposure")
-        assert "own.csv: column exposure is not of" in said
+        assert "own.csv: column 'exposure' is asked for twice" in said
         assert f"{name} is of --csv, and there is none, got school" in refused(capsys, f"--{name}", "school")
     said = refused(capsys, "--csv", path, "--groups", "school")
     assert "groups is of estimate,se, and own.csv has count,exposure" in said

@@ -7,11 +7,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from normal_means_command import refused
+from normal_means_command import numbered, refused
 from scipy import integrate, special, stats
 
 from jaxpfl.cli import main
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.data.sources import csv_text
+from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import fay_herriot
 from jaxpfl.estimators.normal_means import FAMILIES
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -102,7 +103,7 @@ def test_estimates_with_standard_errors(capsys, tmp_path):
     path = made(tmp_path, f"School,Estimate,SE,remark\n{rows}\n".replace("School", "client"))
     main(["estimate", "normal-means", "--csv", str(path), "--json", "--output", str(tmp_path / "out")])
     found = json.loads(capsys.readouterr().out)
-    assert found["read"] == {"columns": ["estimate", "se"], "ignored": ["remark"]}
+    assert found["read"] == {"client": "client", "columns": ["estimate", "se"], "ignored": ["remark"]}
     assert {name: round(value, 2) for name, value in found["pooled"].items()} == {"mean": 7.69, "stderr": 4.07}
     assert found["plots"] == ["plots/shrinkage.png", "plots/quantiles.png"]
     with open(tmp_path / "out" / "estimates.csv") as file:
@@ -134,10 +135,10 @@ def test_intervals_have_a_length_where_the_likeliest_prior_is_an_atom(capsys, tm
 
 
 def test_intervals_by_drawn_clients_are_refused_where_nothing_is_refitted(capsys, tmp_path):
-    path = made(tmp_path, "count,exposure\n1,2\n5,2\n")
+    path = made(tmp_path, "id,count,exposure\na,1,2\nb,5,2\n")
     said = refused(capsys, "--csv", path, "--intervals", "clients")
     assert "intervals clients refit a prior to drawn clients, which is not for a Beta or Gamma prior" in said
-    path = made(tmp_path, "estimate,se\n1,2\n5,2\n")
+    path = made(tmp_path, "id,estimate,se\na,1,2\nb,5,2\n")
     assert "which is not for the normal prior" in refused(capsys, "--csv", path, "--intervals", "clients")
 
 
@@ -162,7 +163,7 @@ def test_successes_and_counts(capsys, tmp_path):
 @pytest.mark.slow
 def test_successes_under_mixtures(capsys, tmp_path):
     z, n = np.array([1, 5, 0, 9, 2, 11]), np.array([10, 12, 4, 12, 9, 12])
-    path = made(tmp_path, "successes,trials\n" + "\n".join(f"{a},{b}" for a, b in zip(z, n, strict=True)) + "\n")
+    path = made(tmp_path, numbered("successes,trials", z, n))
     with jax.enable_x64(True):
         fits = {name: jax.tree.map(np.asarray, ebbinomial(z, n, prior=name)) for name in ("beta-mixture", "npmle")}
     for prior, fit in fits.items():
@@ -182,7 +183,7 @@ def test_successes_under_mixtures(capsys, tmp_path):
 @pytest.mark.slow
 def test_counts_under_mixtures(capsys, tmp_path):
     z, e = np.array([1, 5, 0, 90, 2, 110]), np.array([1.5, 2.0, 1.0, 2.5, 1.0, 3.0])
-    path = made(tmp_path, "count,exposure\n" + "\n".join(f"{a},{b}" for a, b in zip(z, e, strict=True)) + "\n")
+    path = made(tmp_path, numbered("count,exposure", z, e))
     with jax.enable_x64(True):
         fit = jax.tree.map(np.asarray, ebpoisson(z, e, prior="gamma-mixture"))
     given = ["estimate", "normal-means", "--csv", str(path), "--prior", "gamma-mixture"]
@@ -205,7 +206,7 @@ def test_estimates_about_covariates(capsys, tmp_path):
     z, s = np.stack([rng.normal(size=12), rng.integers(1950, 2000, 12)], axis=1), rng.uniform(0.5, 1, 12)
     x = 3 + 2 * z[:, 0] + rng.normal(size=12)
     rows = "\n".join(f"c{i},{x[i]},{s[i]},{z[i, 1]:g},{z[i, 0]}" for i in range(12))
-    path = made(tmp_path, f"area,estimate,se,Year,income\n{rows}\n")
+    path = made(tmp_path, f"ID,estimate,se,Year,income\n{rows}\n")
     out = tmp_path / "out"
     own = ("--csv", str(path), "--covariates", "Income", "year", "--fit", "ml", "--level", "0.9")
     main(["estimate", "normal-means", *own, "--json", "--output", str(out)])
@@ -217,18 +218,18 @@ def test_estimates_about_covariates(capsys, tmp_path):
     fit = jax.tree.map(np.asarray, fit)
     with open(out / "estimates.csv") as file:
         clients = list(csv.DictReader(file))
-    assert [row["client"] for row in clients] == [f"c{i}" for i in range(12)]  # the only column left names them
+    assert [row["client"] for row in clients] == [f"c{i}" for i in range(12)]
     columns = {"personalized": fit.mean, "personalized_stderr": fit.mse**0.5, "low": low, "high": high}
     for name, values in {**columns, "regression": fit.regression, "residual": fit.residual}.items():
         np.testing.assert_allclose([float(row[name]) for row in clients], values, rtol=1e-9, atol=1e-12)
-    assert [row["name"] for row in found["coefficients"]] == ["intercept", "income", "year"]
+    assert [row["name"] for row in found["coefficients"]] == ["intercept", "income", "Year"]
     np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta)
     errors = np.diag(fit.beta_covariance) ** 0.5
     np.testing.assert_allclose([row["stderr"] for row in found["coefficients"]], errors)
     p_values = [row["p_value"] for row in found["coefficients"]]
     np.testing.assert_allclose(p_values, 2 * stats.norm.sf(np.abs(fit.beta) / errors), rtol=1e-6)
     np.testing.assert_allclose([found["risk"]["personalized"], found["clients_differ"]["p_value"]], [risk, fit.p_value])
-    assert found["read"] == {"columns": ["estimate", "se", "income", "year"], "ignored": []}
+    assert found["read"] == {"client": "ID", "columns": ["estimate", "se", "income", "Year"], "ignored": []}
     assert found["outlying"] == []
     assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png", "quantiles.png"}
 
@@ -238,13 +239,12 @@ def test_estimates_about_covariates(capsys, tmp_path):
     [
         (
             ["--covariates", "incme"],
-            "own.csv: unknown covariate 'incme': did you mean 'income'? (known: gap, half, income, n",
+            "own.csv 'incme': did you mean 'income'? (known: estimate, gap, half, id, inco",
         ),
-        (["--covariates", "se"], "own.csv: column se is no covariate"),
-        (["--covariates", "income", "INCOME"], "covariates must differ, got income 2 times"),
-        (["--covariates", "name"], "own.csv line 2: name must be a finite number, got 'a'"),
+        (["--covariates", "se"], "own.csv: column 'se' is asked for twice"),
+        (["--covariates", "income", "INCOME"], "own.csv: column 'income' is asked for twice"),
+        (["--covariates", "note"], "own.csv line 2: note must be a finite number, got 'a'"),
         (["--covariates", "gap"], "own.csv line 3: gap must be a finite number, got ''"),
-        (["--covariates", "twice"], "2 columns are called twice"),
         (["--covariates", "income", "half"], "covariate 'half' is a linear combination of the intercept and the cov"),
         (["--covariates", "income"], "own.csv: 2 coefficients need at least 5 clients, got 4"),
         (["--covariates", "income", "--prior", "npmle"], "prior is without --covariates"),
@@ -252,13 +252,13 @@ def test_estimates_about_covariates(capsys, tmp_path):
     ],
 )
 def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said):
-    rows = "a,1,1,2,1,1,0,0\nb,2,1,4,2,,0,0\nc,3,1,5,2.5,1,0,0\nd,3,1,9,4.5,1,0,0\n"
-    path = made(tmp_path, f"name,estimate,se,income,half,gap,twice,twice\n{rows}")
+    rows = "a,1,1,2,1,1,a\nb,2,1,4,2,,a\nc,3,1,5,2.5,1,a\nd,3,1,9,4.5,1,a\n"
+    path = made(tmp_path, f"id,estimate,se,income,half,gap,note\n{rows}")
     assert said in refused(capsys, "--csv", path, *arguments)
 
 
 def test_covariates_of_few_counts_and_without_a_file_are_refused(capsys, tmp_path):
-    path = made(tmp_path, "successes,trials,income\n1,2,1\n1,3,2\n")
+    path = made(tmp_path, "id,successes,trials,income\na,1,2,1\nb,1,3,2\n")
     assert "2 coefficients need at least 4 clients, got 2" in refused(capsys, "--csv", path, "--covariates", "income")
     assert "fit is of estimate,se, and own.csv has succ" in refused(
         capsys, "--csv", path, "--covariates", "income", "--fit", "ml"
@@ -292,8 +292,7 @@ def test_outlying_clients_are_rare_in_files_that_fit():
 def test_the_best_prior_of_a_file(capsys, tmp_path):
     rng = np.random.default_rng(0)
     theta = np.where(rng.random(60) < 0.2, 6.0, 0.0)
-    rows = "\n".join(f"{x},1" for x in theta + rng.normal(size=60))
-    path = made(tmp_path, f"estimate,se\n{rows}\n")
+    path = made(tmp_path, numbered("estimate,se", theta + rng.normal(size=60), np.ones(60)))
     main(["estimate", "normal-means", "--csv", str(path), "--prior", "best", "--json"])
     found = json.loads(capsys.readouterr().out)
     rows = {row["prior"]: row for row in found["compared"]}
@@ -307,33 +306,48 @@ def test_the_best_prior_of_a_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("estimate,se\n1,0\n2,1\n", "line 2: se must be > 0, got '0'"),
-        ("estimate,se\n1,x\n2,1\n", "line 2: se must be a finite number, got 'x'"),
-        ("estimate,se\n1,1\n2\n", "line 3: se must be a finite number, got ''"),
-        ("estimate,sd\n1,1\n", "no pair of columns in 'estimate,sd': needs estimate,se or successes,trials or count"),
-        ("client,value\na,1\na,2\nb,3\n", "clients have several, is for: jaxpfl estimate gaussian --csv"),
-        ("client,estimate,se\na,1,1\nb,2,1\nTotal,3,1\n", "line 4: 'Total' seems to be a row about the clients"),
-        ("client,successes,trials\na,1,4\nb,2,4\nmean,3,8\n", "line 4: 'mean' seems to be a row about the clients"),
-        ("estimate,se,count,exposure\n1,1,1,1\n", "several pairs of columns"),
-        ("estimate,se,se\n1,1,1\n", "2 columns are called se"),
-        ("a,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is in line 2 too"),
-        ("a,estimate,se\nx,1,1\n,2,1\n", "line 3: no client's name"),
-        ("estimate,se\n1,1,7\n2,1\n", "line 2: more cells than the header has names (2)"),
-        ("estimate,se\n", "needs a header and a row for each client below it"),
+        ("id,estimate,se\na,1,0\nb,2,1\n", "line 2: se must be > 0, got '0'"),
+        ("id,estimate,se\na,1,x\nb,2,1\n", "line 2: se must be a finite number, got 'x'"),
+        ("id,estimate,se\na,1,1\nb,2\n", "line 3: se must be a finite number, got ''"),
+        (
+            "id,estimate,sd\na,1,1\n",
+            "no pair of columns in id, estimate, sd: needs estimate,se or successes,trials or c",
+        ),
+        ("id,Yi,vi\na,1,1\n", "yi,vi are an effect and its variance: call yi estimate, and the root of vi se"),
+        ("id,count,exposure\na,1.5,4\nb,2,4\n", "line 2: count must be a whole number of at least 0, got '1.5'"),
+        ("id,successes,trials\na,1,2.5\nb,2,4\n", "line 2: trials must be a whole number, got '2.5'"),
+        ("client,value\na,1\na,2\nb,3\n", "a row for each sample is for jaxpfl estimate gaussian"),
+        ("id,successes,trials\na,5,4\nb,2,4\n", "line 2: successes must be at most the trials, got '5'"),
+        ("id,estimate,se,count,exposure\na,1,1,1,1\n", "several pairs of columns"),
+        ("id,estimate,se,se\na,1,1,1\n", "line 1: two columns are named 'se'"),
+        ("id,estimate,Se,SE\na,1,1,1\n", "unknown column of"),
+        ("id,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is in line 2 too"),
+        ("id,estimate,se\nx,1,1\n,2,1\n", "line 3: no name in column 'id', got ''"),
+        ("id,estimate,se\na,1,1,7\nb,2,1\n", "line 2: 4 cells, the header has 3"),
+        ("id,estimate,se\n", "own.csv: a header and no rows"),
+        ("id,region,estimate,se\n1,a,1,1\n1,b,1,1\n", "line 3: client '1' is in line 2 too"),
+        ("estimate,se\n1,1\n2,1\n", "client or id, of estimate, se: add one with the clients' names"),
+        ("area,estimate,se\na,1,1\nb,2,1\n", "client or id, of area, estimate, se: write --client area"),
+        (
+            "a,b c,count,exposure\n1,x,1,1\n",
+            "client or id, of a, b c, count, exposure: write --client a, or --client 'b c'",
+        ),
+        ("id,successes,trials\nEngland,6,12\na,4,8\nb,2,4\n", "client 'England' is the sum of all others: remove"),
+        ("id,count,exposure\na,4,.8\nUSA,6,1.2\nb,2,.4\n", "client 'USA' is the sum of all others: remove that row"),
+        ("id,estimate,se\na,4,3\nb,2,4\nall,6,5\n", "client 'all' is the sum of all others: remove that row"),
     ],
 )
 def test_bad_files_are_refused_in_a_line(tmp_path, text, said):
     with pytest.raises(JaxpflError) as error:
-        summary_csv.read(made(tmp_path, text))
+        summary_csv.read(csv_text.read(made(tmp_path, text)))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
-    one = made(tmp_path, "estimate,se\n1,1\n", "one.csv")
-    ones = made(tmp_path, "successes,trials\n3,2\n1,2\n", "ones.csv")
+    one = made(tmp_path, "id,estimate,se\na,1,1\n", "one.csv")
+    ones = made(tmp_path, "id,successes,trials\na,2,2\nb,1,2\n", "ones.csv")
     assert "one.csv: needs at least 2 clients, got 1" in refused(capsys, "--csv", one)
-    assert "ones.csv: successes must be at most trials, got 3 of 2 for client 0" in refused(capsys, "--csv", ones)
     assert "prior is of estimate,se, and ones.csv has successes,trials" in refused(
         capsys, "--csv", ones, "--prior", "point-normal"
     )
@@ -343,7 +357,7 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     assert "prior beta-mixture is of successes,trials, and one.csv has estimate,se" in refused(
         capsys, "--csv", one, "--prior", "beta-mixture"
     )
-    counts = made(tmp_path, "count,exposure\n3,2\n1,2\n", "counts.csv")
+    counts = made(tmp_path, "id,count,exposure\na,3,2\nb,1,2\n", "counts.csv")
     assert "prior beta-mixture is of successes,trials, and counts.csv has count,exposure" in refused(
         capsys, "--csv", counts, "--prior", "beta-mixture"
     )
@@ -366,7 +380,9 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     assert NormalMeansOptions().csv is None
 
 
-def test_codes_for_missing_values_are_named(tmp_path):
-    rows = "".join(f"c{i},{-999 if i == 3 else i},1\n" for i in range(8))
-    with pytest.warns(JaxpflWarning, match="a cell of column estimate says -999, far from all others"):
-        summary_csv.read(made(tmp_path, f"client,estimate,se\n{rows}"))
+@pytest.mark.parametrize("client", [None, "region"])
+def test_clients_are_named_whatever_else_is_in_the_file(tmp_path, client):
+    text = "id,region,estimate,se\n" + "".join(f"{9 - i},r{i},{i % 3}.5,1\n" for i in range(8))
+    found = summary_csv.read(csv_text.read(made(tmp_path, text)), client=client)
+    assert found.names == ([f"r{i}" for i in range(8)] if client else [str(9 - i) for i in range(8)])
+    assert (found.client, found.ignored) == ((client, ["id"]) if client else ("id", ["region"]))

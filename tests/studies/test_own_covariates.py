@@ -21,14 +21,14 @@ def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     y = 5 + x @ [1.0, -2.0] + rng.normal(size=10)[client] + 0.5 * rng.normal(size=40)
     path = tmp_path / "own.csv"
     rows = "\n".join(f"c{client[i]},{float(y[i])!r},{float(x[i, 0])!r},{float(x[i, 1])!r}" for i in range(40))
-    path.write_text(f"county,yield,corn,soy\n{rows}\n")
+    path.write_text(f"id,yield,corn,soy\n{rows}\n")
     return path, y, x, client
 
 
 def test_clients_about_covariates(capsys, tmp_path):
     path, y, x, client = own(tmp_path)
     out = tmp_path / "out"
-    options = ("--covariates", "soy", "corn", "--level", "0.9")
+    options = ("--value", "yield", "--covariates", "soy", "corn", "--level", "0.9")
     main(["estimate", "gaussian", "--csv", str(path), *options, "--json", "--output", str(out)])
     found = json.loads(capsys.readouterr().out)
     with jax.enable_x64(True):
@@ -55,10 +55,11 @@ def test_clients_about_covariates(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--covariates", "korn"], "unknown covariate 'korn': did you mean 'corn'?"),
-        (["--covariates", "corn"], "needs one column of values beside the covariates, got 'yield, soy': give --value"),
-        (["--covariates", "corn", "corn", "--value", "yield"], "covariates must differ, got corn 2 times"),
-        (["--covariates", "yield", "corn", "soy"], "needs one column of values beside the covariates, got no column"),
+        (["--covariates", "korn", "--value", "yield"], "'korn': did you mean 'corn'?"),
+        (["--covariates", "corn"], "unknown column of"),
+        (["--covariates", "corn", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
+        (["--covariates", "yield", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
+        (["--covariates", "corn", "--values", "yield"], "covariates need a row for each sample: give --value COLUMN"),
         (["--covariates", "corn", "soy", "--epsilon", "1"], "epsilon is without --covariates"),
         (["--fit", "ml"], "fit is of --covariates, and there are none, got ml"),
     ],
@@ -99,7 +100,7 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     x, n = rng.normal(size=40), rng.integers(5, 50, 40)
     z = rng.binomial(n, 1 / (1 + np.exp(1 - x + 0.5 * rng.normal(size=40))))
     path, out = tmp_path / "own.csv", tmp_path / "out"
-    path.write_text(f"{kind},age\n" + "\n".join(f"{z[i]},{n[i]},{float(x[i])!r}" for i in range(40)))
+    path.write_text(f"client,{kind},age\n" + "\n".join(f"{i},{z[i]},{n[i]},{float(x[i])!r}" for i in range(40)))
     command = ["estimate", "normal-means", "--csv", str(path), "--covariates", "age"]
     main([*command, "--json", "--output", str(out)])
     found = json.loads(capsys.readouterr().out)

@@ -5,15 +5,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxpfl.cli import main
+from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import bernoulli as own_bernoulli
+from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data import gaussian as own_gaussian
+from jaxpfl.studies.own_data.client_csv import CsvLayout
+
+_RNG = np.random.default_rng(5)
+K = [f"K{i}" for i in range(4)]
+
+
+def rows(names: list[str], columns: int) -> str:
+    return "".join(f"{name},{','.join(f'{x:.2f}' for x in _RNG.normal(9, 2, columns))}\n" for name in names)
 
 
 def write(path: Path, clients) -> Path:
-    header = ",".join(f"s{j}" for j in range(max(map(len, clients))))
-    path.write_text("\n".join([header, *(",".join(repr(float(x)) for x in own) for own in clients)]))
+    rows = [f"c{i},{float(x)!r}" for i, own in enumerate(clients) for x in own]
+    path.write_text("\n".join(["client,value", *rows]))
     return path
 
 
@@ -108,3 +119,73 @@ def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
     ).result
     assert bits["privacy"] == {"epsilon": 1.0, "delta": 0.0, "mechanism": "one-bit"}
     assert bits["settings"] == {"epsilon": 1.0, "seed": 0}
+
+
+@pytest.mark.slow
+def test_names_that_would_be_one_in_the_table(tmp_path: Path):
+    (tmp_path / "own.csv").write_text("client,x,stderr_x\n" + rows(K * 3, 2))
+    layout = CsvLayout(value="x,stderr_x")
+    with pytest.raises(JaxpflError, match=r"'x' and 'stderr_x' would both be local_stderr_x in estimates.csv"):
+        own_gaussian.run(tmp_path / "own.csv", GaussianSettings(), layout)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_sizes_of_which_fourth_powers_are_taken(tmp_path: Path):
+    path = tmp_path / "own.csv"
+    text = "client,value\n" + rows(K * 3, 1)
+    for outlier, refused in ((1e120, True), (1e100, True), (1e69, False)):
+        path.write_text(text + f"K0,{outlier:g}\n")
+        if refused:
+            with pytest.raises(JaxpflError, match=r"value must be of a size between 1e-70 and 1e\+70"):
+                own_gaussian.run(path, GaussianSettings())
+        else:
+            assert np.isfinite(own_gaussian.run(path, GaussianSettings()).columns["personalized"]).all()
+
+
+@pytest.mark.slow
+def test_clipped_messages_are_counted(tmp_path: Path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,value\n" + rows(K * 3, 1))
+    own = own_gaussian.run(path, GaussianSettings(epsilon=1.0)).result
+    assert own["privacy"]["clients_clipped"] == 4
+    assert own["notes"][0].startswith("warning: 4 of 4 clients' means lie outside ±")
+    own = own_gaussian.run(path, GaussianSettings(epsilon=1.0, radius=20.0)).result
+    assert (own["privacy"]["clients_clipped"], own["notes"]) == (0, [])
+
+
+@pytest.mark.slow
+def test_an_empty_interval_is_said_in_words(tmp_path: Path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,value\n" + "".join(f"K{i},{1e-3 * i + x}\n" for i in range(9) for x in (-5, 5.5, -0.5)))
+    own = own_gaussian.run(path, GaussianSettings()).result
+    assert own["estimated"]["sigma_theta_interval"][1] == 0
+    said = output.said(own, 0.95)
+    assert not any("0 to 0" in line for line in said)
+    assert any("check the file" in line for line in said)
+
+
+def test_names_are_told_without_control_characters(tmp_path: Path):
+    escape = "\x1b[31m"
+    text = f"client,va{escape}lue\n{escape}a,1\n{escape}a,2\n{escape}b,\nc,3\n"
+    (tmp_path / "own.csv").write_text(text)
+    lines = client_csv.told(client_csv.read(tmp_path / "own.csv", CsvLayout(value=f"va{escape}lue")).understood)
+    assert all(line.isprintable() for line in lines)
+    assert sum(r"\x1b[31m" in line for line in lines) == 3
+
+
+@pytest.mark.slow
+def test_names_in_titles_are_no_markup_and_no_formulas(tmp_path: Path, capsys):
+    """Rich would obey brackets, matplotlib dollars, and a terminal control characters."""
+    names = ["[/x]$a^$", "b\x1b[31m"]
+    path = tmp_path / "own[bold]$^$.csv"
+    values = "".join(f"K{i % 3},{x:.3f},{y:.3f}\n" for i, (x, y) in enumerate(_RNG.normal(size=(12, 2))))
+    path.write_text(f"client,{','.join(names)}\n{values}")
+    for study in (["gaussian"], ["mixture", "--components", "2"]):
+        folder = tmp_path / study[0]
+        main(["estimate", *study, "--csv", str(path), "--value", ",".join(names), "--output", str(folder)])
+        said = capsys.readouterr().out
+        assert "[/x]$a^$" in said
+        assert r"b\x1b[31m" in said
+        assert "\x1b" not in said
+        assert list((folder / "plots").glob("*.png"))

@@ -34,7 +34,7 @@ GIVEN = MixtureSettings(components=3)
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[mixture.Kinds, np.ndarray]:
     folder = tmp_path_factory.mktemp("kinds")
     kinds = write(folder / "own.csv")
-    return mixture.run(folder / "own.csv", GIVEN, mixture.CsvLayout(long=True)), kinds
+    return mixture.run(folder / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size")), kinds
 
 
 def test_kinds_are_found(made):
@@ -77,7 +77,7 @@ def test_probabilities_and_likelihood_are_those_of_the_samples(made, tmp_path: P
 def test_units_change_nothing(made, tmp_path: Path):
     found, _ = made
     write(tmp_path / "own.csv", units=(1000.0, 1e-6))
-    other = mixture.run(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(long=True))
+    other = mixture.run(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size"))
     np.testing.assert_array_equal(other.kind, found.kind)
     np.testing.assert_allclose(other.personalized / (1000.0, 1e-6), found.personalized, rtol=1e-6)
 

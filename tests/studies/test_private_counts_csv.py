@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from normal_means_command import refused
+from normal_means_command import numbered, refused
 
 from jaxpfl.cli import main
 from jaxpfl.estimators import ebbinomial
@@ -30,7 +30,7 @@ def data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def written(folder: Path, header: str, data: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
     path = folder / "own.csv"
-    path.write_text(header + "\n" + "\n".join(f"{a},{b}" for a, b in zip(*data[header], strict=True)) + "\n")
+    path.write_text(numbered(header, *data[header]))
     return path
 
 
@@ -169,7 +169,7 @@ def test_flags_that_would_do_nothing_are_refused(capsys, tmp_path, data):
     assert "sizes needs epsilon, without which nothing is private" in refused(capsys, "--csv", path, "--sizes", "9")
     assert "epsilon must be > 0" in refused(capsys, "--csv", path, "--epsilon", "-1", "--sizes", "9")
     other = tmp_path / "means.csv"
-    other.write_text("estimate,se\n1,1\n2,1\n3,1\n")
+    other.write_text("id,estimate,se\na,1,1\nb,2,1\nc,3,1\n")
     own = ("--csv", other, "--epsilon", "1", "--range", "0", "4", "--error-range", "0.5", "1")
     assert "sizes is of successes and counts, and means.csv has est" in refused(capsys, *own, "--sizes", "9")
     assert "sizes is of --csv, and there is none" in refused(capsys, "--sizes", "9")

@@ -1,7 +1,7 @@
-"""Tables in CSV text of any dialect: the separator and the decimal mark are detected, given, or refused as ambiguous.
+"""Tables in CSV text: columns by the names in the first line, and the one that names the clients.
 
-Python's ``csv`` splits the lines. Its ``Sniffer`` and the readers of pandas and polars are not used because they guess:
-a wrong separator or a number with a comma must be an error here, not a column of text.
+The separator is the mark that divides the first line into most names, the decimal mark that of the numbers; both may be
+given instead. What a column holds is never guessed: its name says it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable, shown, unknown_name
+
+if TYPE_CHECKING:
+    import pandas
 
 Separator: TypeAlias = Literal["tab", "semicolon", "bar", "comma", "whitespace"]
 Decimal: TypeAlias = Literal["point", "comma"]
@@ -25,6 +30,8 @@ Decimal: TypeAlias = Literal["point", "comma"]
 SEPARATORS: dict[Separator, str] = {"tab": "\t", "semicolon": ";", "bar": "|", "comma": ",", "whitespace": " "}
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
 """Cells without a value, in any case."""
+CLIENT_NAMES = ("client", "id")
+"""Columns that name the clients without being asked for, in any case."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
 _PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without a step back: cells may be long
@@ -32,60 +39,172 @@ _NUMBER: dict[Decimal, re.Pattern[str]] = {
     "point": re.compile(_PLAIN.replace("MARK", r"\."), re.ASCII),
     "comma": re.compile(_PLAIN.replace("MARK", ","), re.ASCII),
 }
-_MARKS = ".,+-eE"
-_LIKE_NUMBER = re.compile(r"[.,+\-eE]*+\d[\d.,+\-eE]*+", re.ASCII)
 _THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?P<mark>[.,'\u2019\s])\d{3}(?:(?P=mark)\d{3})*+(?:[.,]\d++)?")
-_DOUBT = (
-    "line {}: {!r} is a decimal number or one in thousands, and no other number tells: give --decimal {}, or take the "
-    "marks of thousands out"
-)
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MEMORY = 30  # times its length that a table takes as cells of text
-_HEAD = 500
-"""Number of rows from which the separator is detected; a different one further down is an error there."""
 
 
 class Table(NamedTuple):
-    """Rows of cells, stripped of surrounding space.
+    """A table of text.
 
     Attributes:
-      path: of the file, for messages.
-      rows: non-empty rows, as (line, counted from 1, and cells), possibly of different lengths.
-      separator, decimal: of the text.
+      path: file, for messages.
+      cells: text without surrounding space, "" where a row is short; columns have the names of the first line, the
+        index is the line of each row, counted from 1.
+      separator, decimal: marks of the text.
     """
 
     path: Path
-    rows: list[tuple[int, list[str]]]
+    cells: pandas.DataFrame
     separator: Separator
     decimal: Decimal
 
-    def number(self, cell: str) -> float | None:
-        """The number in a cell, 1 and 0 for TRUE and FALSE; None if there is none."""
-        return parse(cell, self.decimal)
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.cells)
+
+    @property
+    def lines(self) -> list[int]:
+        """Line of each row."""
+        return self.cells.index.tolist()
+
+    def find(self, name: str, what: str = "column") -> str:
+        """The column of that name, in any case where no other differs in the case alone.
+
+        Raises:
+          JaxpflError: for a name that the table lacks.
+        """
+        near = [own for own in self.names if own.lower() == name.lower()]
+        if name in self.names or len(near) != 1:
+            near = [own for own in near if own == name]
+        if not near:
+            raise unknown_name(f"{what} of {self.path}", name, self.names)
+        return near[0]
+
+    def clients(self, name: str | None, used: Collection[str] = ()) -> str:
+        """The column that names the clients: the one asked for, or else the one called client, or id.
+
+        Args:
+          name: column asked for.
+          used: columns that hold something else.
+
+        Raises:
+          JaxpflError: without such a column, with the columns and what to write.
+        """
+        if name is not None:
+            return self.find(name)
+        for known in CLIENT_NAMES:
+            if known in [own.lower() for own in self.names]:
+                return self.find(known)
+        ways = [f"--client {shlex.quote(own)}" for own in self.names if own not in used]
+        raise JaxpflError(
+            f"{self.path}: no column is called client or id, of {self.listed}: "
+            + (f"write {printable(', or '.join(ways[:4]), 300)}" if ways else "add one with the clients' names")
+        )
+
+    @property
+    def listed(self) -> str:
+        """Names of the columns, for a message."""
+        return printable(", ".join(self.names), 300)
+
+    def texts(self, name: str) -> list[str]:
+        """Cells of a column.
+
+        Raises:
+          JaxpflError: for a cell without a value, with its line.
+        """
+        cells = self.cells[name].tolist()
+        for line, cell in zip(self.lines, cells, strict=True):
+            if is_missing(cell):
+                raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}")
+        return cells
+
+    def parsed(self, name: str) -> np.ndarray:
+        """Numbers of a column, 1 and 0 for TRUE and FALSE; NaN where a cell has none."""
+        return np.array([parse(cell, self.decimal) for cell in self.cells[name]], np.float64)
+
+    def numbers(self, name: str, *, missing: bool = False) -> np.ndarray:
+        """Numbers of a column; NaN where a cell has no value, if any may be ``missing``.
+
+        Raises:
+          JaxpflError: for a cell that is no finite number, with its line.
+        """
+        found = self.parsed(name)
+        for row in np.flatnonzero(np.isnan(found)):
+            cell = self.cells[name].iloc[row]
+            if not (missing and is_missing(cell)):
+                mark = "" if self.decimal == "point" else " with a decimal comma"
+                raise JaxpflError(
+                    f"{self.path} line {self.lines[row]}: {name} must be a finite number{mark}, got {shown(cell, 40)}"
+                )
+        return found
 
 
 def read(path: Path, separator: Separator | None = None, decimal: Decimal | None = None) -> Table:
-    """Read a table of UTF-8 text, or UTF-16 with a byte-order mark.
+    """Read a table of UTF-8 text, or UTF-16 with a byte-order mark, whose first line names the columns.
 
     Args:
-      path: of the file.
-      separator: of the cells; detected from the numbers unless given.
-      decimal: the decimal mark; detected from the numbers unless given.
+      path: file to read.
+      separator: mark between cells; the one that divides the first line most unless given.
+      decimal: decimal mark; detected from the numbers unless given.
 
     Raises:
-      JaxpflError: a file that cannot be read, quotes that are not closed, two possible separators, or numbers of which
-        it cannot be told whether their comma stands for decimals or thousands.
+      JaxpflError: a file that cannot be read, without names of columns, or with one twice, without rows, or with
+        numbers of which it cannot be told whether their comma stands for decimals or thousands.
     """
-    text = text_of(path)
-    said = re.match(r'"?sep=(.)"?\r?\n', text)  # Excel's own first line
-    if said:
-        text = "\n" + text[said.end() :]  # lines keep their numbers
-        separator = separator or next((name for name, mark in SEPARATORS.items() if mark == said[1]), None)
-    name = separator or _separator(path, text)
-    rows = split(path, text, name)
-    width = max((j for _, row in rows for j, cell in enumerate(row, start=1) if cell), default=0)
-    rows = [(line, row[:width]) for line, row in rows]  # separators at the end of lines make no column
-    return Table(path, rows, name, decimal or _decimal(path, rows, name))
+    cells, separator = rows(path, separator)
+    if cells.empty:
+        raise JaxpflError(f"{path}: the file is empty: no line has any value")
+    line, names = cells.index[0], cells.iloc[0].tolist()
+    cells = cells.iloc[1:].set_axis(names, axis=1)
+    while names and not names[-1] and not cells.iloc[:, -1].any():  # a separator at the end of lines
+        cells, names = cells.iloc[:, :-1], names[:-1]
+    if all(parse(name, "point") is not None for name in names):
+        raise JaxpflError(f"{path} line {line}: numbers where the names of the columns should be: put a header there")
+    for place, name in enumerate(names, start=1):
+        if not name:
+            raise JaxpflError(f"{path} line {line}: column {place} has no name")
+        if names.index(name) != place - 1:
+            raise JaxpflError(f"{path} line {line}: two columns are named {shown(name)}")
+    if cells.empty:
+        raise JaxpflError(f"{path}: a header and no rows")
+    return Table(path, cells, separator, decimal or _decimal(path, cells, separator))
+
+
+def rows(path: Path, separator: Separator | None = None) -> tuple[pandas.DataFrame, Separator]:
+    """Rows of a file that are not empty, by line, as text without surrounding space, and the separator.
+
+    Raises:
+      JaxpflError: a file that cannot be read, or with a row longer than the first.
+    """
+    import pandas
+
+    text = text_of(path).replace("\r\n", "\n").replace("\r", "\n")
+    excel = re.match(r'"?sep=(.)"?\n', text)  # Excel's own first line
+    if excel:
+        separator = separator or next((name for name, mark in SEPARATORS.items() if mark == excel[1]), None)
+        text = "\n" + text[excel.end() :]
+    if not text.strip():
+        return pandas.DataFrame(), "comma"
+    skipped = len(text) - len(text := text.lstrip("\n"))
+    separator = separator or _separator(text.split("\n", 1)[0])
+    try:
+        cells = pandas.read_csv(
+            io.StringIO(text), sep=r"\s+" if separator == "whitespace" else SEPARATORS[separator], header=None,
+            dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True,
+        )  # fmt: skip
+    except pandas.errors.ParserError as error:
+        more = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+        if more is None:
+            raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        line, what = int(more[2]) + skipped, f"{more[3]} cells, the header has {more[1]}"
+        raise JaxpflError(f"{path} line {line}: {what}") from None
+    inside = sum(cells[place].str.count("\n") for place in cells)  # lines that quotes hold
+    cells.index = skipped + 1 + np.arange(len(cells)) + np.cumsum(inside)
+    for place in cells:
+        cells[place] = cells[place].str.strip()
+    return cells.loc[(cells != "").any(axis=1)], separator
 
 
 def is_missing(cell: str) -> bool:
@@ -101,34 +220,33 @@ def parse(cell: str, decimal: Decimal) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def has_thousands(cell: str) -> bool:
-    """True if a cell looks like a number with thousands marks, such as 1.234,50, 1,234.50, or 1 234."""
-    return bool(_THOUSANDS.fullmatch(cell))
-
-
 def text_of(path: Path) -> str:
     """Text of a UTF-8 file, or a UTF-16 file with a byte-order mark.
 
     Raises:
       JaxpflError: a file that cannot be read.
     """
+    raw = files.contents(path, _MEMORY)
     try:
-        raw = files.contents(path, _MEMORY)
-        utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
-        return raw.decode("utf-16" if utf16 else "utf-8-sig")
+        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        raise JaxpflError(f"cannot read {path}: {error}") from None
 
 
-def split(path: Path, text: str, separator: Separator, most: int | None = None) -> list[tuple[int, list[str]]]:
-    """Non-empty rows, as (line, stripped cells), the first ``most`` of them.
+@contextmanager
+def opened(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 file, or a UTF-16 file with a byte-order mark, to be read line by line.
 
     Raises:
-      JaxpflError: quotes that are not closed.
+      JaxpflError: a file that cannot be read, also further down.
     """
-    if separator == "whitespace":
-        text = "\n".join(line.strip() for line in text.replace("\t", " ").splitlines())
-    return list(islice(rows_of(path, io.StringIO(text, newline=""), separator), most))
+    try:
+        with files.opened(path) as raw:
+            utf16 = raw.read(2) in _UTF16
+            raw.seek(0)
+            yield io.TextIOWrapper(raw, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
 def rows_of(path: Path, text: Iterable[str], separator: Separator) -> Iterator[tuple[int, list[str]]]:
@@ -147,119 +265,38 @@ def rows_of(path: Path, text: Iterable[str], separator: Separator) -> Iterator[t
         raise JaxpflError(f"cannot read {path} line {lines.line_num}: {error}") from None
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 file, or a UTF-16 file with a byte-order mark, to be read line by line.
+def _separator(first: str) -> Separator:
+    """The mark that divides a first line most; space only where no other does."""
+    marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
+    counts = [len(next(csv.reader([first], delimiter=SEPARATORS[name], skipinitialspace=True))) for name in marks]
+    if max(counts) > 1:
+        return marks[counts.index(max(counts))]
+    return "whitespace" if " " in first.strip() and '"' not in first else "comma"
+
+
+def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decimal:
+    """The decimal mark: a comma if some numbers have one and none has a point.
 
     Raises:
-      JaxpflError: a file that cannot be read, also further down.
+      JaxpflError: where all may be in thousands: 1,234 in every number with a comma, or 1.234 beside 567 in a column
+        of a text with semicolons or tabs, as Excel writes where a point marks thousands.
     """
-    try:
-        with files.opened(path) as raw:
-            utf16 = raw.read(2) in (b"\xff\xfe", b"\xfe\xff")
-            raw.seek(0)
-            yield io.TextIOWrapper(raw, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    commas, pointed, dense = [], False, separator in ("semicolon", "tab")
 
+    def doubt(at: tuple[Any, str], mark: Decimal) -> JaxpflError:
+        ways = f"take the marks out, or write one decimal more (estimate: --decimal {mark})"
+        return JaxpflError(f"{path} line {at[0]}: {at[1]!r} is a decimal number or one in thousands: {ways}")
 
-def _separator(path: Path, text: str) -> Separator:
-    """Detect the separator between a text's numbers."""
-    parts: dict[Separator, list[list[str]]] = {}
-    for name in SEPARATORS:
-        try:
-            rows = [cells for _, cells in split(path, text, name, _HEAD)]
-        except JaxpflError:
-            continue
-        if 2 * sum(len(cells) > 1 for cells in rows) >= len(rows) > 0:
-            parts[name] = rows
-    if "whitespace" in parts and any(_joined(cell) for cell in parts["whitespace"][0]):
-        del parts["whitespace"]
-    regular: list[Separator] = [
-        name
-        for name, rows in parts.items()
-        if name not in ("comma", "whitespace") and len(rows[0]) > 1 and len(set(map(len, rows))) == 1
-    ]
-    if len(regular) == 1:  # whatever its numbers look like: the comma in 1.234,50 separates nothing
-        return regular[0]
-    good: list[Separator] = [name for name, rows in parts.items() if _parses(rows)]
-    for name in good:
-        if name not in ("comma", "whitespace"):  # their commas are decimal ones, or belong to names
-            return name
-    if len(good) > 1:  # a separator splits the header, too
-        even: list[Separator] = [
-            name for name in good if len(parts[name][0]) >= max(map(len, parts[name][1:2]), default=0)
-        ]
-        good = even or good
-    if len(good) > 1:
-        raise JaxpflError(f"{path}: comma and whitespace both separate numbers: give --sep comma, or --sep whitespace")
-    return (good or [*parts, "comma"])[0]
-
-
-def _joined(cell: str) -> bool:
-    """True if a cell of the first row holds names that another separator would divide."""
-    return bool(re.search("[;,|]", cell)) and not _LIKE_NUMBER.fullmatch(cell)
-
-
-def _parses(rows: list[list[str]]) -> bool:
-    """True if cells below the first row are numbers, and none holds several that another separator would divide."""
-    numbers = 0
-    for cells in rows[1:] or rows:
-        for cell in cells:
-            number = parse(cell, "point") is not None or parse(cell, "comma") is not None
-            if not number and (_holds_several(cell) or cell.endswith((",", ";"))):
-                return False
-            numbers += number or is_missing(cell)
-    return 2 * numbers >= len(rows[1:] or rows)
-
-
-def _holds_several(cell: str) -> bool:
-    """True if a cell looks like several numbers divided by commas, semicolons, bars or space."""
-    first, *others = re.split(r"[\s;|]+", cell)
-    pieces = [
-        first,
-        *(piece for piece in others[:-1] if piece.strip(",")),
-        *others[-1:],
-    ]  # a comma surrounded by space also separates
-    if not all(map(_LIKE_NUMBER.fullmatch, pieces)):
-        return False
-    return len(pieces) > 1 or "," in cell.strip(_MARKS)
-
-
-def _decimal(path: Path, rows: list[tuple[int, list[str]]], separator: Separator) -> Decimal:
-    """Detect the decimal mark: a comma if some numbers have one and none has a point."""
-    doubtful = None
-    sure = pointed = False
-    for line, cells in rows:
-        for cell in cells:
-            if "," in cell and _NUMBER["comma"].fullmatch(cell):
-                sure |= not _THOUSAND.fullmatch(cell)
-                doubtful = doubtful or (line, cell)
-            elif "." in cell and _NUMBER["point"].fullmatch(cell):
-                pointed = True
-                break
-        if pointed:
-            break
-    if pointed and separator in ("semicolon", "tab"):  # as Excel writes where a point marks thousands
-        doubt = _thousands_with_points(rows)
-        if doubt is not None:
-            raise JaxpflError(f"{path} {_DOUBT.format(*doubt, 'point')}")
-    elif doubtful and not sure and not pointed:
-        raise JaxpflError(f"{path} {_DOUBT.format(*doubtful, 'comma')}")
-    return "comma" if doubtful and not pointed else "point"
-
-
-def _thousands_with_points(rows: list[tuple[int, list[str]]]) -> tuple[int, str] | None:
-    """Line and cell of a number such as 1.234 that may be in thousands; None if the points are decimal.
-
-    They are decimal if another number of the column has decimals other than three, or if there is no number in the
-    hundreds beside it.
-    """
-    for place in range(max(len(cells) for _, cells in rows)):
-        column = [(line, cells[place]) for line, cells in rows if place < len(cells)]
-        numbers = [(line, cell) for line, cell in column if _NUMBER["point"].fullmatch(cell)]
-        pointed = [(line, cell) for line, cell in numbers if "." in cell]
-        whole = [abs(float(cell)) for _, cell in numbers if "." not in cell]
-        if pointed and all(_THOUSAND.fullmatch(cell) for _, cell in pointed) and 100 <= max(whole, default=0) < 1000:
-            return pointed[0]
-    return None
+    for name in cells:
+        column = list(zip(cells.index, cells[name].tolist(), strict=True))
+        points = [(line, cell) for line, cell in column if "." in cell and _NUMBER["point"].fullmatch(cell)]
+        commas += [(line, cell) for line, cell in column if "," in cell and _NUMBER["comma"].fullmatch(cell)]
+        if points and not dense:
+            return "point"
+        pointed |= bool(points)
+        digits = max((len(cell) for _, cell in column if cell.isdecimal()), default=0)
+        if points and digits == 3 and all(_THOUSAND.fullmatch(cell) for _, cell in points):
+            raise doubt(points[0], "point")
+    if commas and not pointed and all(_THOUSAND.fullmatch(cell) for _, cell in commas):
+        raise doubt(commas[0], "comma")
+    return "comma" if commas and not pointed else "point"

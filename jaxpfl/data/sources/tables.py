@@ -60,19 +60,6 @@ class TableOptions(NamedTuple):
         return next((name for name, value, default in pairs if value != default), "")
 
 
-class _Rows(NamedTuple):
-    """Columns of cells, and each row's line in the file."""
-
-    path: Path
-    names: list[str]
-    lines: list[int]
-    cells: list[list[str]]
-
-    def column(self, name: str) -> list[str]:
-        place = self.names.index(name)
-        return [row[place] for row in self.cells]
-
-
 class Feature(NamedTuple):
     """A feature of a table: a column of numbers, or a text of a column of texts, 1 where it stands and else 0."""
 
@@ -91,6 +78,7 @@ class Columns(NamedTuple):
       features: of the columns of x, [d].
       class_names: [classes] the labels' own numbers or texts, two of them for binary; None for labels of no classes.
       users: the client of each row in 0 .. U - 1, [N], and user_names [U]; None without a column of clients.
+      client: name of that column.
     """
 
     x: np.ndarray
@@ -101,6 +89,7 @@ class Columns(NamedTuple):
     users: np.ndarray | None = None
     user_names: np.ndarray | None = None
     class_names: np.ndarray | None = None
+    client: str | None = None
 
 
 def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
@@ -115,7 +104,9 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     )  # fmt: skip
 
 
-def read_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Columns:
+def read_table(
+    name: str, path: Path, options: TableOptions, *, task: str | None = None, clients: bool = False
+) -> Columns:
     """Read features, labels and clients from a table in CSV text.
 
     Args:
@@ -123,6 +114,7 @@ def read_table(name: str, path: Path, options: TableOptions, *, task: str | None
       path: the file.
       options: its columns.
       task: that of the labels; by their values, with a warning that says so, unless given.
+      clients: whether a column has to name the clients; one called client or id then does unless given.
 
     Raises:
       JaxpflError: for a file that is no such table, naming line and column; unknown columns; missing values; columns
@@ -130,119 +122,81 @@ def read_table(name: str, path: Path, options: TableOptions, *, task: str | None
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
-    table = _read(path)
-    rows = _body(table)
-    targets = options.targets(rows.names)
-    rows = _without(rows, options, targets)
+    table = csv_text.read(path)
+    targets = options.targets(table.names)
+    table = _without(table, options, targets)
     if not targets:
-        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(rows.names)}")
+        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(table.names)}")
     for place, column in enumerate(targets):
         if column in targets[:place]:
             raise JaxpflError(f"{name}: target names the column {shown(column)} twice")
     for column in (*targets, options.client):
-        if column is not None and column not in rows.names:
-            raise unknown_name(f"column of {path}", column, rows.names)
+        if column is not None and column not in table.names:
+            raise unknown_name(f"column of {path}", column, table.names)
+    if clients:
+        options = options._replace(client=table.clients(options.client, targets))
     if options.client in targets:
         raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
-    rows = _without_missing(rows, options.missing)
+    table = _without_missing(table, options.missing)
     first, *others = targets
     class_names = None
     if others:
-        y, task = _several_labels(table, rows, targets, task)
+        y, task = _several_labels(table, targets, task)
         classes = len(targets)
     else:
-        y, task, class_names = _labels(table, rows, first, task)
+        y, task, class_names = _labels(table, first, task)
         classes = len(class_names) if class_names is not None and task == "classification" else 1
-    columns = [column for column in rows.names if column not in (*targets, options.client)]
+    columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
         raise JaxpflError(f"{path}: no column of features beside {_listed([*targets, options.client])}")
-    x, features = _inputs(table, rows, columns)
+    x, features = _inputs(table, columns)
     if options.client is None:
         return Columns(x, y, task, classes, features, class_names=class_names)
-    users, _, names = number_users(np.array(rows.column(options.client)), None)
+    users, _, names = number_users(np.array(table.texts(options.client)), None)
     if len(names) < 2:
         raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
-    return Columns(x, y, task, classes, features, users, names, class_names)
+    return Columns(x, y, task, classes, features, users, names, class_names, options.client)
 
 
-def _read(path: Path) -> Table:
-    text = csv_text.text_of(path)
-    first = next((line for line in text.splitlines() if line.strip()), None)
-    if first is None:
-        raise JaxpflError(f"{path}: the file is empty")
-    known: list[tuple[int, bool, csv_text.Separator]] = []
-    for separator, mark in csv_text.SEPARATORS.items():
-        if mark != " ":
-            known.append((first.count(mark), separator == "comma", separator))
-    separator = max(known)[2]
-    return csv_text.read(path, separator, "point" if separator == "comma" else None)
-
-
-def _body(table: Table) -> _Rows:
-    """The rows below the header, each of its length."""
-    path = table.path
-    if not table.rows:
-        raise JaxpflError(f"{path}: no line has any value")
-    (line, names), *rest = table.rows
-    numbers = [name for name in names if table.number(name) is not None]
-    if len(numbers) == len(names):
-        raise JaxpflError(f"{path} line {line}: numbers where the names of the columns should be: put a header there")
-    for place, name in enumerate(names, start=1):
-        if not name:
-            raise JaxpflError(f"{path} line {line}: column {place} has no name")
-        if names.index(name) != place - 1:
-            raise JaxpflError(f"{path} line {line}: two columns are named {shown(name)}")
-    if not rest:
-        raise JaxpflError(f"{path}: a header and no rows")
-    for line, cells in rest:
-        if len(cells) != len(names):
-            raise JaxpflError(f"{path} line {line}: {len(cells)} cells, the header has {len(names)}")
-    return _Rows(path, names, [line for line, _ in rest], [cells for _, cells in rest])
-
-
-def _without(rows: _Rows, options: TableOptions, targets: Sequence[str]) -> _Rows:
+def _without(table: Table, options: TableOptions, targets: Sequence[str]) -> Table:
     """The columns that are not to be ignored."""
     for column in options.ignore:
-        if column not in rows.names:
-            raise unknown_name(f"column of {rows.path}", column, rows.names)
+        if column not in table.names:
+            raise unknown_name(f"column of {table.path}", column, table.names)
         if column in (*targets, options.client):
-            raise JaxpflError(f"ignore = {column}: it is the column of the {_role(column, targets)}")
-    places = [place for place, name in enumerate(rows.names) if name not in options.ignore]
-    kept = [[cells[place] for place in places] for cells in rows.cells]
-    return rows._replace(names=[rows.names[place] for place in places], cells=kept)
-
-
-def _role(column: str, targets: Sequence[str]) -> str:
-    return "labels" if column in targets else "clients"
-
-
-def _without_missing(rows: _Rows, missing: str) -> _Rows:
-    """The rows without missing values; refused where they are not to be left out."""
-    kept = []
-    for i, cells in enumerate(rows.cells):
-        if not any(map(csv_text.is_missing, cells)):
-            kept.append(i)
-        elif missing == "refuse":
-            column = next(name for name, cell in zip(rows.names, cells, strict=True) if csv_text.is_missing(cell))
             raise JaxpflError(
-                f"{rows.path} line {rows.lines[i]}: no value in column {shown(column)}: fill it in, or leave such rows "
-                "out with --missing drop"
+                f"ignore = {column}: it is the column of the {'labels' if column in targets else 'clients'}"
             )
-    if not kept:
-        raise JaxpflError(f"{rows.path}: every row lacks a value")
-    if len(kept) < len(rows.cells):
-        warnings.warn(
-            f"{rows.path}: left out {len(rows.cells) - len(kept)} of {len(rows.cells)} rows, which lack a value",
-            JaxpflWarning,
-            stacklevel=2,
+    return table._replace(cells=table.cells.drop(columns=list(options.ignore)))
+
+
+def _without_missing(table: Table, missing: str) -> Table:
+    """The rows without missing values; refused where they are not to be left out."""
+    gaps = table.cells.map(csv_text.is_missing)
+    lacking = gaps.any(axis=1).to_numpy()
+    if not lacking.any():
+        return table
+    if missing == "refuse":
+        row = int(lacking.argmax())
+        column = gaps.columns[gaps.iloc[row].argmax()]
+        raise JaxpflError(
+            f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "
+            "out with --missing drop"
         )
-    return rows._replace(lines=[rows.lines[i] for i in kept], cells=[rows.cells[i] for i in kept])
+    if lacking.all():
+        raise JaxpflError(f"{table.path}: every row lacks a value")
+    warnings.warn(
+        f"{table.path}: left out {lacking.sum()} of {len(lacking)} rows, which lack a value",
+        JaxpflWarning,
+        stacklevel=2,
+    )
+    return table._replace(cells=table.cells[~lacking])
 
 
-def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[np.ndarray, str, np.ndarray | None]:
+def _labels(table: Table, target: str, task: str | None) -> tuple[np.ndarray, str, np.ndarray | None]:
     """Labels, their task, and the classes' names, None for a regression."""
-    cells = rows.column(target)
-    numbers = _numbers(table, rows, target)
+    cells = table.texts(target)
+    numbers = _numbers(table, target)
     distinct, places = np.unique(np.array(cells) if numbers is None else numbers, return_inverse=True)
     if task is None:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
@@ -256,8 +210,8 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
         )
     if task == "regression":
         if numbers is None:
-            raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
-        return _single(rows, target, numbers), task, None
+            raise JaxpflError(f"{table.path}: labels of a regression are numbers, column {shown(target)} holds text")
+        return _single(table, target, numbers), task, None
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
@@ -266,17 +220,17 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
         )
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
-        raise JaxpflError(f"{rows.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
+        raise JaxpflError(f"{table.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
     return places.astype(np.int32), task, distinct
 
 
-def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
+def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
     """Labels [N, d] of several columns, and their task."""
     columns = []
     for name in targets:
-        numbers = _numbers(table, rows, name)
+        numbers = _numbers(table, name)
         if numbers is None:
-            raise JaxpflError(f"{rows.path}: several columns of labels hold numbers, column {shown(name)} holds text")
+            raise JaxpflError(f"{table.path}: several columns of labels hold numbers, column {shown(name)} holds text")
         columns.append(numbers)
     y = np.stack(columns, axis=1)
     marks = (y == 0) | (y == 1)
@@ -289,47 +243,47 @@ def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str
             stacklevel=3,
         )
     if task == "regression":
-        return np.stack([_single(rows, name, of) for name, of in zip(targets, columns, strict=True)], axis=1), task
+        return np.stack([_single(table, name, of) for name, of in zip(targets, columns, strict=True)], axis=1), task
     if task != "multilabel":
         raise JaxpflError(f"task = {task}: several columns of labels are of multilabel or regression")
     if not marks.all():
         row, place = (int(at) for at in np.argwhere(~marks)[0])
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
-        raise JaxpflError(f"{rows.path} line {rows.lines[row]}: labels of multilabel are 0 or 1, {holds}")
+        raise JaxpflError(f"{table.path} line {table.lines[row]}: labels of multilabel are 0 or 1, {holds}")
     return y.astype(np.int32), task
 
 
-def _single(rows: _Rows, column: str, numbers: np.ndarray) -> np.ndarray:
+def _single(table: Table, column: str, numbers: np.ndarray) -> np.ndarray:
     """Numbers of a column, which single precision must hold."""
     with np.errstate(over="ignore"):
         held = np.isfinite(numbers.astype(np.float32))
     if not held.all():
-        line = rows.lines[int(np.argmin(held))]
-        raise JaxpflError(f"{rows.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
+        line = table.lines[int(np.argmin(held))]
+        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
     return numbers
 
 
-def _inputs(table: Table, rows: _Rows, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
+def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
     """Features [N, d]: columns of numbers as they are, and one of 0 and 1 for each text of the others."""
     columns: list[np.ndarray] = []
     features: list[Feature] = []
     for name in names:
-        numbers = _numbers(table, rows, name)
+        numbers = _numbers(table, name)
         if numbers is not None:
-            columns.append(_single(rows, name, numbers)[:, None])
+            columns.append(_single(table, name, numbers)[:, None])
             features.append(Feature(name))
             if _counts_rows(numbers):
-                _doubt(rows, f"column {shown(name)} rises with every row, as a number of the row does", name)
+                _doubt(table, f"column {shown(name)} rises with every row, as a number of the row does", name)
             continue
-        texts, places = np.unique(np.array(rows.column(name)), return_inverse=True)
+        texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
             raise JaxpflError(
-                f"{rows.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
+                f"{table.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
                 "for categories: take it out of the table"
             )
-        check_fits(rows.path, 8 * len(texts) * len(places))
+        check_fits(table.path, 8 * len(texts) * len(places))
         if len(texts) > _SEVERAL_TEXTS:
-            _doubt(rows, f"column {shown(name)} becomes {len(texts)} features, one for each text in it", name)
+            _doubt(table, f"column {shown(name)} becomes {len(texts)} features, one for each text in it", name)
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
         features += [Feature(name, str(text)) for text in texts]
     return np.concatenate(columns, axis=1), features
@@ -343,24 +297,24 @@ def _counts_rows(numbers: np.ndarray) -> bool:
     return bool((steps >= 1).all() and (steps == np.round(steps)).all() and steps.mean() < 2)
 
 
-def _doubt(rows: _Rows, said: str, name: str) -> None:
-    warnings.warn(f"{rows.path}: {said}: --ignore {shown(name)} leaves it out", JaxpflWarning, stacklevel=2)
+def _doubt(table: Table, said: str, name: str) -> None:
+    warnings.warn(f"{table.path}: {said}: --ignore {shown(name)} leaves it out", JaxpflWarning, stacklevel=2)
 
 
-def _numbers(table: Table, rows: _Rows, name: str) -> np.ndarray | None:
+def _numbers(table: Table, name: str) -> np.ndarray | None:
     """The numbers of a column, [N]; None for one of text.
 
     Raises:
       JaxpflError: for a column of numbers with some text in it.
     """
-    found = [table.number(cell) for cell in rows.column(name)]
-    wrong = [i for i, value in enumerate(found) if value is None]
-    if not wrong:
-        return np.array(found, np.float64)
+    found = table.parsed(name)
+    wrong = np.flatnonzero(np.isnan(found))
+    if not len(wrong):
+        return found
     if len(wrong) < len(found) / 2:
-        cell = rows.column(name)[wrong[0]]
+        cell = table.cells[name].iloc[wrong[0]]
         raise JaxpflError(
-            f"{rows.path} line {rows.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, and numbers in most "
+            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, and numbers in most "
             "other rows"
         )
     return None

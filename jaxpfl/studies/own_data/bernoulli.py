@@ -13,7 +13,8 @@ from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, inputs, learned_bernoulli
 from jaxpfl.randomness import named
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
-from jaxpfl.studies.own_data import client_csv, output, ranges
+from jaxpfl.studies.own_data import client_csv, output
+from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.own_data.common import (
     SIMULATED,
     Learned,
@@ -24,7 +25,6 @@ from jaxpfl.studies.own_data.common import (
     summary,
     without,
 )
-from jaxpfl.studies.own_data.csv_columns import CsvLayout
 from jaxpfl.studies.own_data.options import LEVEL, OwnClients
 from jaxpfl.studies.study import Results
 
@@ -51,7 +51,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
             raise JaxpflError(f"{path}: client {shown(name)}: samples must be 0 or 1, one number each")
     sizes = sizes_of(path, clients.samples)
-    notes = ranges.alike(clients.columns, clients.samples)
+    notes = client_csv.alike(clients.columns, clients.samples)
     estimators = {
         "local": bernoulli.local(),
         "global": bernoulli.global_mean(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +10,13 @@ import numpy as np
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import ebmultinomial, learned_bernoulli
-from jaxpfl.studies.own_data import csv_doubts, output
+from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.own_data.options import Intervals
-from jaxpfl.studies.own_data.summary_csv import PAIRS, client_names
+from jaxpfl.studies.own_data.summary_csv import PAIRS
 from jaxpfl.studies.study import Block, Results
 
 PREFIX = "count:"
-_CLIENT = "client"
 _SHOWN = 12
 _MOST = 1e12
 
@@ -27,12 +25,14 @@ class Categories(NamedTuple):
     """Clients of a file.
 
     Attributes:
-      names: of the clients, [m]; their numbers where no column names them.
+      client: name of the column of clients.
+      names: clients, [m].
       categories: their names, [K].
       counts: [m, K].
       ignored: names of the other columns.
     """
 
+    client: str
     names: list[str]
     categories: list[str]
     counts: np.ndarray
@@ -40,31 +40,28 @@ class Categories(NamedTuple):
 
 
 def given(table: csv_text.Table) -> bool:
-    """Tell whether a file's header has columns of counts of categories."""
-    return bool(table.rows) and any(cell.lower().startswith(PREFIX) for cell in table.rows[0][1])
+    """Tell whether a table has columns of counts of categories."""
+    return any(name.lower().startswith(PREFIX) for name in table.names)
 
 
-def read(path: Path, table: csv_text.Table) -> Categories:
-    """Read a file with a header and at least two columns ``count:NAME``, a client in each row.
-
-    A column ``client``, or the only one besides, names the clients.
+def read(table: csv_text.Table, client: str | None = None) -> Categories:
+    """Read a table with at least two columns ``count:NAME``, a client in each row.
 
     Args:
-      path: of the file.
-      table: its contents, of which `given` is true.
+      table: contents, of which `given` is true.
+      client: column with the clients' names; one called client or id unless given.
 
     Raises:
-      JaxpflError: columns of a pair of `summary_csv.PAIRS` too, a category without a name,
-        alone, or twice, a cell that is no whole number of at least 0, a client or a category without any count, or a
-        client that is named twice.
+      JaxpflError: columns of a pair of `summary_csv.PAIRS` too, a category without a name, alone, or twice, clients of
+        which no column is named, a cell that is no whole number of at least 0, a client or a category without any
+        count, a client that is named twice, or one that is the sum of all others.
     """
-    header, rows = table.rows[0][1], table.rows[1:]
-    lower = [cell.lower() for cell in header]
+    path, lower = table.path, [name.lower() for name in table.names]
     for pair in PAIRS.values():
         if set(pair) <= set(lower):
             raise JaxpflError(f"{path}: has columns {','.join(pair)} and {PREFIX}NAME: keep one kind")
-    places = [i for i, cell in enumerate(lower) if cell.startswith(PREFIX)]
-    names = [header[i][len(PREFIX) :].strip() for i in places]
+    columns = [name for name in table.names if name.lower().startswith(PREFIX)]
+    names = [name[len(PREFIX) :].strip() for name in columns]
     for name in names:
         if not name:
             raise JaxpflError(f"{path}: column {shown(PREFIX)} has no category's name")
@@ -72,32 +69,18 @@ def read(path: Path, table: csv_text.Table) -> Categories:
             raise JaxpflError(f"{path}: {names.count(name)} columns are called {PREFIX}{printable(name)}")
     if len(names) < 2:
         raise JaxpflError(f"{path}: needs at least two columns {PREFIX}NAME, got {PREFIX}{printable(names[0])} alone")
-    others = [i for i in range(len(header)) if i not in places]
-    own = [i for i in others if lower[i] == _CLIENT]
-    if len(own) > 1:
-        raise JaxpflError(f"{path}: {len(own)} columns are called {_CLIENT}")
-    place = own[0] if own else others[0] if len(others) == 1 else None
-    counts = np.zeros((len(rows), len(names)))
-    for row, (line, cells) in enumerate(rows):
-        if len(cells) > len(header):
-            raise JaxpflError(f"{path} line {line}: more cells than the header has names ({len(header)})")
-        for column, at in enumerate(places):
-            cell = cells[at] if at < len(cells) else ""
-            value = table.number(cell)
-            if value is None or value < 0 or value != round(value) or value > _MOST:
-                name = f"{PREFIX}{printable(names[column])}"
-                raise JaxpflError(f"{path} line {line}: {name} must be a whole number of at least 0, got {shown(cell)}")
-            counts[row, column] = value
-        if not counts[row].any():
-            raise JaxpflError(f"{path} line {line}: a client without any count: leave it out")
-    clients = client_names(path, rows, place)
-    csv_doubts.refuse_summary_rows(path, [line for line, _ in rows], clients)
-    for name, of in zip(names, counts.T, strict=True):
-        csv_doubts.warn_of_codes(path, of.tolist(), f" of column {PREFIX}{printable(name)}")
-    for name, of in zip(names, counts.T, strict=True):
-        if len(rows) and not of.any():
-            raise JaxpflError(f"{path}: category {shown(name)} has no counts: leave it out")
-    return Categories(clients, names, counts, [lower[i] for i in others if i != place])
+    own = table.clients(client, columns)
+    counts = np.stack([table.numbers(name) for name in columns], axis=1)
+    for row, column in np.argwhere((counts < 0) | (counts != np.round(counts)) | (counts > _MOST)):
+        where = f"{path} line {table.lines[row]}: {PREFIX}{printable(names[column])}"
+        raise JaxpflError(f"{where} must be a whole number of at least 0, got {counts[row, column]:g}")
+    for row in np.flatnonzero(~counts.any(axis=1)):
+        raise JaxpflError(f"{path} line {table.lines[row]}: a client without any count: leave it out")
+    for column in np.flatnonzero(~counts.any(axis=0)):
+        raise JaxpflError(f"{path}: category {shown(names[column])} has no counts: leave it out")
+    clients = client_csv.distinct_clients(table, own)
+    client_csv.refuse_sum(path, clients, counts)
+    return Categories(own, clients, names, counts, [name for name in table.names if name not in (own, *columns)])
 
 
 def integrated(counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,13 +95,15 @@ def integrated(counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray
     return low, high, stderr
 
 
-def results(path: Path, table: csv_text.Table, seed: int, level: float, intervals: Intervals = "learned") -> Results:
-    """Estimates of the shares of a file's clients; of intervals that are not to be ``"plug-in"``, see `integrated`.
+def results(
+    table: csv_text.Table, client: str | None, seed: int, level: float, intervals: Intervals = "learned"
+) -> Results:
+    """Estimates of the shares of a table's clients; of intervals that are not to be ``"plug-in"``, see `integrated`.
 
     Raises:
       JaxpflError: as `read` and `ebmultinomial`.
     """
-    data = read(path, table)
+    path, data = table.path, read(table, client)
     try:
         with jax.enable_x64(True):
             fit = ebmultinomial(data.counts)
@@ -136,7 +121,11 @@ def results(path: Path, table: csv_text.Table, seed: int, level: float, interval
     result: dict[str, Any] = {
         "study": "normal-means",
         "csv": path.name,
-        "read": {"columns": [f"{PREFIX}{name}" for name in data.categories], "ignored": data.ignored},
+        "read": {
+            "client": data.client,
+            "columns": [f"{PREFIX}{name}" for name in data.categories],
+            "ignored": data.ignored,
+        },
         "clients": len(data.names),
         "level": level,
         "settings": {"seed": seed},
@@ -170,8 +159,6 @@ def results(path: Path, table: csv_text.Table, seed: int, level: float, interval
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
-    ignored = result["read"]["ignored"]
-    unused = f"; not used: {printable(', '.join(ignored))}" if ignored else ""
     found, test = result["categories"], result["clients_differ"]
     shares = ", ".join(
         f"{printable(row['name'])} {row['mean']:.4g} (sigma_theta {row['sigma_theta']:.3g})" for row in found[:_SHOWN]
@@ -180,7 +167,7 @@ def _said(result: dict[str, Any]) -> list[Block]:
     size = "without spread" if result["prior_size"] is None else f"of {result['prior_size']:.4g} pseudo-counts"
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     return [
-        f"read as: counts of {len(found)} categories of {result['clients']} clients{unused}",
+        client_csv.told_of_summaries(f"counts of {len(found)} categories", result),
         f"learned of all, prior dirichlet {size}, log likelihood {result['log_marginal']:.6g}: {shares}{more}",
         f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}",
     ]

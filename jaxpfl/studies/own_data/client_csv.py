@@ -1,24 +1,49 @@
-"""The user's own clients from a CSV file, and a description of how it was read."""
+"""The user's own clients from a CSV file, by the names of its columns, and a description of how it was read."""
 
 from __future__ import annotations
 
 import csv
-import itertools
-import math
-from collections import Counter
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
-from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.data.sources.csv_text import Decimal, Separator, Table
 from jaxpfl.errors import JaxpflError, printable, shown
-from jaxpfl.studies.own_data import csv_columns, csv_doubts
-from jaxpfl.studies.own_data.csv_columns import Column, Columns, CsvLayout
 
+VALUE = "value"
+"""Column of samples that is taken without being asked for, in any case."""
 _SHOWN = 6
 """Largest number of the first client's samples, columns, or left-out clients that are shown."""
+_LEAST, _MOST = 1e-70, 1e70
+"""Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """Marks of a CSV file, and the column of its clients."""
+
+    client: str | None = None
+    """Column of --csv that names the clients; one called client or id is taken unless given."""
+    sep: Separator | None = None
+    """Separator of the cells of --csv, detected from its header unless given."""
+    decimal: Decimal | None = None
+    """Decimal mark of the numbers of --csv, detected unless given."""
+
+
+@dataclass(frozen=True)
+class CsvLayout(CsvTable):
+    """Columns of a CSV file with samples."""
+
+    value: str | None = None
+    """Columns of --csv with the samples, a row for each: NAME, or NAME,NAME for samples of several numbers; one called
+    value is taken unless given."""
+    values: str | None = None
+    """Columns of --csv with the samples of the client of each row: NAME,NAME or FIRST..LAST."""
 
 
 class Clients(NamedTuple):
@@ -27,7 +52,7 @@ class Clients(NamedTuple):
     Attributes:
       names: [m].
       samples: a list of arrays [n_i, d], or [n_i] where a sample is one number.
-      columns: names of a sample's d numbers; ``["value"]`` of a wide file.
+      columns: names of a sample's d numbers; ``["value"]`` for a row of samples.
       understood: how the file was read, as JSON; see `told`.
     """
 
@@ -38,59 +63,120 @@ class Clients(NamedTuple):
 
 
 def read(path: Path, given: CsvLayout | None = None) -> Clients:
-    """Read clients from a CSV file.
+    """Read clients and their samples from a CSV file.
 
-    A long file has a row for each sample: a column names the client, another one (or several: samples of d numbers)
-    has the value; a client's rows need not stand together. A wide file has a row for each client, and in it the
-    client's samples, one number each. Separator, decimal mark, header, layout and columns are found in the file where
-    only one reading is possible, and what is given wins. Cells that are empty, lacking, or say NA, NaN, null or none
-    hold no sample: the client has one less (of several numbers, the whole sample is left out), and clients without any
-    are left out.
+    A long file has a row for each sample: one column names the client, ``value`` (one or several columns: samples of d
+    numbers) has the sample; a client's rows need not stand together. A wide file has a row for each client, and its
+    samples in the columns ``values``. Cells that are empty, lacking, or say NA, NaN, null or none hold no sample: the
+    client has one less (of several numbers, the whole sample is left out), and clients without any are left out.
 
     Raises:
-      JaxpflError: a file that cannot be read, that can be read in two ways (with the flags that choose one), a cell
-        that is no finite number (with its line), or no clients.
+      JaxpflError: a file that cannot be read, clients or samples of which no column is named (with what to write), a
+        cell that is no finite number (with its line), a client that is the sum of all others, or no clients.
     """
     given = given or CsvLayout()
+    if given.value is not None and given.values is not None:
+        raise JaxpflError("value is of a row for each sample, values of a row for each client: give one of them")
     table = csv_text.read(path, given.sep, given.decimal)
-    if not table.rows:
-        raise JaxpflError(f"{path}: no clients in it")
-    columns = csv_columns.decide(table, given)
-    _refuse_one_name(path, columns)
-    lines = [line for line, _ in table.rows[columns.header :]]
-    values = [_numbers(table, column, lines, columns.header) for column in columns.values]
-    names = _names(table, columns, lines)
-    if columns.id is not None:
-        csv_doubts.refuse_summary_rows(path, lines, names)
-        if given.id is None:
-            csv_doubts.refuse_one_number(path, columns.id, lines)
-    _warn_of_codes(path, columns, values)
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    missing = 0
-    for i, name in enumerate(names):
-        row = [column[i] for column in values]
-        missing += sum(map(math.isnan, row))
-        if not columns.long:
-            found[name] += [x for x in row if not math.isnan(x)]
-        elif not any(map(math.isnan, row)):
-            found[name].append(row[0] if len(row) == 1 else row)
-    samples = {name: np.array(own) for name, own in found.items() if own}
+    long = given.values is None
+    chosen = given.value if long else given.values
+    chosen = VALUE if chosen is None and VALUE in map(str.lower, table.names) else chosen
+    if chosen is None:
+        raise _unnamed(table, given.client)
+    values = _several(table, chosen)
+    own = table.clients(given.client, values)
+    if own in values:
+        raise JaxpflError(f"{path}: column {shown(own)} cannot be both the client and a value")
+    names = table.texts(own) if long else distinct_clients(table, own)
+    numbers = np.stack([table.numbers(name, missing=True) for name in values], axis=1)
+    lacking = np.isnan(numbers)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for name, row, gap in zip(names, numbers, lacking, strict=True):
+        if not long:
+            rows[name] = [row[~gap]]
+        elif not gap.any():
+            rows[name].append(row[:1] if len(values) == 1 else row[None])
+    samples = {name: np.concatenate(own) for name, own in rows.items() if own and own[0].size}
     if not samples:
         raise JaxpflError(f"{path}: no client has a sample")
-    without = [name for name in found if name not in samples]
-    entries = [_called(column, columns.header) for column in columns.values] if columns.long else ["value"]
-    understood = _understood(table, columns, samples, missing, without)
-    return Clients(list(samples), list(samples.values()), entries, understood)
+    if len(set(map(len, samples.values()))) == 1 and not np.isin(numbers[~lacking], (0, 1)).all():
+        refuse_sum(path, list(samples), np.stack([each.ravel() for each in samples.values()]))
+    sizes = np.array([len(each) for each in samples.values()])
+    first, shown_first = next(iter(samples.items()))
+    understood = {
+        "layout": "long" if long else "wide",
+        "separator": table.separator,
+        "decimal": table.decimal,
+        "client": own,
+        "values": values,
+        "ignored": [name for name in table.names if name != own and name not in values],
+        "missing": int(lacking.sum()),
+        "without_samples": [name for name in rows if name not in samples],
+        "clients": len(samples),
+        "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "first": {"client": first, "size": len(shown_first), "samples": shown_first[:_SHOWN].tolist()},
+    }
+    return Clients(list(samples), list(samples.values()), values if long else [VALUE], understood)
+
+
+def distinct_clients(table: Table, column: str) -> list[str]:
+    """Names of the clients of a table with a row for each.
+
+    Raises:
+      JaxpflError: for an empty name, or one twice, with the line.
+    """
+    seen: dict[str, int] = {}
+    for line, name in zip(table.lines, table.texts(column), strict=True):
+        if name in seen:
+            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is in line {seen[name]} too")
+        seen[name] = line
+    return list(seen)
+
+
+def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
+    """Refuse a client whose numbers [k] are the sums of all others', a row of totals among the clients [m, k].
+
+    Raises:
+      JaxpflError: the first one.
+    """
+    apart = np.abs(2 * numbers - numbers.sum(axis=0)) <= 1e-12 * np.abs(numbers).sum(axis=0)
+    same = np.flatnonzero(apart.all(axis=1) & numbers.any(axis=1))
+    if len(names) > 2 and len(same):
+        raise JaxpflError(f"{path}: client {shown(names[same[0]])} is the sum of all others: remove that row")
+
+
+def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> None:
+    """Refuse columns [d] of samples whose squares would overflow or underflow in double precision.
+
+    Raises:
+      JaxpflError: the column, its largest number, and the range.
+    """
+    for column, values in zip(columns, _by_column(samples), strict=True):
+        largest = float(np.abs(values).max())
+        if largest and not _LEAST <= largest <= _MOST:
+            raise JaxpflError(
+                f"{path}: {printable(column)} must be of a size between {_LEAST:g} and {_MOST:g}, got {largest:g}: "
+                "take another unit, squares of these cannot be computed"
+            )
+
+
+def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
+    """A line for each column of equal numbers."""
+    one = len(columns) == 1
+    return [
+        f"every sample {'of the file' if one else 'in column ' + printable(column)} is {values[0]:g}"
+        for column, values in zip(columns, _by_column(samples), strict=True)
+        if not np.ptp(values)
+    ]
 
 
 def told(understood: dict[str, Any]) -> list[str]:
     """Description of how a file was read, in a few lines."""
     of, first = understood["samples"], understood["first"]
-    layout = "long, a row for each sample" if understood["layout"] == "long" else "wide, a row for each client"
-    marks = f"separator {understood['separator']}, decimal {understood['decimal']}"
+    layout = "a row for each sample" if understood["layout"] == "long" else "a row for each client"
     lines = [
-        f"read as: {layout}; {'a' if understood['header'] else 'no'} header; {marks}",
-        f"clients: {printable(understood['id'] or 'a number for each row')}; samples: {_list(understood['values'])}",
+        f"read as: {layout}; separator {understood['separator']}, decimal {understood['decimal']}",
+        f"clients: {printable(understood['client'])}; samples: {_list(understood['values'])}",
     ]
     if understood["ignored"]:
         lines[1] += f"; not used: {_list(understood['ignored'])}"
@@ -108,6 +194,13 @@ def told(understood: dict[str, Any]) -> list[str]:
     return lines
 
 
+def told_of_summaries(columns: str, result: dict[str, Any]) -> str:
+    """Description of how a file with a summary of each client was read."""
+    ignored = result["read"]["ignored"]
+    unused = f"; not used: {_list(ignored)}" if ignored else ""
+    return f"read as: {columns} of {result['clients']} clients, named by {printable(result['read']['client'])}{unused}"
+
+
 def write(path: Path, columns: dict[str, list]) -> None:
     """Write columns of the same length under their names."""
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -116,74 +209,37 @@ def write(path: Path, columns: dict[str, list]) -> None:
         writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _understood(
-    table: Table, columns: Columns, samples: dict[str, np.ndarray], missing: int, without: list[str]
-) -> dict[str, Any]:
-    sizes = np.array([len(own) for own in samples.values()])
-    name, own = next(iter(samples.items()))
-    return {
-        "layout": "long" if columns.long else "wide",
-        "header": columns.header,
-        "separator": table.separator,
-        "decimal": table.decimal,
-        "id": None if columns.id is None else _called(columns.id, columns.header),
-        "values": [_called(column, columns.header) for column in columns.values],
-        "ignored": [_called(column, columns.header) for column in columns.ignored],
-        "missing": missing,
-        "without_samples": without,
-        "clients": len(samples),
-        "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
-        "first": {"client": name, "size": len(own), "samples": own[:_SHOWN].tolist()},
-    }
+def _unnamed(table: Table, client: str | None) -> JaxpflError:
+    """The error for a table of which no column of samples is named, with what to write."""
+    rest = [name for name in table.names if name != client]
+    own = next((name for name in rest if name.lower() in csv_text.CLIENT_NAMES), None) if client is None else client
+    rest = [name for name in rest if name != own]
+    flag = "" if own is not None else "--client COLUMN "
+    if own is None and len(rest) == 2:
+        flag = f"--client {shlex.quote(rest.pop(0))} "
+    ways = f"{flag}--value {shlex.quote(rest[0]) if len(rest) == 1 else 'COLUMN[,COLUMN]'} (a row for each sample)"
+    if len(rest) > 1:
+        ends = f"{rest[0]}..{rest[-1]}" if own is not None else "FIRST..LAST"
+        ways += f", or {flag}--values {shlex.quote(ends)} (a row for each client)"
+    return JaxpflError(f"{table.path}: no column is called value, of {table.listed}: write {ways}")
 
 
-def _refuse_one_name(path: Path, columns: Columns) -> None:
-    """Refuse several value columns that a result could not tell apart."""
-    name, count = Counter(_called(c, columns.header) for c in columns.values).most_common(1)[0]
-    if columns.long and count > 1:
-        ways = [f"--value @{c.place + 1}" for c in columns.values if c.name == name]
-        raise JaxpflError(
-            f"{path}: {count} columns of values are called {shown(name)}: rename them, or give {', or '.join(ways[:4])}"
-        )
-
-
-def _warn_of_codes(path: Path, columns: Columns, values: list[list[float]]) -> None:
-    """Warn of numbers that seem to stand for missing values, of each quantity by itself."""
-    together = values if columns.long else [list(itertools.chain(*values))]
-    for column, own in zip(columns.values, together, strict=False):
-        where = f" of column {printable(_called(column, columns.header))}" if columns.long and len(values) > 1 else ""
-        csv_doubts.warn_of_codes(path, [x for x in own if not math.isnan(x)], where)
-
-
-def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:
-    """Client of each row."""
-    if columns.id is None:
-        return [str(place) for place in range(len(lines))]
-    seen: dict[str, int] = {}
-    for line, name in zip(lines, columns.id.cells, strict=True):
-        if csv_text.is_missing(name):
-            raise JaxpflError(f"{table.path} line {line}: no client's name, got {shown(name)}")
-        if name in seen and not columns.long:
-            what = "a wide file has a row for each client, a long one needs --long"
-            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is in line {seen[name]} too: {what}")
-        seen.setdefault(name, line)
-    return columns.id.cells
-
-
-def _numbers(table: Table, column: Column, lines: list[int], header: bool) -> list[float]:
-    """Numbers of a column; NaN where a cell has none."""
-    found = []
-    for line, cell, number in zip(lines, column.cells, column.numbers, strict=True):
-        if number is None and not csv_text.is_missing(cell):
-            hint = ": give --header yes if it is a column's name" if line == lines[0] and not header else ""
-            mark = "" if table.decimal == "point" else " with a decimal comma"
-            raise JaxpflError(f"{table.path} line {line}: {cell[:40]!r} is no finite number{mark}{hint}")
-        found.append(math.nan if number is None else number)
+def _several(table: Table, text: str) -> list[str]:
+    """Columns by a list of names and ranges; the name of a single column may hold commas and points."""
+    found: list[str] = []
+    for part in [text] if text in table.names else text.split(","):
+        first, dots, last = part.strip().partition("..")
+        ends = [part.strip()] if not dots or part.strip() in table.names else [first, last]
+        places = [table.names.index(table.find(end)) for end in ends]
+        found += [name for name in table.names[places[0] : places[-1] + 1] if name not in found]
+    if not found:
+        raise JaxpflError(f"{table.path}: no column in {shown(text)}: the first of a range stands before its last")
     return found
 
 
-def _called(column: Column, header: bool) -> str:
-    return column.name if header and column.name else f"column {column.place + 1}"
+def _by_column(samples: list[np.ndarray]) -> np.ndarray:
+    """Samples of all clients by column, [d, N]."""
+    return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
 
 
 def _list(names: list[str]) -> str:

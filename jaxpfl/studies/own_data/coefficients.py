@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
@@ -90,14 +91,13 @@ def results(path: Path, given: Any, options: Any) -> Results:
     inputs.level(options.level, np.float64)
     names = ("clients", "samples", "dim", "noise_variance", "em_steps", "repetitions")
     refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
-    if options.client is None:
-        raise JaxpflError(f"{path}: client = COLUMN is needed, the names of the clients")
     columns = TableOptions(options.target, options.client, options.missing, options.ignore)
-    table = read_table(f"csv:{path.name}", path, columns, task="regression")
+    table = read_table(f"csv:{path.name}", path, columns, task="regression", clients=True)
     if table.y.ndim > 1:
         raise JaxpflError(f"{path}: target = {options.target}: one column of labels at a time")
     assert table.users is not None
     assert table.user_names is not None
+    options = replace(options, client=table.client)
     design = _design(path, table, table.users, intercept=not options.no_intercept)
     d, m = len(design.names), len(table.user_names)
     if not 0 <= given.rank <= d:

@@ -17,7 +17,8 @@ from jaxpfl.privacy.claim import check_delta
 from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
 from jaxpfl.studies.gaussian import GaussianOptions, GaussianSettings
-from jaxpfl.studies.own_data import client_csv, output, ranges, unit_level
+from jaxpfl.studies.own_data import client_csv, output, unit_level
+from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.own_data.common import (
     SIMULATED,
     Learned,
@@ -28,7 +29,6 @@ from jaxpfl.studies.own_data.common import (
     summary,
     without,
 )
-from jaxpfl.studies.own_data.csv_columns import CsvLayout
 from jaxpfl.studies.own_data.options import LEVEL
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Results
@@ -66,8 +66,8 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)
     known = _public(given, sizes, samples[0].shape[1])
-    ranges.check_squares(path, clients.columns, samples)
-    notes = ranges.alike(clients.columns, samples)
+    client_csv.check_squares(path, clients.columns, samples)
+    notes = client_csv.alike(clients.columns, samples)
     for number, column in enumerate(clients.columns):
         if not any(np.ptp(own[:, number]) for own in samples):
             which = f"column {column!r}: " if known.dim > 1 else ""

@@ -14,9 +14,9 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, mixture
 from jaxpfl.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 from jaxpfl.studies.mixture import MixtureSettings
-from jaxpfl.studies.own_data import client_csv, output, ranges
+from jaxpfl.studies.own_data import client_csv, output
+from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.own_data.common import sizes_of
-from jaxpfl.studies.own_data.csv_columns import CsvLayout
 from jaxpfl.studies.own_data.options import OwnFile
 from jaxpfl.studies.report import beside
 from jaxpfl.studies.settings import refuse_given
@@ -66,7 +66,7 @@ def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> 
     given.check()
     if given.components > len(sizes):
         raise JaxpflError(f"components must be at most the {len(sizes)} clients of {path}, got {given.components}")
-    ranges.check_squares(path, clients.columns, samples)
+    client_csv.check_squares(path, clients.columns, samples)
     local = np.array([own.mean(axis=0) for own in samples])
     scatter = sum(((own - mean) ** 2).sum(axis=0) for own, mean in zip(samples, local, strict=True))
     center, scale = local.mean(axis=0), np.sqrt(scatter / (sizes - 1).sum())

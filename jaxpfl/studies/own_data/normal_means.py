@@ -40,13 +40,13 @@ def results(path: Path, given: Any, options: Any) -> Results:
         "is of simulated data, which a CSV file takes the place of",
     )
     _refuse_beside(options)
-    table = csv_text.read(path)
+    table = csv_text.read(path, options.sep, options.decimal)
     if categories.given(table):
         names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon", "threshold")
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
         fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
-        return categories.results(path, table, given.seed, options.level, options.intervals)
-    data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
+        return categories.results(table, options.client, given.seed, options.level, options.intervals)
+    data = read(table, options.covariates, client=options.client, groups=options.groups, weights=options.weights)
     known = rate_fits.MIXTURES.get(data.kind, ())
     chosen = options.prior in known or (bool(known) and options.prior == "best")
     if known and options.prior == "normal":
@@ -86,11 +86,15 @@ def results(path: Path, given: Any, options: Any) -> Results:
         facts["outlying"] = diagnostics.outlying(found.scores, data.names)
     if found.groups is not None:
         facts["groups_outlying"] = diagnostics.outlying(found.groups[1], found.groups[0])
-    more = [name.strip().lower() for name in (options.groups, options.weights) if name is not None]
+    more = [name.strip() for name in (options.groups, options.weights) if name is not None]
     result: dict[str, Any] = {
         "study": "normal-means",
         "csv": path.name,
-        "read": {"columns": [*PAIRS[data.kind], *data.covariate_names, *more], "ignored": data.ignored},
+        "read": {
+            "client": data.client,
+            "columns": [*PAIRS[data.kind], *data.covariate_names, *more],
+            "ignored": data.ignored,
+        },
         "clients": len(data.names),
         "level": options.level,
         "settings": {"seed": given.seed},
@@ -157,9 +161,7 @@ def _refuse_beside(options: Any) -> None:
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
-    ignored = result["read"]["ignored"]
-    unused = f"; not used: {printable(', '.join(ignored))}" if ignored else ""
-    lines = [f"read as: {','.join(result['read']['columns'])} of {result['clients']} clients{unused}"]
+    lines = [client_csv.told_of_summaries(",".join(result["read"]["columns"]), result)]
     of, test = result["estimated"], result["clients_differ"]
     if "coefficients" in result:
         lines.append(fits.said_coefficients(result))

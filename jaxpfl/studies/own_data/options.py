@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Options, Results
 
@@ -24,7 +24,7 @@ class OwnFile(CsvLayout, Options):
     """A CSV file of clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: one row per client, or per sample; the reading of the file is reported."""
+    """Clients of your own, by the names of its columns: --client, and --value or --values."""
 
     def refuse_without_file(self) -> None:
         """Refuse a layout without a file.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl.data.sources import csv_text
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.studies.own_data import csv_doubts
+from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.studies.own_data.client_csv import distinct_clients, refuse_sum
 
-Row: TypeAlias = tuple[int, list[str]]
-"""A line's number, and its cells."""
 Kind: TypeAlias = Literal["estimate", "successes", "count"]
 
 PAIRS: dict[Kind, tuple[str, str]] = {
@@ -22,27 +19,25 @@ PAIRS: dict[Kind, tuple[str, str]] = {
     "count": ("count", "exposure"),
 }
 """The names of the two columns of each kind."""
-_CLIENT = "client"
-_SAMPLES = "; a row for each sample, of which clients have several, is for: jaxpfl estimate gaussian --csv"
-_UNKNOWN = {"covariate": "covariate", "groups": "column of groups", "weights": "column of weights"}
-_REFUSED = {"covariate": "no covariate", "groups": "not of groups", "weights": "not of weights"}
 
 
 class Summaries(NamedTuple):
     """Clients of a file.
 
     Attributes:
-      kind: by the names of its columns.
-      names: of the clients, [m]; their numbers where no column names them.
+      kind: name of the pair of columns.
+      client: name of the column of clients.
+      names: clients, [m].
       first, second: the two columns, [m] each.
       ignored: names of the other columns.
       covariate_names: as asked for, [k].
       covariates: their columns, [m, k].
       groups: names of the clients' groups, [m]; None unless asked for.
-      weights: of the clients, [m]; None unless asked for.
+      weights: numbers of at least zero, [m]; None unless asked for.
     """
 
     kind: Kind
+    client: str
     names: list[str]
     first: np.ndarray
     second: np.ndarray
@@ -54,122 +49,63 @@ class Summaries(NamedTuple):
 
 
 def read(
-    path: Path,
+    table: Table,
     covariates: Sequence[str] = (),
     *,
+    client: str | None = None,
     groups: str | None = None,
     weights: str | None = None,
-    table: csv_text.Table | None = None,
 ) -> Summaries:
-    """Read a file with a header, of which two columns are a pair of `PAIRS`, in any order and case.
-
-    A column ``client``, or the only one that is neither of the pair nor asked for, names the clients.
+    """Read the clients of a table, of which two columns are a pair of `PAIRS`, in any order and case.
 
     Args:
-      path: of the file.
-      covariates: names of further columns of numbers, in any case.
+      table: a row for each client.
+      covariates: names of further columns of numbers.
+      client: column with the clients' names; one called client or id unless given.
       groups: name of a column that names each client's group.
       weights: name of a column of numbers of at least zero.
-      table: the file's contents; read here unless given.
 
     Raises:
-      JaxpflError: a file that cannot be read, without such a pair or with two of them, a covariate, groups or weights
-        that are no column of their own, a name twice, a cell that is no finite number, a standard error, trials or an
-        exposure that is not above zero, a weight below zero, an empty name of a group (with the line), or a client that
-        is named twice.
+      JaxpflError: a table without such a pair or with two of them, clients of which no column is named, a covariate,
+        groups or weights that are no column of their own, a cell that is no finite number, a standard error, trials or
+        an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that is named
+        twice, or one that is the sum of all others.
     """
-    table = csv_text.read(path) if table is None else table
-    if len(table.rows) < 2:
-        raise JaxpflError(f"{path}: needs a header and a row for each client below it")
-    header = [cell.lower() for cell in table.rows[0][1]]
-    wanted = " or ".join(",".join(pair) for pair in PAIRS.values())
-    found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(header)]
+    path, known = table.path, [name.lower() for name in table.names]
+    found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
     if len(found) != 1:
-        what = "no pair of columns" if not found else "several pairs of columns"
-        more = _SAMPLES if not found and _is_long(table) else ""
-        raise JaxpflError(f"{path}: {what} in {shown(','.join(table.rows[0][1]))}: needs {wanted}{more}")
-    pair = PAIRS[found[0]]
-    wished = [name.strip().lower() for name in covariates]
-    for name in wished:
-        if wished.count(name) > 1:
-            raise JaxpflError(f"covariates must differ, got {name} {wished.count(name)} times")
-    asked = [("covariate", name) for name in wished]
-    asked += [(kind, of.strip().lower()) for kind, of in (("groups", groups), ("weights", weights)) if of is not None]
-    named = [name for _, name in asked]
-    for kind, name in asked:
-        if name not in header:
-            error = unknown_name(_UNKNOWN[kind], name, set(header) - {"", *pair, _CLIENT})
-            raise JaxpflError(f"{path}: {error}")
-        if name in (*pair, _CLIENT):
-            raise JaxpflError(f"{path}: column {name} is {_REFUSED[kind]}")
-        if named.count(name) > 1:
-            raise JaxpflError(f"{path}: column {name} is asked for {named.count(name)} times")
-    for name in (*pair, *named, _CLIENT):
-        if header.count(name) > 1:
-            raise JaxpflError(f"{path}: {header.count(name)} columns are called {name}")
-    others = [name for name in header if name not in (*pair, *named)]
-    own = _CLIENT if _CLIENT in others else others[0] if len(others) == 1 else None
-    rows = table.rows[1:]
-    for line, cells in rows:
-        if len(cells) > len(header):
-            raise JaxpflError(f"{path} line {line}: more cells than the header has names ({len(header)})")
-
-    def column(name: str) -> np.ndarray:
-        place, values = header.index(name), []
-        for line, cells in rows:
-            cell = cells[place] if place < len(cells) else ""
-            value = table.number(cell)
-            if value is None:
-                raise JaxpflError(f"{path} line {line}: {name} must be a finite number, got {shown(cell)}")
-            if name == pair[1] and value <= 0:
-                raise JaxpflError(f"{path} line {line}: {name} must be > 0, got {shown(cell)}")
-            if ("weights", name) in asked and value < 0:
-                raise JaxpflError(f"{path} line {line}: {name} must be at least 0, got {shown(cell)}")
-            values.append(value)
-        csv_doubts.warn_of_codes(path, values, f" of column {name}")
-        return np.array(values)
-
-    names = client_names(path, rows, None if own is None else header.index(own))
-    csv_doubts.refuse_summary_rows(path, [line for line, _ in rows], names)
-    ignored = [name for name in others if name != own]
-    columns = np.array([column(name) for name in wished]).reshape(len(wished), len(rows)).T
-    more = dict(asked[len(wished) :])
+        what = "several pairs of columns" if found else "no pair of columns"
+        ways = " or ".join(",".join(pair) for pair in PAIRS.values())
+        root = "; yi,vi are an effect and its variance: call yi estimate, and the root of vi se"
+        more = root if {"yi", "vi"} <= set(known) else "; a row for each sample is for jaxpfl estimate gaussian"
+        raise JaxpflError(f"{path}: {what} in {table.listed}: needs {ways}{'' if found else more}")
+    kind = found[0]
+    first, second = (table.find(name) for name in PAIRS[kind])
+    wished = [table.find(name.strip(), "covariate") for name in covariates]
+    group = None if groups is None else table.find(groups.strip(), "groups")
+    weight = None if weights is None else table.find(weights.strip(), "weights")
+    used = [first, second, *wished, *(name for name in (group, weight) if name is not None)]
+    own = table.clients(client, used)
+    for name in (own, *used):
+        if [own, *used].count(name) > 1:
+            raise JaxpflError(f"{path}: column {shown(name)} is asked for twice")
+    columns = {name: table.numbers(name) for name in used if name != group}
+    names, x, s = distinct_clients(table, own), columns[first], columns[second]
+    rules = [(second, s > 0, "> 0")]
+    if kind != "estimate":
+        rules.append((first, (x >= 0) & (x == np.round(x)), "a whole number of at least 0"))
+    if kind == "successes":
+        rules += [(second, s == np.round(s), "a whole number"), (first, x <= s, f"at most the {second}")]
+    if weight is not None:
+        rules.append((weight, columns[weight] >= 0, "at least 0"))
+    for name, good, words in rules:
+        for row in np.flatnonzero(~good):
+            got = shown(table.cells[name].iloc[row])
+            raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
+    with np.errstate(over="ignore"):  # of independent totals the variances add
+        refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
     return Summaries(
-        found[0], names, column(pair[0]), column(pair[1]), ignored, wished, columns,
-        _texts(path, rows, header.index(more["groups"]), "group") if "groups" in more else None,
-        column(more["weights"]) if "weights" in more else None,
+        kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,
+        np.stack([columns[name] for name in wished], axis=1) if wished else np.zeros((len(x), 0)),
+        None if group is None else table.texts(group), None if weight is None else columns[weight],
     )  # fmt: skip
-
-
-def client_names(path: Path, rows: Sequence[Row], place: int | None) -> list[str]:
-    """Names of the clients from a column, their numbers without one.
-
-    Raises:
-      JaxpflError: for an empty name, or one twice, with the line.
-    """
-    if place is None:
-        return [str(i) for i in range(len(rows))]
-    names, lines = _texts(path, rows, place, "client"), {}
-    for (line, _), name in zip(rows, names, strict=True):
-        if name in lines:
-            raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
-        lines[name] = line
-    return names
-
-
-def _is_long(table: csv_text.Table) -> bool:
-    """True if a column repeats its cells and another one has numbers: rows of samples, not of clients."""
-    columns = list(zip(*(cells for _, cells in table.rows[1:]), strict=False))
-    repeats = [len(set(column)) < len(column) for column in columns]
-    numeric = [all(table.number(cell) is not None for cell in column) for column in columns]
-    return any(repeats[i] and any(numeric[:i] + numeric[i + 1 :]) for i in range(len(columns)))
-
-
-def _texts(path: Path, rows: Sequence[Row], place: int, what: str) -> list[str]:
-    found = []
-    for line, cells in rows:
-        cell = cells[place] if place < len(cells) else ""
-        if not cell:
-            raise JaxpflError(f"{path} line {line}: no {what}'s name")
-        found.append(cell)
-    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs, unit_level
 from jaxpfl.presentation import literal
 from jaxpfl.studies.gaussian import GaussianSettings
@@ -92,24 +90,14 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
 
 def _read(path: Path, options: Any) -> tuple[client_csv.Clients, str, list[str]]:
     """Clients of samples with covariates, the name of the column of values, and the covariates' names."""
-    names = [name.strip() for name in options.covariates]
-    for name in names:
-        if names.count(name) > 1:
-            raise JaxpflError(f"covariates must differ, got {name} {names.count(name)} times")
-    layout = replace(options, long=True)
-    if options.value is not None:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow(names)
-        layout = replace(layout, value=f"{options.value},{line.getvalue()}")
-    clients = client_csv.read(path, layout)
-    for name in names:
-        if name not in clients.columns:
-            raise JaxpflError(f"{path}: {unknown_name('covariate', name, clients.columns)}")
-    others = [name for name in clients.columns if name not in names]
-    if len(others) != 1:
-        what = "no column" if not others else shown(", ".join(others))
-        raise JaxpflError(f"{path}: needs one column of values beside the covariates, got {what}: give --value COLUMN")
-    return clients, others[0], names
+    if options.values is not None:
+        raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
+    value = client_csv.VALUE if options.value is None else options.value
+    clients = client_csv.read(path, replace(options, value=",".join((value, *options.covariates))))
+    target, *names = clients.columns
+    if len(names) != len(options.covariates):
+        raise JaxpflError(f"value and covariates must be different columns, got {value} and {options.covariates}")
+    return clients, target, names
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
