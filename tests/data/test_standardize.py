@@ -107,10 +107,11 @@ def stamped(kind, folder):
     """A federation of ten clients with these times as their only feature, by different ways."""
     x, y, clients = STAMPS[:, None], np.arange(400) % 2, np.arange(400) % 10
     own = [(x[clients == i], y[clients == i]) for i in range(10)]
+    others = [(x + 1.0, y) for x, y in own]
     if kind == "alike":
-        return jaxpfl.stack_clients(own, test=own)
+        return jaxpfl.stack_clients(own, test=others)
     if kind == "ragged":
-        return jaxpfl.stack_clients([*own[:9], (own[9][0].tolist(), own[9][1])], test=own)
+        return jaxpfl.stack_clients([*own[:9], (own[9][0].tolist(), own[9][1])], test=others)
     if kind == "csv":
         lines = [f"c{client},{stamp:.0f},{label}" for client, stamp, label in zip(clients, STAMPS, y, strict=True)]
         (folder / "a.csv").write_text("\n".join(["client,stamp,label", *lines]))
