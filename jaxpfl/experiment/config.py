@@ -60,6 +60,15 @@ class _Source:
     ignore: str | None = setting(
         None, "Columns of a table csv:FILE that are no features, separated by commas.", since="0.2"
     )
+    missing_words: str | None = setting(
+        None,
+        "Words of a table csv:FILE for missing values, separated by commas.",
+        unless_given="NA, N/A, NaN, null and none unless given",
+        since="0.2",
+    )
+    encoding: str | None = setting(
+        None, "Encoding of a table csv:FILE, such as latin-1.", unless_given="UTF-8 unless given", since="0.2"
+    )
     window: int | None = setting(
         None,
         "Length of the windows of texts text:FOLDER.",

@@ -10,7 +10,19 @@ from jaxpfl.experiment import stored_data
 if TYPE_CHECKING:
     from jaxpfl.experiment.config import DataConfig
 
-FIELDS = ("data", "data_dir", "task", "target", "client", "missing", "ignore", "window", "tokens")
+FIELDS = (
+    "data",
+    "data_dir",
+    "task",
+    "target",
+    "client",
+    "missing",
+    "ignore",
+    "missing_words",
+    "encoding",
+    "window",
+    "tokens",
+)
 """Fields of a config that decide which data set it has."""
 
 
@@ -27,7 +39,9 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
     """
     task = config.task if isinstance(config.task, str) else None
     ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
-    table = data.TableOptions(config.target, config.client, config.missing, ignored)
+    table = data.TableOptions(
+        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding
+    )
     return data.load(
         config.data,
         config.data_dir,

@@ -79,6 +79,10 @@ class CoefficientsOptions(Options):
     """Columns that are no features."""
     missing: str = "refuse"
     """Rows with a missing value: refuse, or drop."""
+    missing_words: str | None = None
+    """Words of --csv for missing values, with commas between them; NA, N/A, NaN, null and none unless given."""
+    encoding: str | None = None
+    """Encoding of --csv, such as latin-1; UTF-8 unless given."""
     no_intercept: bool = False
     """Leave out the intercept, which otherwise is each client's first coefficient."""
     level: float = LEVEL
@@ -90,7 +94,7 @@ class CoefficientsOptions(Options):
         Raises:
           JaxpflError.
         """
-        names = ("target", "client", "ignore", "missing", "no_intercept", "level")
+        names = ("target", "client", "ignore", "missing", "missing_words", "encoding", "no_intercept", "level")
         refuse_given(self, names, "is of --csv, and there is none")
 
 

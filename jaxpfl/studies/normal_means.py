@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -144,7 +144,8 @@ class NormalMeansOptions(CsvTable, Options):
         """
         names = (
             *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
-            *("error_range", "sizes", "most_events", "threshold", "level", "intervals", "client", "sep", "decimal"),
+            *("error_range", "sizes", "most_events", "threshold", "level", "intervals"),
+            *(field.name for field in fields(CsvTable)),
         )
         refuse_given(self, names, "is of --csv, and there is none")
 

@@ -81,6 +81,16 @@ def test_rows_with_missing_values_go_when_asked_for(tmp_path: Path) -> None:
     assert len(source.y_train) == 4
 
 
+def test_words_of_missing_values_and_the_encoding_are_named(tmp_path: Path) -> None:
+    text = "land,size,zone\nNA,1,Nord\nZürich,?,na\nNA,3,none\nBern,4,Nord\n".encode("latin-1")
+    options = TableOptions("zone", "land", "drop", missing_words="?, -", encoding="latin-1")
+    with pytest.warns(JaxpflWarning, match="left out 1 of 4 rows"):
+        source = table(tmp_path, text, options, "classification")
+    assert source.user_names is not None
+    assert source.class_names is not None
+    assert (source.user_names.tolist(), source.class_names.tolist()) == (["Bern", "NA"], ["Nord", "none"])
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -110,7 +120,10 @@ def test_rows_with_missing_values_go_when_asked_for(tmp_path: Path) -> None:
             BY_CITY,
             "column 'heating' has 10 different texts in 10 rows, too many for categories",
         ),
-        (b"city,price\n\xff\xfe\xfd,1\n", BY_CITY, "cannot read .*own.csv: 'utf-8' codec"),
+        (HEAD + ROWS + "NA,1,gas,2\n", BY_CITY, "'city': fill .*, or name the words of missing values, without NA, by"),
+        (b"city,price\n\xff\xfe\xfd,1\n", BY_CITY, "own.csv line 2: byte 0xff is not UTF-8: .* --encoding latin-1"),
+        (HEAD + ROWS, BY_CITY._replace(encoding="base64"), "unknown encoding 'base64': such as latin-1"),
+        (b"\xe9", BY_CITY._replace(encoding="ascii"), "line 1: byte 0xe9 is not ascii: name the encoding"),
     ],
 )
 def test_bad_tables_are_refused_in_a_line(tmp_path: Path, text, options, message) -> None:

@@ -91,8 +91,9 @@ def test_no_csv(tmp_path: Path):
     with pytest.raises(JaxpflError, match="cannot read"):
         token_files.read_counts_csv(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"user,token,count\n\xff\xfe,a,1\n")
-    with pytest.raises(JaxpflError, match="cannot read"):
+    with pytest.raises(JaxpflError, match=r"cannot read .*bytes.csv: byte 0xff is not UTF-8: .* --encoding latin-1"):
         token_files.read_counts_csv(tmp_path / "bytes.csv")
+    assert token_files.read_counts_csv(tmp_path / "bytes.csv", "latin-1").users.tolist() == ["ÿþ"]
 
 
 def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCounts):

@@ -38,6 +38,8 @@ def test_presets_fill_what_is_not_given():
         "target",
         "client",
         "ignore",
+        "missing_words",
+        "encoding",
         "window",
         *of_the_graph,
         *of_other_partitions,

@@ -15,6 +15,8 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.client_csv import CsvLayout
 
+OTHER = {"encoding": "cp1252", "missing_words": "."}
+
 
 def read(folder: Path, text: str | bytes, layout: CsvLayout | None = None) -> client_csv.Clients:
     path = folder / "own.csv"
@@ -109,6 +111,7 @@ def test_what_was_written_is_read_back(tmp_path, clients, ids, layout, dialect, 
         ("client,a,b\nx,1,0\ny,0,1\nz,1,1\n", {"values": "a,b"}, ["x", "y", "z"], [[1, 0], [0, 1], [1, 1]]),
         ("client,a,b\nx,1,2\ny,1,2\n", {"values": "a,b"}, ["x", "y"], [[1, 2], [1, 2]]),
         ("client\tvalue\r\nä\t1,5\r\nä\t2,5\r\nb\t3\r\n".encode("utf-16"), {}, ["ä", "b"], [[1.5, 2.5], [3]]),
+        ("client,value\nä,1\nNA,.\nNA,3".encode("cp1252"), OTHER, ["ä", "NA"], [[1], [3]]),
     ],
 )
 def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[str], samples: list):
@@ -138,7 +141,8 @@ def test_formats(tmp_path: Path, text: str | bytes, layout: dict, names: list[st
         ("client;value\na;1,234\nb;2,345\n", {}, "line 2: '1,234' is a decimal number or one in thousands"),
         ("client;value\na;1.234\nb;567\n", {}, "line 2: '1.234' is a decimal number or one in thousands"),
         ('client,value\n"a,1\nb,2\n', {}, "cannot read"),
-        ("client,value\n\xe9,2\n".encode("latin-1"), {}, "cannot read"),
+        ("client,value\n\xe9,2\n".encode("latin-1"), {}, "line 2: byte 0xe9 is not UTF-8: name the encoding, such as"),
+        ("client,value\nNA,2\nb,1\n", {}, "got 'NA': --missing-words WORDS tells which words are missing values"),
         ("value\n1.5\n", {}, "no column is called client or id, of value: add one with the clients' names"),
         ("ward,value,n\na,1,2\n", {}, "client or id, of ward, value, n: write --client ward, or --client n"),
         ("Batch,Yield\na,1\n", {}, "no column is called value, of Batch, Yield: write --client Batch --value Yield (a"),

@@ -6,6 +6,7 @@ given instead. What a column holds is never guessed: its name says it.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import math
@@ -52,12 +53,14 @@ class Table(NamedTuple):
       cells: text without surrounding space, "" where a row is short; columns have the names of the first line, the
         index is the line of each row, counted from 1.
       separator, decimal: marks of the text.
+      missing: cells without a value, in lower case.
     """
 
     path: Path
     cells: pandas.DataFrame
     separator: Separator
     decimal: Decimal
+    missing: tuple[str, ...] = MISSING
 
     @property
     def names(self) -> list[str]:
@@ -68,6 +71,10 @@ class Table(NamedTuple):
     def lines(self) -> list[int]:
         """Line of each row."""
         return self.cells.index.tolist()
+
+    def is_missing(self, cell: str) -> bool:
+        """True if a cell has no value: it is empty, or a word for it."""
+        return cell.lower() in self.missing
 
     def find(self, name: str, what: str = "column") -> str:
         """The column of that name, in any case where no other differs in the case alone.
@@ -116,8 +123,9 @@ class Table(NamedTuple):
         """
         cells = self.cells[name].tolist()
         for line, cell in zip(self.lines, cells, strict=True):
-            if is_missing(cell):
-                raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}")
+            if self.is_missing(cell):
+                means = ": --missing-words WORDS tells which words are missing values" if cell else ""
+                raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}{means}")
         return cells
 
     def parsed(self, name: str) -> np.ndarray:
@@ -133,7 +141,7 @@ class Table(NamedTuple):
         found = self.parsed(name)
         for row in np.flatnonzero(np.isnan(found)):
             cell = self.cells[name].iloc[row]
-            if not (missing and is_missing(cell)):
+            if not (missing and self.is_missing(cell)):
                 mark = "" if self.decimal == "point" else " with a decimal comma"
                 raise JaxpflError(
                     f"{self.path} line {self.lines[row]}: {name} must be a finite number{mark}, got {shown(cell, 40)}"
@@ -141,19 +149,27 @@ class Table(NamedTuple):
         return found
 
 
-def read(path: Path, separator: Separator | None = None, decimal: Decimal | None = None) -> Table:
-    """Read a table of UTF-8 text, or UTF-16 with a byte-order mark, whose first line names the columns.
+def read(
+    path: Path,
+    separator: Separator | None = None,
+    decimal: Decimal | None = None,
+    encoding: str | None = None,
+    missing_words: str | None = None,
+) -> Table:
+    """Read a table of text whose first line names the columns.
 
     Args:
       path: file to read.
       separator: mark between cells; the one that divides the first line most unless given.
       decimal: decimal mark; detected from the numbers unless given.
+      encoding: as for `text_of`.
+      missing_words: words with commas between them, in any case, for cells without a value; `MISSING` unless given.
 
     Raises:
       JaxpflError: a file that cannot be read, without names of columns, or with one twice, without rows, or with
         numbers of which it cannot be told whether their comma stands for decimals or thousands.
     """
-    cells, separator = rows(path, separator)
+    cells, separator = rows(path, separator, encoding)
     if cells.empty:
         raise JaxpflError(f"{path}: the file is empty: no line has any value")
     line, names = cells.index[0], cells.iloc[0].tolist()
@@ -169,10 +185,13 @@ def read(path: Path, separator: Separator | None = None, decimal: Decimal | None
             raise JaxpflError(f"{path} line {line}: two columns are named {shown(name)}")
     if cells.empty:
         raise JaxpflError(f"{path}: a header and no rows")
-    return Table(path, cells, separator, decimal or _decimal(path, cells, separator))
+    words = MISSING if missing_words is None else ("", *(word.strip().lower() for word in missing_words.split(",")))
+    return Table(path, cells, separator, decimal or _decimal(path, cells, separator), words)
 
 
-def rows(path: Path, separator: Separator | None = None) -> tuple[pandas.DataFrame, Separator]:
+def rows(
+    path: Path, separator: Separator | None = None, encoding: str | None = None
+) -> tuple[pandas.DataFrame, Separator]:
     """Rows of a file that are not empty, by line, as text without surrounding space, and the separator.
 
     Raises:
@@ -180,7 +199,7 @@ def rows(path: Path, separator: Separator | None = None) -> tuple[pandas.DataFra
     """
     import pandas
 
-    text = text_of(path).replace("\r\n", "\n").replace("\r", "\n")
+    text = text_of(path, encoding).replace("\r\n", "\n").replace("\r", "\n")
     excel = re.match(r'"?sep=(.)"?\n', text)  # Excel's own first line
     if excel:
         separator = separator or next((name for name, mark in SEPARATORS.items() if mark == excel[1]), None)
@@ -207,11 +226,6 @@ def rows(path: Path, separator: Separator | None = None) -> tuple[pandas.DataFra
     return cells.loc[(cells != "").any(axis=1)], separator
 
 
-def is_missing(cell: str) -> bool:
-    """True if a cell has no value: it is empty or one of `MISSING`."""
-    return cell.lower() in MISSING
-
-
 def parse(cell: str, decimal: Decimal) -> float | None:
     """The finite number in a cell; None if there is none."""
     if not _NUMBER[decimal].fullmatch(cell):
@@ -220,32 +234,49 @@ def parse(cell: str, decimal: Decimal) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def text_of(path: Path) -> str:
-    """Text of a UTF-8 file, or a UTF-16 file with a byte-order mark.
+def text_of(path: Path, encoding: str | None = None) -> str:
+    """Text of a file in an encoding; in UTF-8, or UTF-16 with a byte-order mark, unless given.
 
     Raises:
-      JaxpflError: a file that cannot be read.
+      JaxpflError: a file that cannot be read, and an unknown encoding.
     """
     raw = files.contents(path, _MEMORY)
     try:
-        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
+        return raw.decode(_codec(raw, encoding))
     except UnicodeDecodeError as error:
-        raise JaxpflError(f"cannot read {path}: {error}") from None
+        raise _undecoded(f"{path} line {1 + raw.count(10, 0, error.start)}", error, encoding) from None
+
+
+def _codec(raw: bytes, encoding: str | None) -> str:
+    """The encoding of text that begins with these bytes."""
+    try:
+        name = codecs.lookup(encoding or "utf-8").name
+        "".encode(name)  # which is of bytes, as base64 is, and not of text
+    except (LookupError, ValueError):
+        raise JaxpflError(f"unknown encoding {shown(encoding)}: such as latin-1, cp1252 or utf-8") from None
+    return ("utf-16" if raw.startswith(_UTF16) else "utf-8-sig") if name == "utf-8" else name
+
+
+def _undecoded(where: str, error: UnicodeDecodeError, encoding: str | None) -> JaxpflError:
+    found = f"cannot read {where}: byte 0x{error.object[error.start]:02x} is not {encoding or 'UTF-8'}"
+    return JaxpflError(f"{found}: name the encoding, such as --encoding latin-1, or save the file as UTF-8")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 file, or a UTF-16 file with a byte-order mark, to be read line by line.
+def opened(path: Path, encoding: str | None = None) -> Iterator[IO[str]]:
+    """Open a file to be read line by line, in an encoding as for `text_of`.
 
     Raises:
       JaxpflError: a file that cannot be read, also further down.
     """
     try:
         with files.opened(path) as raw:
-            utf16 = raw.read(2) in _UTF16
+            codec = _codec(raw.read(2), encoding)
             raw.seek(0)
-            yield io.TextIOWrapper(raw, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
-    except (OSError, UnicodeDecodeError) as error:
+            yield io.TextIOWrapper(raw, encoding=codec, newline="")
+    except UnicodeDecodeError as error:
+        raise _undecoded(str(path), error, encoding) from None
+    except OSError as error:
         raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 

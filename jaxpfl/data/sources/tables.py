@@ -40,12 +40,15 @@ class TableOptions(NamedTuple):
       client: of the clients' names, or None.
       missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
       ignore: those that are left out of the table, whatever they hold.
+      missing_words, encoding: as for `csv_text.read`.
     """
 
     target: str | None = None
     client: str | None = None
     missing: str = "refuse"
     ignore: tuple[str, ...] = ()
+    missing_words: str | None = None
+    encoding: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
         """Columns of the labels, of a table of these; the name of a single column may hold commas."""
@@ -122,7 +125,7 @@ def read_table(
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
-    table = csv_text.read(path)
+    table = csv_text.read(path, encoding=options.encoding, missing_words=options.missing_words)
     targets = options.targets(table.names)
     table = _without(table, options, targets)
     if not targets:
@@ -172,16 +175,18 @@ def _without(table: Table, options: TableOptions, targets: Sequence[str]) -> Tab
 
 def _without_missing(table: Table, missing: str) -> Table:
     """The rows without missing values; refused where they are not to be left out."""
-    gaps = table.cells.map(csv_text.is_missing)
+    gaps = table.cells.map(table.is_missing)
     lacking = gaps.any(axis=1).to_numpy()
     if not lacking.any():
         return table
     if missing == "refuse":
         row = int(lacking.argmax())
-        column = gaps.columns[gaps.iloc[row].argmax()]
+        place = int(gaps.iloc[row].argmax())
+        column, cell = gaps.columns[place], table.cells.iloc[row, place]
+        means = f", or name the words of missing values, without {cell}, by --missing-words" if cell else ""
         raise JaxpflError(
             f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "
-            "out with --missing drop"
+            f"out with --missing drop{means}"
         )
     if lacking.all():
         raise JaxpflError(f"{table.path}: every row lacks a value")

@@ -28,7 +28,7 @@ _ROWS = 2**15
 """Number of entries written to a file at once."""
 
 
-def read_counts_csv(path: Path) -> TokenCounts:
+def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     """Read counts from a CSV file with the columns ``user``, ``token`` and ``count``, one row per nonzero count.
 
     Columns may be in any order; cells are separated by commas, semicolons, tabs or bars; a leading column of row
@@ -41,7 +41,7 @@ def read_counts_csv(path: Path) -> TokenCounts:
     users: dict[str, int] = {}
     vocabulary: dict[str, int] = {}
     entries = _Entries()
-    with csv_text.opened(path) as text:
+    with csv_text.opened(path, encoding) as text:
         header, rows = _counts_rows(path, text)
         places = [header.index(name) for name in HEADER]
         for line, row in rows:

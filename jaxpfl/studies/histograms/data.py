@@ -52,6 +52,8 @@ class HistogramData:
     """Seed of every random draw."""
     data_dir: str | None = None
     """Folder that holds irc/; JAXPFL_DATA_DIR unless given."""
+    encoding: str | None = None
+    """Encoding of csv:FILE, such as latin-1; UTF-8 unless given."""
 
     def check(self) -> None:
         """Check the settings.
@@ -69,6 +71,8 @@ class HistogramData:
         at_least("samples_spread", self.samples_spread, 0)
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
             raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {shown(self.data)}")
+        if not self.data.startswith("csv:"):
+            refuse_given(self, ("encoding",), "is of csv:FILE")
         if self.data == "synthetic":
             refuse_given(self, ("least_tokens", "train_share"), "is of real users, not of synthetic ones")
         else:
@@ -116,7 +120,8 @@ def read(given: HistogramData) -> TokenCounts | None:
     if given.data == "irc":
         return token_files.load_irc(given.data_dir)
     kind, place = given.data.split(":", 1)
-    return (token_files.read_counts_csv if kind == "csv" else token_files.read_leaf_counts)(Path(place).expanduser())
+    path = Path(place).expanduser()
+    return token_files.read_counts_csv(path, given.encoding) if kind == "csv" else token_files.read_leaf_counts(path)
 
 
 def prepare(given: HistogramData, read: TokenCounts | None = None) -> Prepared:

@@ -33,6 +33,10 @@ class CsvTable:
     """Separator of the cells of --csv, detected from its header unless given."""
     decimal: Decimal | None = None
     """Decimal mark of the numbers of --csv, detected unless given."""
+    encoding: str | None = None
+    """Encoding of --csv, such as latin-1; UTF-8 unless given."""
+    missing_words: str | None = None
+    """Words of --csv for missing values, with commas between them; NA, N/A, NaN, null and none unless given."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
     A long file has a row for each sample: one column names the client, ``value`` (one or several columns: samples of d
     numbers) has the sample; a client's rows need not stand together. A wide file has a row for each client, and its
-    samples in the columns ``values``. Cells that are empty, lacking, or say NA, NaN, null or none hold no sample: the
+    samples in the columns ``values``. Cells that are empty, lacking, or a word for missing values hold no sample: the
     client has one less (of several numbers, the whole sample is left out), and clients without any are left out.
 
     Raises:
@@ -77,7 +81,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
         raise JaxpflError("value is of a row for each sample, values of a row for each client: give one of them")
-    table = csv_text.read(path, given.sep, given.decimal)
+    table = csv_text.read(path, given.sep, given.decimal, given.encoding, given.missing_words)
     long = given.values is None
     chosen = given.value if long else given.values
     chosen = VALUE if chosen is None and VALUE in map(str.lower, table.names) else chosen

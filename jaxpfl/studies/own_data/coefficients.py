@@ -91,7 +91,9 @@ def results(path: Path, given: Any, options: Any) -> Results:
     inputs.level(options.level, np.float64)
     names = ("clients", "samples", "dim", "noise_variance", "em_steps", "repetitions")
     refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
-    columns = TableOptions(options.target, options.client, options.missing, options.ignore)
+    columns = TableOptions(
+        options.target, options.client, options.missing, options.ignore, options.missing_words, options.encoding
+    )
     table = read_table(f"csv:{path.name}", path, columns, task="regression", clients=True)
     if table.y.ndim > 1:
         raise JaxpflError(f"{path}: target = {options.target}: one column of labels at a time")

@@ -40,7 +40,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
         "is of simulated data, which a CSV file takes the place of",
     )
     _refuse_beside(options)
-    table = csv_text.read(path, options.sep, options.decimal)
+    table = csv_text.read(path, options.sep, options.decimal, options.encoding, options.missing_words)
     if categories.given(table):
         names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon", "threshold")
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
