@@ -12,6 +12,7 @@ from jaxpfl.types import Federation
 _FEW, _CLASSES = 5, 20
 """Thresholds: fewer examples per label on average, of at least so many labels, suggest measured amounts."""
 _APART = 1000.0
+_LARGEST_PIXEL = 100.0
 
 
 def check_labels(federation: Federation, strict: bool = False) -> None:
@@ -36,7 +37,7 @@ def check_labels(federation: Federation, strict: bool = False) -> None:
 
 
 def check_scales(federation: Federation, strict: bool = False) -> None:
-    """Warn if inputs are feature vectors whose features differ in scale by a factor of a thousand or more.
+    """Warn if features of vectors differ in scale by a factor of a thousand or more, or images of floats exceed 100.
 
     A feature's scale is the root mean square of its nonzero entries, so that rare features do not count as small.
 
@@ -44,7 +45,17 @@ def check_scales(federation: Federation, strict: bool = False) -> None:
       JaxpflError: instead of the warning, if ``strict``.
     """
     x = federation.train.flat().x
-    if not hasattr(x, "ndim") or x.ndim != 2 or not np.issubdtype(x.dtype, np.floating):
+    if not hasattr(x, "ndim") or x.ndim not in (2, 3, 4) or not np.issubdtype(x.dtype, np.floating):
+        return
+    if x.ndim > 2:
+        largest = max((float(max(part.max(), -part.min())) for part in in_parts(x)), default=0.0)
+        if largest > _LARGEST_PIXEL:
+            warn(
+                f"inputs [N, {', '.join(map(str, x.shape[1:]))}] go up to {largest:.4g}, too much for usual learning "
+                "rates: of images, store bytes (uint8) or divide by 255; else use --standardize, or "
+                "federate(standardize=True)",
+                strict=strict,
+            )
         return
     squares, counts = np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
     for examples in in_parts(x):

@@ -124,6 +124,16 @@ def test_words_of_missing_values_and_the_encoding_are_named(tmp_path: Path) -> N
         (b"city,price\n\xff\xfe\xfd,1\n", BY_CITY, "own.csv line 2: byte 0xff is not UTF-8: .* --encoding latin-1"),
         (HEAD + ROWS, BY_CITY._replace(encoding="base64"), "unknown encoding 'base64': such as latin-1"),
         (b"\xe9", BY_CITY._replace(encoding="ascii"), "line 1: byte 0xe9 is not ascii: name the encoding"),
+        *(
+            (
+                HEAD + "".join(f"Bern,{i}{cell},gas,{i}\nZug,2{cell},oil,3\n" for i in range(3)),
+                BY_CITY,
+                f"column 'area' holds numbers with a mark, such as '0{cell}': write .* --ignore 'area'",
+            )
+            for cell in ("%", " %", "€")
+        ),
+        (HEAD + "Bern,1,$1,2\nZug,2,-$2.50,3\n", BY_CITY, r"'heating' holds numbers with a mark, such as '\$1': write"),
+        (HEAD + "Bern,1,gas,4%\nZug,2,oil,5%\n", BY_CITY, "column 'price' holds numbers with a mark, such as '4%'"),
     ],
 )
 def test_bad_tables_are_refused_in_a_line(tmp_path: Path, text, options, message) -> None:

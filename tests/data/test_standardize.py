@@ -76,6 +76,15 @@ def test_features_a_thousand_times_apart_are_said_and_rare_ones_are_not():
     data.check_scales(clients_of(rng.integers(10**6, size=(400, 3)), y))  # tokens
 
 
+def test_images_of_floats_up_to_255_are_said():
+    bytes_ = np.random.default_rng(0).integers(256, size=(400, 4, 4, 1))
+    y = np.arange(400) % 2
+    for images in (bytes_, bytes_[..., 0]):
+        with pytest.warns(JaxpflWarning, match=r"inputs \[N, 4, 4.* go up to 255, .* bytes \(uint8\) or divide by 255"):
+            data.check_scales(clients_of(images.astype(float), y))
+        data.check_scales(clients_of(images / 255, y))
+
+
 def test_amounts_as_labels_are_said_and_classes_are_not():
     from sklearn.datasets import load_diabetes
 

@@ -8,6 +8,7 @@ numbers, are those of multilabel where all are 0 or 1, else of a regression.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ _FEW = 20
 _MOST_TEXTS = 1000
 _SEVERAL_TEXTS = 20
 """Different texts above which a column is doubted, such as dates; and the fewest rows of which numbers are told."""
+_MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
+"""Numbers with a mark for per cent or a currency, whose cells would be categories."""
 _FREE = 0.5  # of the rows: a column with as many different texts is no category
 
 
@@ -310,7 +313,7 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
     """The numbers of a column, [N]; None for one of text.
 
     Raises:
-      JaxpflError: for a column of numbers with some text in it.
+      JaxpflError: for a column of numbers with some text in it, or with a mark for per cent or a currency.
     """
     found = table.parsed(name)
     wrong = np.flatnonzero(np.isnan(found))
@@ -321,6 +324,12 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
         raise JaxpflError(
             f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, and numbers in most "
             "other rows"
+        )
+    marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]
+    if len(marked) > len(found) / 2:
+        raise JaxpflError(
+            f"{table.path}: column {shown(name)} holds numbers with a mark, such as {shown(marked[0])}: write them "
+            f"without it, or leave the column out with --ignore {shown(name)}"
         )
     return None
 
