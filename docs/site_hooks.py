@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 from jaxpfl.cli import help
 from jaxpfl.cli.every import by_name
-from jaxpfl.cli.signature import flags_of
+from jaxpfl.cli.parsing import flags_of
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "notebooks/*.ipynb", "benchmarks/results/*.json")

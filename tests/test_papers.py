@@ -15,8 +15,7 @@ import jaxpfl
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.benchmarks.papers import registry
 from jaxpfl.cli import app, training
-from jaxpfl.cli.arguments import checked
-from jaxpfl.cli.signature import flags_of
+from jaxpfl.cli.parsing import checked, flags_of
 from jaxpfl.compression import resolve
 
 ROOT = Path(__file__).parents[1]

@@ -8,14 +8,13 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from jaxpfl import signals
-from jaxpfl.cli import parse, training
-from jaxpfl.cli.parse import HELP
+from jaxpfl.cli import parsing, training
 from jaxpfl.cli.session import QUIET
 from jaxpfl.console import settle
 from jaxpfl.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
@@ -166,7 +165,7 @@ def _choose(
     names = [*known, *others]
     if not args:
         raise JaxpflError(f"{prog} needs a command: {', '.join(names)} ({prog} --help explains them)")
-    if args[0] in HELP:
+    if args[0] in parsing.HELP:
         from jaxpfl.cli import help
 
         print(help.of_commands(prog, description, {n: help.summary(c) for n, c in known.items()} | dict(others)))
@@ -176,7 +175,28 @@ def _choose(
         raise JaxpflError(f"{prog} needs a command before {args[0]}: {', '.join(names)}")
     if name not in known:
         raise unknown_name(f"command of {prog}", args[0], names)
-    parse.run(known[name], f"{prog} {name}", args[1:])
+    _call(known[name], f"{prog} {name}", args[1:])
+
+
+def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
+    """Call a command with its parsed arguments, or print its help on request.
+
+    Args:
+      command: a function whose parameters are its flags (see `parsing.flags_of`).
+      name: name of the command, ``jaxpfl run``.
+      args: the arguments after it.
+
+    Raises:
+      JaxpflError: if the arguments are not the command's; and any that the command raises.
+    """
+    flags = parsing.flags_of(command)
+    if set(parsing.HELP) & set(args):
+        from jaxpfl.cli import help
+
+        more = vars(command).get("more")
+        print(help.of_command(name, command, flags, more(args) if more else ""))
+        return
+    parsing.bound(command, name, parsing.checked(flags, args, name))()
 
 
 def _show_warning(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from jaxpfl.cli.signature import Flag, flags_of
+from jaxpfl.cli.parsing import Flag, flags_of
 
 _OF_METHODS = ("run", "compare", "sweep")
 _ZSH = """\

@@ -39,9 +39,8 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
             return
         _list(entries)
         return
+    from jaxpfl.experiment.data_sets import is_stored, is_table
     from jaxpfl.experiment.setup import clients_of, load_federation
-    from jaxpfl.experiment.source import is_table
-    from jaxpfl.experiment.stored_data import is_stored
     from jaxpfl.experiment.true_clusters import client_clusters
 
     claim_file(plot, "--plot", _DESCRIBE)
@@ -79,7 +78,7 @@ def _list(entries: list[Entry]) -> None:
 
 
 def _convert(settings: DataConfig, output: Path | None, as_json: bool) -> None:
-    from jaxpfl.experiment.stored_data import PREFIX, convert
+    from jaxpfl.experiment.data_sets import PREFIX, convert
     from jaxpfl.host_memory import readable
 
     if output is None:

@@ -1,24 +1,27 @@
-"""Output of ``--help``: a line of usage, and the flags in groups, as wide as the terminal."""
+"""Output of ``--help``: a line of usage, the flags in groups, and the methods, as wide as the terminal."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
 from jaxpfl import presentation
 from jaxpfl.cli.output import Output
-from jaxpfl.cli.session import Written
-from jaxpfl.cli.signature import REQUIRED, Flag
-from jaxpfl.cli.training import Session
+from jaxpfl.cli.parsing import REQUIRED, Flag
+from jaxpfl.cli.session import Session, Written
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.experiment.config import DataConfig, RunConfig
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.studies.study import Options
+
+if TYPE_CHECKING:
+    from jaxpfl.algorithms import Method
 
 _GROUPS = {
     DataConfig: "data",
@@ -157,3 +160,55 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
 
 def _width() -> int:
     return min(_WIDEST, presentation.columns())
+
+
+def describe(args: Sequence[str]) -> str:
+    """Describe the methods among the arguments of a command, or else all."""
+    from jaxpfl.algorithms import METHODS
+
+    named = [METHODS[name] for name in args if name in METHODS]
+    return "\n\n".join(map(_one, named)) if named else _all()
+
+
+def _all() -> str:
+    from jaxpfl.algorithms import METHODS
+
+    rows = [(method.name, _summary_of(method).replace(". Models: ", ": ")) for method in METHODS.values()]
+    heading = filled("methods (METHOD --help explains one, and its settings: --set METHOD.name=value)")
+    return "\n".join([*heading, *table(rows, one_line=True)])
+
+
+def _one(method: Method) -> str:
+    texts = {field.name: _explained(field) for field in dataclasses.fields(method.hyper)}
+    for param in docstring_parser.parse(method.build.__doc__ or "").params:
+        texts |= dict.fromkeys(param.arg_name.split(", "), " ".join((param.description or "").split()))
+    rows = [(f"{name}={value}", _plain(texts[name])) for name, value in _settings_of(method).items()]
+    heading = filled(f"{method.name}: {_summary_of(method)}")
+    return "\n".join([*heading, "", f"settings of {method.name}, --set {method.name}.name=value", *table(rows)])
+
+
+def _summary_of(method: Method) -> str:
+    return _plain(docstring_parser.parse(method.build.__doc__ or "").short_description or "")
+
+
+def _explained(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    said = "set by --lr" if meta["is_rate"] else "not set by --lr" if meta["is_step"] else ""
+    notes = [said] if said else []
+    if meta["paper"] is not None:
+        from jaxpfl.algorithms.parts.hyper import PAPER
+
+        notes.append(f"{PAPER}: {meta['paper']:g}")
+    return meta["doc"] + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _plain(text: str) -> str:
+    return text.replace("``", "").replace("`", "")
+
+
+def _settings_of(method: Method) -> dict[str, str]:
+    return _values(method.hyper) | {name: str(value) for name, value in method.options.items()}
+
+
+def _values(hyper: Any) -> dict[str, str]:
+    return {field.name: f"{getattr(hyper, field.name):g}" for field in dataclasses.fields(hyper)}

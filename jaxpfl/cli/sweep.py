@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
-from jaxpfl.cli.parse import with_more
+from jaxpfl.cli.parsing import with_more
 from jaxpfl.cli.session import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.errors import JaxpflError, shown

@@ -15,8 +15,8 @@ from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
-from jaxpfl.cli.parse import with_more
-from jaxpfl.cli.session import Written
+from jaxpfl.cli.parsing import with_more
+from jaxpfl.cli.session import Session
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, preset_words, resolve
@@ -35,43 +35,6 @@ class Flags(RunConfig):
 
     set: UseAppendAction[tuple[str, ...]] = ()
     """A method's own hyper-parameter or option, METHOD.name=value (in run also name=value); may be repeated."""
-
-
-@dataclass(frozen=True)
-class Session(Written):
-    """Destination of a run's results, and use of an earlier run."""
-
-    output: Annotated[Path | None, NEW_FOLDER] = None
-    """Run folder; runs/COMMAND-DATA-HASH unless given."""
-    resume: bool = False
-    """Continue an earlier run of the same config from its last checkpoint."""
-    config: Path | None = None
-    """TOML or YAML file of flags and methods (methods = ["local", "adaped"]), or a run folder's config.json; what is
-    given on the command line wins."""
-    json: bool = False
-    """Print the summary as one JSON object, the only thing on standard output."""
-    strict: bool = False
-    """Refuse what is otherwise warned about."""
-    profile: bool = False
-    """Show where the time went, and write it and a trace of a few rounds to RUN/profile."""
-    tensorboard: bool = False
-    """Write TensorBoard's event files to RUN/tensorboard too: means over the seeds, by method and round."""
-    mlflow: Annotated[str | None, arg(metavar="URI")] = None
-    """Tell MLflow of every method too: the address of its server, or a folder (pip install 'jaxpfl[mlflow]')."""
-    wandb: Annotated[str | None, arg(metavar="PROJECT")] = None
-    """Tell this project of Weights & Biases of every method too (pip install 'jaxpfl[wandb]')."""
-    explain_plan: bool = False
-    """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
-    distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
-    """Share the run with other processes: host and a free port of process 0, the same in each; auto finds all three
-    under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Process 0 prints and writes."""
-    processes: int | None = None
-    """Number of processes of a distributed run."""
-    process: int | None = None
-    """This process's number in a distributed run, from 0."""
-    distributed_token: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File with a secret that all processes of a distributed run share, readable by you alone; or the variable
-    JAXPFL_DISTRIBUTED_TOKEN holds it. Needed unless the address is localhost."""
 
 
 _SESSION = Session()
@@ -169,7 +132,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 def _methods(args: Sequence[str]) -> str:
     """The methods, or what ``--set`` takes for those that are named."""
-    from jaxpfl.cli.method_help import describe
+    from jaxpfl.cli.help import describe
 
     return describe(args)
 

@@ -21,9 +21,9 @@ from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, spec_of
 from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.experiment import stored_data
+from jaxpfl.experiment import data_sets
+from jaxpfl.experiment.data_sets import is_table
 from jaxpfl.experiment.presets import preset
-from jaxpfl.experiment.source import is_table
 from jaxpfl.models import named_metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.participation import availability
@@ -167,12 +167,12 @@ def resolve(config: RunConfig) -> RunConfig:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
     named_metrics.by_name(config.metrics)
-    config = stored_data.with_split(config)
+    config = data_sets.with_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition
     if partition is None and config.client is None and (is_table(config) or (classless and _by_classes(config))):
         partition = "iid"
-    values = preset(stored_data.origin(config), partition, config.users_per_client)
+    values = preset(data_sets.origin(config), partition, config.users_per_client)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
     clients = given["clients"] if given["clients"] is not None else values["clients"]
@@ -219,12 +219,12 @@ def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = (
         return ""
     here = ", ".join(f"{name}={value!r}" for name, value in own.items())
     there = ", ".join(f"{name}={usual[name]!r}" for name in own)
-    return f"preset of {stored_data.origin(config)}: {here} (defaults of fit in Python: {there})"
+    return f"preset of {data_sets.origin(config)}: {here} (defaults of fit in Python: {there})"
 
 
 def _by_classes(config: RunConfig) -> bool:
     """True if the data set's own partition deals examples by their classes."""
-    return preset(stored_data.origin(config), None)["partition"] not in CLASSLESS
+    return preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
 
 
 def _check_text(config: RunConfig) -> None:

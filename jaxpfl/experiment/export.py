@@ -12,10 +12,10 @@ import numpy as np
 from jaxpfl import __version__, checksums, files, trees
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
 from jaxpfl.errors import JaxpflError, writing
-from jaxpfl.experiment import stored_data
+from jaxpfl.experiment import data_sets
+from jaxpfl.experiment.data_sets import source_of
 from jaxpfl.experiment.parameters import LastModels, Stack
 from jaxpfl.experiment.setup import Experiment
-from jaxpfl.experiment.source import source_of
 from jaxpfl.experiment.stored_run import StoredRun, open_run
 from jaxpfl.models.given import by_path
 from jaxpfl.partial import partial
@@ -176,18 +176,18 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
 
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
     task, config = experiment.task, experiment.config
-    stored = stored_data.opened(config)
-    source = source_of(config) if stored is None else stored.source
+    stored = data_sets.opened(config)
+    data_set = source_of(config) if stored is None else stored.source
     return {
         "format": FORMAT,
         "methods": entries,
         "model": config.model,
         "classes": task.num_classes,
-        "class_names": None if source.class_names is None else source.class_names.tolist(),
+        "class_names": None if data_set.class_names is None else data_set.class_names.tolist(),
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.examples.x.dtype),
         "features": _scaling(experiment),
-        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in source.scales or []]
+        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in data_set.scales or []]
         or None,
         "seed": seed,
         "config": run.record["config"],

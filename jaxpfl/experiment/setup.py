@@ -31,12 +31,12 @@ from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.experiment import graph_file, stored_data
+from jaxpfl.experiment import data_sets, graph_file
 from jaxpfl.experiment.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
 from jaxpfl.experiment.data_checksum import of_data
+from jaxpfl.experiment.data_sets import is_table, source_of
 from jaxpfl.experiment.presets import model_for, preset
 from jaxpfl.experiment.privacy import Origin, Protection, caveat, protection_of
-from jaxpfl.experiment.source import is_table, source_of
 from jaxpfl.headline import HEADLINES, Headline
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
@@ -188,7 +188,7 @@ def prepare(
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     if config.cohort is None:
-        usual = preset(stored_data.origin(config), config.partition)["cohort"]
+        usual = preset(data_sets.origin(config), config.partition)["cohort"]
         config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
     filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
     classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
@@ -265,7 +265,7 @@ def load_federation(
       config: resolved.
       source: loads the data set, unless clients are saved with it.
     """
-    stored = stored_data.opened(config)
+    stored = data_sets.opened(config)
     if stored is not None:
         return stored.source, stored.federation
     loaded = source(config)

@@ -12,7 +12,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec_parts import Training
 from jaxpfl.errors import JaxpflError, expecting, shown, unknown_name
-from jaxpfl.experiment import replace, stored_data
+from jaxpfl.experiment import data_sets, replace
 from jaxpfl.experiment.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import Value
@@ -152,9 +152,9 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
                 with_privacy(config, grid), name, tuple(methods), share=1.0
             )  # refuses a method whose gradients are not known
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
-        if not stored_data.is_stored(config.data):
+        if not data_sets.is_stored(config.data):
             config = dataclasses.replace(config, validation_share=SHARE)
-        elif not stored_data.has_validation(config):
+        elif not data_sets.has_validation(config):
             raise JaxpflError(
                 f"{config.data} has no validation examples to choose by: convert the data set with --validation-share, "
                 "or give select = none"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxpfl import data
-from jaxpfl.experiment import source, stored_data
+from jaxpfl.experiment import data_sets
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.setup import load_federation
 from jaxpfl.sweep.problems import DATA_FIELDS
@@ -55,16 +55,16 @@ class Data:
         def load() -> data.Source:
             self._split.clear()  # which holds the data set before
             self._checksum.clear()
-            return source.source_of(config)
+            return data_sets.source_of(config)
 
-        return self._source.of(_fields(config, source.FIELDS), load)
+        return self._source.of(_fields(config, data_sets.FIELDS), load)
 
     def checksum(self, config: RunConfig) -> int:
         """Checksum of the data set of a config."""
-        if stored_data.is_stored(config.data):
-            return stored_data.checksum(config.data, config.data_dir)
+        if data_sets.is_stored(config.data):
+            return data_sets.checksum(config.data, config.data_dir)
         loaded = self.source(config)
-        return self._checksum.of(_fields(config, source.FIELDS), lambda: checksum(_arrays(loaded)))
+        return self._checksum.of(_fields(config, data_sets.FIELDS), lambda: checksum(_arrays(loaded)))
 
 
 def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:

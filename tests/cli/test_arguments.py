@@ -12,11 +12,9 @@ import pytest
 import tyro
 from command import jaxpfl
 
-from jaxpfl.cli import folders, parse, training
+from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
-from jaxpfl.cli.arguments import checked
-from jaxpfl.cli.flags import REGISTRY
-from jaxpfl.cli.signature import REQUIRED, Flag, flags_of
+from jaxpfl.cli.parsing import REGISTRY, REQUIRED, Flag, checked, flags_of
 from jaxpfl.errors import JaxpflError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -61,7 +59,7 @@ def test_the_list_is_that_of_the_parser(name, tmp_path, monkeypatch):
     assert set(re.findall(r"(?m)^ {1,2}(--[a-z][\w.-]*)", shown.getvalue())) == flags.keys()
     given = [f"{f.name}={a_value(f)}" for f in flags.values() if f.kind is not bool] + [f.name for f in switches]
     given += [a_value(flag) for flag in FLAGS[name] if flag.positional]
-    assert parse.bound(COMMANDS[name], name, checked(FLAGS[name], given, name))
+    assert parsing.bound(COMMANDS[name], name, checked(FLAGS[name], given, name))
 
 
 @every
@@ -211,7 +209,7 @@ def test_one_line_from_end_to_end(capsys, args, said):
 
 
 def test_an_error_of_the_parser_that_no_check_foresaw_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(parse, "checked", lambda flags, args, name: list(args))
+    monkeypatch.setattr(parsing, "checked", lambda flags, args, name: list(args))
     result = jaxpfl(capsys, "run", "local", "--colour", "red")
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert "--colour" in result.err

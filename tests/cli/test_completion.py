@@ -12,7 +12,7 @@ from jaxpfl.algorithms import METHODS
 from jaxpfl.cli import app
 from jaxpfl.cli.completion import script
 from jaxpfl.cli.every import by_name
-from jaxpfl.cli.signature import flags_of
+from jaxpfl.cli.parsing import flags_of
 
 CASES: dict[str, set[str]] = {
     "jaxpfl com": {"compare", "compare-runs", "completion"},

@@ -11,7 +11,7 @@ from command import jaxpfl
 
 import jaxpfl as package
 from jaxpfl import METHODS
-from jaxpfl.cli.method_help import describe
+from jaxpfl.cli.help import describe
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"]])

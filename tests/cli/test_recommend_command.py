@@ -7,9 +7,7 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl.cli import training
-from jaxpfl.cli.arguments import checked
-from jaxpfl.cli.parse import bound
-from jaxpfl.cli.signature import flags_of
+from jaxpfl.cli.parsing import bound, checked, flags_of
 
 KNOWN = ["--clients", "20", "--classes-per-client", "3", "--cohort", "20", "--model", "linear", "--steps", "400"]
 KEYS = ["federation", "recommended", "nearest", "far", "beyond", "caveats", "command", "search"]

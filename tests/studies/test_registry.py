@@ -15,7 +15,7 @@ import pytest
 from tyro.conf import Positional
 
 from jaxpfl.cli import estimate, main
-from jaxpfl.cli.flags import SettingsField, fields_of
+from jaxpfl.cli.parsing import SettingsField, fields_of
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import jsonable
 from jaxpfl.presentation import signature

@@ -13,7 +13,7 @@ import pytest
 
 from jaxpfl.data.sources import base as source
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.studies import bernoulli, bernoulli_sweeps, elections, gaussian, gaussian_sweeps, mixture, repetitions, when
+from jaxpfl.studies import bernoulli, elections, gaussian, mixture, repetitions, when
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.histograms.settings import HistogramSettings
@@ -59,13 +59,13 @@ def test_gaussian_closed_forms(change: dict, more: set[str]):
 def test_sweeps_are_of_the_clients_that_send(tmp_path: Path):
     """Five of 30 clients send: measurements over eps lie on the exact line, and plots over m begin at 5."""
     given = replace(SMALL, uploads=5, dim=3)
-    errors = gaussian_sweeps.over_epsilon(given, (8.0,))["analytic"]
+    errors = gaussian.over_epsilon(given, (8.0,))["analytic"]
     sent = gaussian.private_release(given, gaussian.strength(replace(given, epsilon=8.0), 8.0))
     exact = gaussian.theory(given, sent.variance, gaussian.added_variance(given, sent))
     assert abs(errors.mean() - exact) < 4 * errors.std() / len(errors) ** 0.5
     everyone = gaussian.theory(replace(given, uploads=None), sent.variance, gaussian.added_variance(given, sent))
     assert abs(errors.mean() - everyone) > 8 * errors.std() / len(errors) ** 0.5
-    assert len(gaussian_sweeps.write_plots(tmp_path, replace(SMALL, uploads=5, repetitions=2))) == 3
+    assert len(gaussian.write_plots(tmp_path, replace(SMALL, uploads=5, repetitions=2))) == 3
 
 
 def test_noise_that_is_not_reckoned_with_is_seen():
@@ -91,7 +91,7 @@ def test_repetitions_run_in_blocks_or_at_once_alike(monkeypatch):
 @pytest.mark.slow
 def test_eps_as_an_axis_gives_what_a_single_run_gives():
     given = replace(SMALL, repetitions=40)
-    swept = gaussian_sweeps.over_epsilon(given, (0.5, 2.0))
+    swept = gaussian.over_epsilon(given, (0.5, 2.0))
     assert set(swept) == {"analytic", "printed", "one-bit"}
     single = gaussian.run(replace(given, mechanism="one-bit", epsilon=2.0))["mse"]["private"]["mean"]
     assert swept["one-bit"][:, 1].mean() == pytest.approx(single, rel=1e-4)
@@ -126,7 +126,7 @@ def test_the_private_bernoulli_gains_of_the_specification():
     within two standard errors (which reach 2 % at eps .25); the printed form goes from -16.6 % to 0."""
     given = BernoulliSettings(repetitions=60)
     epsilons = (0.25, 0.5, 1.0, 2.0, 8.0)
-    errors = bernoulli_sweeps.over_epsilon(given, epsilons)
+    errors = bernoulli.over_epsilon(given, epsilons)
     for i, asked in enumerate((0.159, 0.243, 0.356, 0.372, 0.388)):
         found = repetitions.gain(errors["private"][:, i], errors["local"])
         assert found.mean + 2 * (found.stderr or 0) > asked
@@ -152,9 +152,9 @@ def test_the_gains_of_the_bernoulli_study():
 def test_figures_1a_3a_and_3b(clients: int, samples: int):
     """Every mechanism at every eps within 3.5 standard errors of its closed form (24 comparisons a figure)."""
     given = GaussianSettings(clients=clients, samples=samples, repetitions=120)
-    for kind, errors in gaussian_sweeps.over_epsilon(given).items():
+    for kind, errors in gaussian.over_epsilon(given).items():
         own = replace(given, mechanism=kind)
-        for epsilon, column in zip(gaussian_sweeps.EPSILONS, errors.T, strict=True):
+        for epsilon, column in zip(gaussian.EPSILONS, errors.T, strict=True):
             with jax.enable_x64(True):
                 sent = gaussian.private_release(own, gaussian.strength(own, epsilon))
                 exact = gaussian.theory(own, sent.variance, gaussian.added_variance(own, sent))

@@ -7,7 +7,7 @@ import pytest
 from small import sweep_of
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import config, source
+from jaxpfl.experiment import config
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.sweep import Sweep
@@ -19,13 +19,13 @@ CONFIG = resolve(RunConfig(data="digits"))
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the data sets that have been read."""
     names: list[str] = []
-    load = source.source_of
+    load = data_sets.source_of
 
     def counted(given: RunConfig) -> object:
         names.append(given.data)
         return load(given)
 
-    monkeypatch.setattr(source, "source_of", counted)
+    monkeypatch.setattr(data_sets, "source_of", counted)
     return names
 
 
@@ -68,4 +68,4 @@ def test_a_sweep_of_its_own_sees_that_a_file_has_changed(tmp_path: Path):
 
 
 def test_what_decides_the_data_set():
-    assert {*source.FIELDS} == {field.name for field in fields(config._Source)} | {"task"}
+    assert {*data_sets.FIELDS} == {field.name for field in fields(config._Source)} | {"task"}

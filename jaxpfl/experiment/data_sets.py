@@ -1,4 +1,4 @@
-"""Data sets ``federation:FOLDER``: federations that were split, and saved in a folder, before."""
+"""Data sets of a config: registered ones, tables of one's own, and saved federations (``federation:FOLDER``)."""
 
 from __future__ import annotations
 
@@ -95,8 +95,6 @@ def convert(config: RunConfig, folder: Path) -> Stored:
     if config.standardize:
         raise JaxpflError("standardize is of a run, by the training examples of its clients: leave it out here")
     _refuse_test_users(config)
-    from jaxpfl.experiment.source import source_of  # which reads the names of saved federations here
-
     check_new(folder)
     split: dict[str, Any] = dataclasses.asdict(part_of(Split, config))
     if config.clients is not None:
@@ -126,3 +124,37 @@ def _folder(name: str, data_dir: str | None) -> Path:
 
 def _manifest(name: str, data_dir: str | None) -> dict[str, Any]:
     return data.read_manifest(_folder(name, data_dir))
+
+
+FIELDS = (
+    *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
+    "tokens",
+)
+"""Fields of a config that decide which data set it has."""
+
+
+def is_table(config: DataConfig) -> bool:
+    """True for a table of the user's own (or a federation made of one), whose features are always standardised."""
+    return origin(config).startswith("csv:")
+
+
+def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
+    """The data set of a config, before it is split.
+
+    Raises:
+      JaxpflError: as `data.load`.
+    """
+    task = config.task if isinstance(config.task, str) else None
+    ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
+    table = data.TableOptions(
+        config.target, config.client, config.missing, ignored, config.missing_words, config.encoding
+    )
+    return data.load(
+        config.data,
+        config.data_dir,
+        in_files=in_files,
+        task=task,
+        table=table,
+        window=config.window,
+        tokens=config.tokens,
+    )

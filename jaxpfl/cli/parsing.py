@@ -1,0 +1,404 @@
+"""Flags of a command from its signature, and its arguments checked against them. The only file that calls tyro."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
+import math
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+import tyro
+from tyro import MISSING
+from tyro.conf import DisallowNone, Positional, UseAppendAction, arg
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.places import Place
+from jaxpfl.settings import LARGEST
+
+REGISTRY = ConstructorRegistry()
+
+
+class SettingsField(NamedTuple):
+    """A field of a dataclass of settings: its annotation, default (MISSING where it has none) and text."""
+
+    name: str
+    kind: Any
+    default: Any
+    text: str | None
+
+
+def fields_of(settings: type, given: Any) -> list[SettingsField]:
+    """The fields of a dataclass as text gives them, with the defaults of an instance where one is given."""
+    types, texts = _types(settings), _texts(settings)
+    found = [field for field in dataclasses.fields(settings) if field.init]
+    return [
+        SettingsField(
+            f.name,
+            f.metadata.get("text") or _kind(f, types[f.name]),
+            _default(f, given),
+            f.metadata.get("help") or texts.get(f.name),
+        )
+        for f in found
+    ]
+
+
+@REGISTRY.struct_rule
+def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """The fields of a dataclass in their form as text; tyro itself would read their annotations."""
+    if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # not tyro's own
+        return None
+    given = info.default if isinstance(info.default, info.type) else None
+
+    flags = tuple(StructFieldSpec(*field) for field in fields_of(info.type, given))
+    return StructConstructorSpec(info.type, flags)
+
+
+def _kind(field: dataclasses.Field[Any], kind: Any) -> Any:
+    """The annotation of a field, of one by place where its metadata say so."""
+    by_place = field.metadata.get("by_place", False)
+    return Annotated[Positional[kind], arg(metavar=field.name.upper())] if by_place else kind
+
+
+def _default(field: dataclasses.Field[Any], given: Any) -> Any:
+    if given is not None:
+        return getattr(given, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
+
+
+@functools.cache
+def _types(settings: type) -> dict[str, Any]:
+    """The annotations of the fields of a dataclass."""
+    return get_type_hints(settings, include_extras=True)
+
+
+@functools.cache  # a docstring is found by parsing the source of its class
+def _texts(settings: Any) -> dict[str, str]:
+    """The docstrings below the fields of a dataclass and of those that it extends."""
+    found: dict[str, str] = {}
+    for kind in reversed(settings.__mro__):
+        if dataclasses.is_dataclass(kind):
+            params = docstring_parser.parse_from_object(kind).params
+            found |= {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
+    return found
+
+
+REQUIRED: Any = MISSING
+_PLAIN: Any = arg()  # without a name, metavar or help of its own
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flag:
+    """A flag or positional argument of a command.
+
+    Attributes:
+      name: as written, ``--plan.runs``; for a positional argument its name in the usage line, ``METHOD``.
+      kind: type of one value: int, float, str or Path; bool for a switch, which takes none.
+      text: of the help.
+      default: the value if it is not given; REQUIRED if it must be.
+      choices: the allowed values; empty if the kind is the only restriction.
+      many: whether it takes any number of values.
+      positional: whether it is given by position.
+      place: requirement on an output path that is checked before the command runs.
+      owner: the dataclass whose field it sets; None for a parameter of the command itself.
+    """
+
+    name: str
+    kind: type
+    text: str = ""
+    default: Any = REQUIRED
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    positional: bool = False
+    place: Place | None = None
+    owner: type | None = None
+
+    @property
+    def off(self) -> str:
+        """Name of the flag that turns a switch off, ``--plan.no-donate``."""
+        path, _, last = self.name.removeprefix("--").rpartition(".")
+        return f"--{path}.no-{last}" if path else f"--no-{last}"
+
+
+def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
+    """Flags of a command, in the order of its parameters and of their dataclasses' fields."""
+    hints = get_type_hints(command, include_extras=True)
+    texts = _parameter_texts(command)
+    found: list[Flag] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        default = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+        if dataclasses.is_dataclass(_bare(hints[name])):
+            found += _fields(_bare(hints[name]), default, "--")
+        else:
+            found.append(_flag("--", name, hints[name], default, texts.get(name, "")))
+    return tuple(found)
+
+
+def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
+    found: list[Flag] = []
+    for field in fields_of(settings, None if given is REQUIRED else given):
+        if dataclasses.is_dataclass(_bare(field.kind)):
+            found += _fields(_bare(field.kind), field.default, f"{prefix}{_dashed(field.name)}.")
+        else:
+            flag = _flag(prefix, field.name, field.kind, field.default, field.text or "")
+            found.append(dataclasses.replace(flag, owner=_owner(settings, field.name)))
+    return found
+
+
+def _owner(settings: type, field: str) -> type:
+    """The first dataclass among those that it extends that has the field."""
+    return next(cls for cls in reversed(settings.__mro__) if field in vars(cls).get("__annotations__", ()))
+
+
+def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
+    notes = _notes(hint)
+    named: Any = next((note for note in notes if isinstance(note, type(_PLAIN))), _PLAIN)
+    kind, many = _bare(hint), False
+    if get_origin(kind) is tuple:
+        kind, many = _bare(get_args(kind)[0]), UseAppendAction not in notes
+    metavar = named.metavar or ""
+    choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+    if metavar.startswith("{"):
+        choices = tuple(metavar.strip("{}").split(","))
+    positional = Positional in notes
+    shown = metavar or _dashed(name).upper()
+    if not positional:
+        shown = prefix + _dashed(named.name or name)
+    return Flag(
+        name=shown.strip("[]").split(" ")[0],
+        kind=str if choices else kind,
+        text=named.help or text,
+        default=default,
+        choices=choices,
+        many=many,
+        positional=positional,
+        place=next((note for note in notes if isinstance(note, Place)), None),
+    )
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _notes(hint: Any) -> tuple[Any, ...]:
+    return hint.__metadata__ if get_origin(hint) is Annotated else ()
+
+
+def _bare(hint: Any) -> Any:
+    """The type without annotations and None; text if it is a union with text."""
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        return _bare(kinds[0]) if len(kinds) == 1 else str
+    return hint
+
+
+def _parameter_texts(command: Callable[..., Any]) -> dict[str, str]:
+    params = docstring_parser.parse(inspect.getdoc(command) or "").params
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
+
+
+_MOST_LISTED = 12
+_LARGEST_SEED = 2**32 - 1
+_NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {
+    int: ("a whole number, in digits", int),
+    float: ("a number", float),
+}
+
+
+def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[str]:
+    """The same arguments in one order: flags, then ``--`` and what is given by position.
+
+    Args:
+      flags: of the command.
+      args: as they were typed.
+      command: its name, ``jaxpfl run``.
+
+    Raises:
+      JaxpflError: an unknown flag (the nearest is suggested) or argument, a missing one, or a value that the flag does
+        not take.
+    """
+    named = {flag.name: flag for flag in flags if not flag.positional} | {
+        flag.off: flag for flag in flags if flag.kind is bool
+    }
+    places = [flag for flag in flags if flag.positional]
+    queue, given, canonical = deque(args), set[Flag](), list[str]()
+    loose: list[str] = []
+    switch = None  # the last argument, where it was a switch
+    while queue:
+        token = queue.popleft()
+        if token == "--":
+            loose += queue
+            break
+        if not _is_flag(token):
+            if switch is not None and _left(places, loose) < 1:
+                raise JaxpflError(f"{switch} takes no value, got {shown(token)}")
+            loose.append(token)
+            switch = None
+            continue
+        name, equals, value = token.partition("=")
+        name = name.replace("_", "-")
+        if name not in named:
+            raise _unknown(name, named, command)
+        flag = named[name]
+        given.add(flag)
+        switch = name if flag.kind is bool else None
+        if flag.kind is bool:
+            if equals:
+                raise JaxpflError(f"{name} takes no value, got {shown(value)}")
+            canonical.append(name)
+            continue
+        values = [value] if equals else []
+        reserved = sum(place.default is REQUIRED for place in places[len(loose) :]) if flag.many else 0
+        while len(queue) > reserved and (flag.many or not values) and not _is_flag(queue[0]) and queue[0] != "--":
+            values.append(queue.popleft())
+        if not values and not flag.many:
+            raise JaxpflError(f"{name} needs a value: {_wanted(flag)}")
+        for text in values:
+            _check(flag, text)
+        canonical += [f"{name}={values[0]}", *values[1:]] if values else [name]
+    _check_loose(places, loose, command)
+    _check_given(flags, given, loose, command)
+    return [*canonical, "--", *loose] if loose else canonical
+
+
+def _left(places: Sequence[Flag], loose: Sequence[str]) -> float:
+    """Number of further arguments that can be given by position."""
+    return float("inf") if any(place.many for place in places) else len(places) - len(loose)
+
+
+def _is_flag(token: str) -> bool:
+    """True if it is written as a flag is; -0.1 and -inf are numbers."""
+    return token.startswith("-") and token.lstrip("-")[:1].isalpha() and not _is_negative(token)
+
+
+def _is_negative(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(flag: Flag, text: str) -> None:
+    wanted = _wanted(flag)
+    if not text.strip():
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
+    if flag.choices and text not in flag.choices:
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}{_suggested(text, flag.choices)}")
+    if flag.kind in _NUMBERS:
+        try:
+            value = _NUMBERS[flag.kind][1](text)
+        except ValueError:
+            raise JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}") from None
+        if math.isnan(value):
+            raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
+        most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
+        if flag.kind is int and not -most <= value <= most:
+            raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
+    if flag.kind is Path and "\0" in text:
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
+    try:
+        trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
+    except OSError as error:
+        raise JaxpflError(f"{flag.name} is no path: {error.strerror}: got {_short(text)}") from None
+    if trouble is not None:
+        raise JaxpflError(f"{flag.name} must be {trouble}: got {shown(text)}")
+
+
+def _wanted(flag: Flag) -> str:
+    if flag.choices:
+        return _either(flag.choices)
+    if flag.kind in _NUMBERS:
+        return _NUMBERS[flag.kind][0]
+    return "a path" if flag.kind is Path else "some text"
+
+
+def _check_loose(places: Sequence[Flag], loose: Sequence[str], command: str) -> None:
+    if _left(places, loose) < 0:
+        takes = " ".join(place.name for place in places) or "flags"
+        raise JaxpflError(f"{command} takes {takes} alone, got also {shown(loose[len(places)])}")
+    for i, text in enumerate(loose):
+        _check(places[min(i, len(places) - 1)], text)
+
+
+def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], command: str) -> None:
+    places = [flag for flag in flags if flag.positional]
+    lacking = [flag for flag in flags if flag.default is REQUIRED and flag not in given and flag not in places]
+    lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
+    if lacking:
+        names = [f"{flag.name} ({_either(flag.choices)})" if flag.choices else flag.name for flag in lacking]
+        raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
+
+
+def _unknown(name: str, named: Iterable[str], command: str) -> JaxpflError:
+    names = sorted(named)
+    said = _suggested(name, names)
+    if not said:
+        few = len(names) <= _MOST_LISTED
+        said = f" (known: {', '.join(names)})" if few else f": {command} --help lists what it takes"
+    return JaxpflError(f"unknown flag {name} of {command}{said}")
+
+
+def _suggested(text: str, names: Iterable[str]) -> str:
+    """The end of an error: the name that was probably meant, where there is one."""
+    names = list(names)
+    inner = [name for name in names if name.endswith(f".{text.lstrip('-')}")]  # --epsilon for --privacy.epsilon
+    near = inner[:1] or difflib.get_close_matches(text, names, n=1, cutoff=0.6)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)")
+
+
+def _either(names: Sequence[str]) -> str:
+    return _listed(names, "or")
+
+
+def _listed(names: Sequence[str], last: str) -> str:
+    return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else names[0]
+
+
+HELP = ("-h", "--help")
+
+
+def with_more(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
+    """A command whose help has additional lines: ``more`` builds them from the arguments."""
+    vars(command)["more"] = more
+    return command
+
+
+def bound(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:
+    """The call of a command with checked arguments.
+
+    Raises:
+      JaxpflError: if they do not parse.
+    """
+
+    @functools.wraps(command)
+    def later(*values: Any, **named: Any) -> Callable[[], None]:
+        return functools.partial(command, *values, **named)
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            call = tyro.cli(later, prog=name, args=args, config=(DisallowNone,), registry=REGISTRY)
+    except SystemExit:  # an unforeseen error, which tyro prints in a box
+        text = "".join(" " if char in "│╭╮╰╯─|+" else char for char in said.getvalue())
+        raise JaxpflError(f"{name}: {' '.join(text.split())}") from None
+    print(said.getvalue(), end="", file=sys.stderr)
+    return call
