@@ -19,8 +19,8 @@ import numpy as np
 import jaxpfl, jaxpfl.privacy
 
 rng = np.random.default_rng(0)
-clients = [(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)]
-federation = jaxpfl.stack_clients(clients, test=clients)
+clients, test = ([(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)] for _ in range(2))
+federation = jaxpfl.stack_clients(clients, test=test)
 result = jaxpfl.fit("adaped", federation, model="linear", rounds=2, local_steps=2, batch_size=3)
 assert result.personalized_accuracy.shape == (1, 3)
 

@@ -24,7 +24,7 @@ def test_rows_are_those_of_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyP
     if most:  # a system that takes a few bytes at a time
         monkeypatch.setattr(os, "preadv", lambda file, parts, at, read=os.preadv: read(file, [parts[0][:most]], at))
         monkeypatch.setattr(os, "pwrite", lambda file, part, at, write=os.pwrite: write(file, part[:most], at))
-    file = RowFile(made(tmp_path, dtype), SHAPE, np.dtype(dtype))
+    file = RowFile.existing(made(tmp_path, dtype), SHAPE, np.dtype(dtype))
     rng, wanted = np.random.default_rng(0), np.zeros(SHAPE, dtype)
     for _ in range(20):
         numbers = rng.permutation(10)[: rng.integers(0, 11)]
@@ -40,13 +40,13 @@ def test_rows_are_those_of_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_without_entries(tmp_path: Path):
-    file = RowFile(made(tmp_path, shape=(2, 5, 0)), (2, 5, 0), np.dtype(np.float32))
+    file = RowFile.existing(made(tmp_path, shape=(2, 5, 0)), (2, 5, 0), np.dtype(np.float32))
     file.put(np.arange(4), np.zeros((4, 0), np.float32))
     assert file.take(np.arange(4)).shape == (4, 0)
 
 
 def test_rows_of_another_shape_are_not_written(tmp_path: Path):
-    file = RowFile(made(tmp_path), SHAPE, np.dtype(np.float32))
+    file = RowFile.existing(made(tmp_path), SHAPE, np.dtype(np.float32))
     with pytest.raises(ValueError, match="reshape"):
         file.put(np.arange(4), np.ones((4, 2), np.float32))
     assert not file.array.any()
@@ -55,12 +55,12 @@ def test_rows_of_another_shape_are_not_written(tmp_path: Path):
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 5, 4), np.float32), (SHAPE, np.float64)])
 def test_another_array_is_refused(tmp_path: Path, shape: tuple[int, ...], dtype):
     with pytest.raises(JaxpflError, match=r"rows.npy is damaged: it holds \(2, 5, 3\) of float32$"):
-        RowFile(made(tmp_path), shape, np.dtype(dtype))
+        RowFile.existing(made(tmp_path), shape, np.dtype(dtype))
 
 
 def test_a_file_that_became_shorter(tmp_path: Path):
     path = made(tmp_path)
-    file = RowFile(path, SHAPE, np.dtype(np.float32))
+    file = RowFile.existing(path, SHAPE, np.dtype(np.float32))
     os.truncate(path, path.stat().st_size - 4)
     with pytest.raises(JaxpflError, match=r"rows\.npy is damaged: it ends at byte"):
         file.take(np.array([0, 9]))

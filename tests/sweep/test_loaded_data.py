@@ -7,7 +7,7 @@ import pytest
 from small import sweep_of
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import config
+from jaxpfl.experiment import config, data_sets
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.sweep import Sweep

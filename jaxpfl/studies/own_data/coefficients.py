@@ -313,9 +313,10 @@ def _own(
     for k, name in enumerate(design.names):
         columns |= {f"{part}:{name}": values[:, k].tolist() for part, values in parts.items()}
         seen = ~np.isnan(own[:, k])
-        drawn = (values[seen, k] for values in (own, means, low, high))
+        local, personalized, lower, upper = (values[seen, k] for values in (own, means, low, high))
+        middle = result["coefficients"][k]["mean"]
         if seen.any():
-            pictures.append(Picture(name, *drawn, sizes[seen], result["coefficients"][k]["mean"]))
+            pictures.append(Picture(name, local, personalized, lower, upper, sizes[seen], middle))
     return Own(result, columns, pictures)
 
 
