@@ -62,7 +62,8 @@ class Method(NamedTuple):
       hyper: the default hyper-parameters (traced).
       pooled: its algorithm is `Algorithm.pooled`, trained on all clients' examples together: no federated method.
       uploads: clients upload something.
-      step_noise: supports clipping and noise in every local step (`LocalWork.step_noise`).
+      step_noise: supports clipping and noise in every local step (`LocalWork.step_noise`): each of tau steps takes one
+        gradient of what is uploaded, by `LocalWork.released`, and no other part of the upload depends on the data.
       scales: number of uploaded scales beside parameters, clipped separately in such steps.
       releases: ``options -> number`` of sums that a round releases, for a method with a private server of its own
         (``LocalWork.privacy``). None where `privatize` makes its one sum private.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.algorithms import LocalWork, Method, Optimizer
+from jaxpfl.algorithms import METHODS, LocalWork, Method, Optimizer
 from jaxpfl.engine.runs import check_values
 from jaxpfl.participation import Participation
 from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
@@ -29,7 +29,8 @@ def of_round(
     pull = getattr(hp, "weight_decay", 0.0) + getattr(hp, "prox", 0.0)
     stretches = np.any(getattr(hp, "lr", 0.0) * pull > 2)
     releases = 1 if method.releases is None else method.releases(method.options | options)
-    linear = optimizer == "sgd" and not stretches
+    ours = method is METHODS.get(method.name)  # of another one it is unknown how it makes its upload
+    linear = ours and optimizer == "sgd" and not stretches
     return {"steps": steps, "scales": method.scales, "releases": releases, "linear": linear}
 
 

@@ -146,6 +146,11 @@ def make_simulation(
             if privacy.step_noise is not None and not method.step_noise:
                 able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
                 raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+            if privacy.step_noise is not None and algorithm.local_steps != work.steps:
+                raise JaxpflError(
+                    f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, and noise in every step is "
+                    f"accounted for local_steps = {work.steps}: build it with the steps that it is given"
+                )
             if task.statistics is not None and not method.keeps_statistics:
                 raise JaxpflError(
                     f"{method.name} sends the model's running statistics (BatchNorm): noise of steps does not cover "

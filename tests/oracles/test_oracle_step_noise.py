@@ -1,5 +1,6 @@
 """Gradients that are clipped in every local step, as DP-AdaPeD is printed, by hand. The noise is zero here."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy_reference import Batch, Params, backward, cross_entropy, decay, disti
 from oracle_setup import SIZES, STEPS, assert_same, classification_problem, client_row, clients, run, simulation
 
 from jaxpfl import JaxpflError, fit
+from jaxpfl.algorithms import METHODS
+from jaxpfl.engine import accounted
 from jaxpfl.privacy import Mechanism
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -104,3 +107,16 @@ def test_adaped(joint):
 def test_a_method_without_such_steps_is_refused():
     with pytest.raises(JaxpflError, match=r"ditto cannot add noise in every step; those that can: .*adaped"):
         fit("ditto", classification_problem(), rounds=1, privacy=Mechanism(1.0, 1.0, "per_step"))
+
+
+def test_a_method_of_ones_own_that_takes_other_steps_than_are_accounted_is_refused():
+    fedavg = METHODS["fedavg"]
+    twice = fedavg._replace(build=lambda task, work: fedavg.build(task, replace(work, steps=2 * work.steps)))
+    with pytest.raises(JaxpflError, match=r"fedavg: Algorithm\.local_steps is 8, .*local_steps = 4"):
+        fit(twice, classification_problem(), rounds=1, local_steps=4, privacy=Mechanism(1.0, 1.0, "per_step"))
+
+
+def test_only_our_own_methods_are_accounted_by_the_noise_of_all_clients():
+    fedavg = METHODS["fedavg"]
+    for method, linear in ((fedavg, True), (fedavg._replace(build=lambda task, work: fedavg.build(task, work)), False)):
+        assert accounted.of_round(method, fedavg.hyper, {}, steps=STEPS)["linear"] is linear
