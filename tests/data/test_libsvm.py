@@ -10,6 +10,7 @@ import pytest
 from data_files import real
 
 from jaxpfl.data import available, federate, load
+from jaxpfl.data.sources import libsvm
 from jaxpfl.errors import JaxpflError
 
 TRAIN = "+1 1:0.5 3:2\n-1 2:1 # a comment\n-1 4:-7\n"
@@ -69,6 +70,15 @@ def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
         load("libsvm:own", str(tmp_path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_compressed_file_is_not_inflated_to_many_times_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libsvm, "_SHORT", 0)
+    (tmp_path / "many.bz2").write_bytes(bz2.compress(b"\n" * 10**6))
+    with pytest.raises(JaxpflError, match=r"many\.bz2: no LIBSVM text: it inflates to over 100 times its length"):
+        load("libsvm:many.bz2", str(tmp_path))
 
 
 def test_labels_that_are_no_whole_numbers_are_of_a_regression(tmp_path: Path) -> None:

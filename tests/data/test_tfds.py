@@ -138,10 +138,14 @@ def test_a_class_that_a_set_names_is_not_imported(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pipe_in_a_set_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_in_a_set_is_refused(tmp_path: Path, linked: bool) -> None:
     file = write_set(tmp_path) / "features.json"
     file.unlink()
     os.mkfifo(file)
+    if linked:
+        file.parent.rename(tmp_path / "elsewhere")
+        file.parent.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JaxpflError, match=r"features\.json: not a regular file"):
         load("tfds:tiny_images", str(tmp_path))
 

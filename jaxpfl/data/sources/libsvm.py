@@ -32,6 +32,8 @@ LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)
 
 _MOST_BYTES = 8 * 2**30
 _MEMORY = 4  # times its length that the text takes as sparse numbers
+_MOST_INFLATED = 100  # times its length that a text of numbers may have been; bzip2 makes 15 kB of 3 GB of empty lines
+_SHORT = 2**26  # bytes that any file may inflate to
 _COMPRESSED = (".gz", ".bz2")
 
 
@@ -146,9 +148,12 @@ def _check_length(file: Path) -> None:
     """Check that the text fits in memory; a compressed one is inflated once for it, a piece at a time."""
     length = 0
     try:
+        most = max(_MOST_INFLATED * file.stat().st_size, _SHORT)
         with _text(file) as text:
             for piece in iter(lambda: text.read(2**20), b""):
                 length += len(piece)
+                if length > most:
+                    raise JaxpflError(f"{file}: no LIBSVM text: it inflates to over {_MOST_INFLATED} times its length")
                 check_fits(file, _MEMORY * length)
     except (OSError, EOFError, zlib.error) as error:
         raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error

@@ -165,10 +165,17 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a pipe or device, which TFDS would read for ever."""
-    for path in folder.rglob("*"):
-        if not (path.is_file() or path.is_dir()):
-            raise JaxpflError(f"cannot read {path}: not a regular file")
+    """Refuse a pipe or device, which TFDS would read for ever, also behind links to folders."""
+    left, seen = [folder], set[Path]()
+    while left:
+        place = left.pop()
+        if not place.is_dir() or (real := place.resolve()) in seen:
+            continue
+        seen.add(real)
+        for path in place.iterdir():
+            if not (path.is_file() or path.is_dir()):
+                raise JaxpflError(f"cannot read {path}: not a regular file")
+            left.append(path)
 
 
 @contextmanager
