@@ -48,10 +48,23 @@ def test_whole_numbers_are_numbers_and_classes_keep_their_names(tmp_path: Path, 
     np.testing.assert_array_equal(source.y_train, [0, 2, 1, 0])
     assert source.class_names is not None
     assert source.class_names.tolist() == [5, 7, 10**6]
-    with pytest.raises(JaxpflError, match="user 'b': tokens are whole numbers, got float32"):
+    with pytest.raises(JaxpflError, match="user 'b': tokens are whole numbers, got float64"):
         load("leaf:own", str(tmp_path), in_files=in_files, tokens=True)
     write(tmp_path / "own" / "train" / "a.json", {"a": users["a"]})
     assert load("leaf:own", str(tmp_path), in_files=in_files, tokens=True).inputs == "tokens"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_time_stamps_keep_their_digits_until_they_are_standardized(tmp_path: Path, in_files: bool) -> None:
+    users = {f"u{i:02}": ([[1.7e9 + 2 * i, i], [1.7e9 + 2 * i + 1, 0.5]], [0, 1]) for i in range(20)}
+    write(tmp_path / "own" / "train" / "a.json", users)
+    write(tmp_path / "own" / "test" / "a.json", users)
+    source = load("leaf:own", str(tmp_path), in_files=in_files)
+    assert len(np.unique(source.x_train[:, 0])) == 40
+    with pytest.warns(JaxpflWarning, match="40 of 40 test examples are training examples too"):
+        made = federate(source, partition="natural", standardize=True)
+    assert made.train.examples.x.dtype == np.float32
+    assert len(np.unique(made.train.examples.x[:, 0])) == 40
 
 
 def test_femnist_in_several_files(tmp_path: Path) -> None:
@@ -275,7 +288,7 @@ def one(x: Any, y: Any) -> dict:
         (one([[0.5, 1.0], [0.5]], [1, 2]), "user 'bad': inputs must be numbers, as many in each"),
         (
             one([[0.5, 1.0, 2.0]], [1]),
-            r"one input is \(3,\) of float32, others are \(2,\)|others are \(3,\) of float32",
+            r"one input is \(3,\) of float64, others are \(2,\)|others are \(3,\) of float64",
         ),
         (one([[0.5, float("nan")]], [1]), "user 'bad': example 0 holds a NaN"),
         (one([[0.5, 1.0]], [1.5]), "user 'bad': labels must be integers >= 0"),

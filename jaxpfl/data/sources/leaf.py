@@ -4,7 +4,7 @@ A folder holds ``train`` and ``test`` (or ``data/train`` and ``data/test``, as i
 or several files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
 without ``test``, such as ``all_data``, has no official test set. The kind of inputs is detected from the first one:
 
-- numbers (FEMNIST, synthetic): float32; 784 of them become an image [28, 28, 1];
+- numbers (FEMNIST, synthetic): float32 (float64 where that loses digits); 784 of them become an image [28, 28, 1];
 - a string of characters and the next one (Shakespeare): tokens of `jaxpfl.data.sources.leaf_text`;
 - sequences of tokens (Reddit): see `jaxpfl.data.sources.leaf_text.windows`.
 
@@ -24,11 +24,13 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
+from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources import leaf_text
 from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes, warn_of_empty
 from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
 from jaxpfl.errors import JaxpflError, shown
 
+_IMAGE = (784,)
 LEAF_SETS = {
     "femnist": ("images", 62, "FEMNIST, handwritten characters by their writers, 62 classes (LEAF)"),
     "shakespeare": ("text", 80, "Shakespeare, the next of 80 characters, by speaking role (LEAF)"),
@@ -132,7 +134,11 @@ def _source(
         raise JaxpflError(f"{folder}: test inputs are {test.x.shape[1:]} but training inputs {train.x.shape[1:]}")
     if test is not None and test.x.dtype != train.x.dtype:
         raise JaxpflError(f"{folder}: test inputs are {test.x.dtype} but training inputs {train.x.dtype}")
-    if inputs == "features" and train.x.shape[1:] == (784,):
+    if inputs == "features" and train.x.shape[1:] != _IMAGE:
+        wide = lost_digits(train.x) is not None
+        train = train._replace(x=narrowed(train.x, wide=wide))
+        test = None if test is None else test._replace(x=narrowed(test.x, wide=wide))
+    elif inputs == "features":
         inputs = "pixels"
         train = train._replace(x=train.x.reshape(-1, 28, 28, 1))
         test = None if test is None else test._replace(x=test.x.reshape(-1, 28, 28, 1))
@@ -210,7 +216,8 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
         raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {LARGEST}")
     if tokens and not np.issubdtype(x.dtype, np.integer):
         raise JaxpflError(f"{whose}: tokens are whole numbers, got {x.dtype}")
-    return x if tokens else x.astype(np.float32, copy=False), np.array(y, np.int32)
+    kept = x.dtype if tokens else np.float32 if x.shape[1:] == _IMAGE else np.float64  # until all users are known
+    return x.astype(kept, copy=False), np.array(y, np.int32)
 
 
 def _concatenate(users: Iterable[User], encode: Any, names: list[str], folder: Path, in_files: bool) -> _Encoded:

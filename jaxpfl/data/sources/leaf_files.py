@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxpfl import strict_json
-from jaxpfl.data.precision import lost_digits
 from jaxpfl.data.sources.base import check_finite, one_line, where_to_put_it
 from jaxpfl.data.sources.json_members import Text, open_text
-from jaxpfl.errors import JaxpflError, shown, warn
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.files import check_fits
 
 LARGEST = 2**31 - 1
@@ -127,19 +126,17 @@ def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
 
 
 def _array(x: list, whose: str) -> np.ndarray:
-    """Convert to an array: integers (tokens) stay integers, other numbers become float32."""
+    """Convert to an array: int32, or float64."""
     try:
         array = np.asarray(x)
         integers = np.issubdtype(array.dtype, np.integer)
         if integers and array.size and not (array.min() >= -LARGEST - 1 and array.max() <= LARGEST):
             raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
-        if (lost := lost_digits(array)) is not None:
-            warn(f"{whose}: of feature {lost.feature} {lost}: subtract an offset in the files")
-        with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-            array = array.astype(np.int32 if integers else np.float32, casting="same_kind")
+        array = array.astype(np.int32 if integers else np.float64, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:
         raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
     if array.size == 0:
         raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
-    check_finite(array, whose)
+    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
+        check_finite(array if integers else array.astype(np.float32), whose)
     return array
