@@ -120,6 +120,22 @@ def outputs(*shape):
 
 
 @pytest.mark.parametrize(
+    ("output", "what"), [(lambda z: (z, z), "tuple"), (lambda z: {"logits": z}, "dict"), (lambda z: z > 0, "bool")]
+)
+def test_models_return_one_array_of_real_numbers(output, what):
+    model = Model(lambda key, x: jnp.ones(1), lambda w, x: output(w * jnp.ones((len(x), 3))))
+    with pytest.raises(JaxpflError, match=f"the model returns a {what} and must return one array of real numbers"):
+        jaxpfl.fit("fedavg", clients_of(lambda s: np.arange(len(s)) % 3), **QUICK | {"model": model})
+
+
+def test_whole_labels_of_a_regression_that_lose_digits_are_said():
+    y = 1_700_000_000 + np.arange(30)
+    far = jaxpfl.stack_clients([(np.zeros((30, 1)), y)], [(np.ones((30, 1)), y)])
+    with pytest.warns(jaxpfl.JaxpflWarning, match="of the labels 30 distinct values become 1 in single precision"):
+        jaxpfl.fit("fedavg", far, task="regression", rounds=1, model="linear")
+
+
+@pytest.mark.parametrize(
     ("labels", "shape", "given", "message"),
     [
         ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, and 3 classes need \[n, 3\]$"),

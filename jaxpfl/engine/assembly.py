@@ -25,7 +25,7 @@ from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
 from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.models import Task
-from jaxpfl.models.base import NEXT_TOKEN
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.models.given import start_from
 from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.parameters import Given
@@ -135,7 +135,7 @@ def assemble(
     check_settings([spec], newcomers=unseen is not None, strict=strict)
     federation = single(federation, strict)
     unseen = None if unseen is None else single(unseen, strict)
-    check_federation(federation, unseen, strict=strict)
+    check_federation(federation, unseen, spec.training.task, strict=strict)
     task = task_of(spec, federation, unseen)
     graph = graph_of(spec, federation, task)
     return put_together(spec, federation, unseen, task, graph)
@@ -191,7 +191,9 @@ def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
         )
 
 
-def check_federation(federation: Federation, unseen: Federation | None, *, strict: bool = False) -> None:
+def check_federation(
+    federation: Federation, unseen: Federation | None, task: str | Task | None, *, strict: bool = False
+) -> None:
     """Warn of data that cannot be scored, or are doubtful; ``strict`` refuses them.
 
     Raises:
@@ -212,11 +214,12 @@ def check_federation(federation: Federation, unseen: Federation | None, *, stric
             "other clients",
             strict=strict,
         )
-    processes.on_first(lambda: _look(federation, strict))  # advice, which needs no second pass over files
+    processes.on_first(lambda: _look(federation, task, strict))  # advice, which needs no second pass over files
 
 
-def _look(federation: Federation, strict: bool) -> None:
-    check_labels(federation, strict)
+def _look(federation: Federation, task: str | Task | None, strict: bool) -> None:
+    if task in (None, CLASSIFICATION):
+        check_labels(federation, strict)
     check_scales(federation, strict)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes
+from jaxpfl.data.precision import lost_digits
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
@@ -74,6 +75,8 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
     if kind == "regression" and str(spec.training.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
+    if kind == "regression" and (lost := lost_digits(federation.train.examples.y)) is not None:
+        warn(f"of the labels {lost}: subtract an offset from them")
     return of_first[0] if of_first else 1
 
 
@@ -112,7 +115,11 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
         return
     n = 2  # of one example, [1, K] might be [K, 1]
     x = jax.ShapeDtypeStruct((n, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
-    found = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x).shape
+    output = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x)
+    if not (hasattr(output, "dtype") and np.issubdtype(output.dtype, np.floating)):
+        what = getattr(output, "dtype", type(output).__name__)
+        raise JaxpflError(f"the model returns a {what} and must return one array of real numbers for n examples")
+    found = output.shape
     returns = f"the model returns {_shape(n, found)} for n examples"
     if kind not in (CLASSIFICATION, NEXT_TOKEN):
         if found[:1] != (n,) or math.prod(found) != n * outputs:

@@ -182,9 +182,9 @@ def prepare(
         warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
     federation = data.single(federation, strict)
     unseen = None if unseen is None else data.single(unseen, strict)
-    check_federation(federation, unseen, strict=strict)
     if config.task is None and source.task != CLASSIFICATION:
         config = dataclasses.replace(config, task=source.task)
+    check_federation(federation, unseen, config.task, strict=strict)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     if config.cohort is None:
