@@ -184,9 +184,8 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
     classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
     if are_classes(labels[0]):
         classes += max(int(part.max()) for y in labels for part in mapped.in_parts(y))
-    x = federation.train.examples.x
-    inputs: Inputs = "tokens" if hasattr(x, "dtype") and np.issubdtype(x.dtype, np.integer) else "features"
     about = {"data": "federation", "description": "a saved federation", "scales": None}
+    inputs: Inputs = "features"  # whole numbers are tokens where a source says so
     return about | {"classes": classes, "inputs": inputs, "task": task_for(labels[0])}
 
 

@@ -82,6 +82,7 @@ def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: P
         (Y * 500_000, [0, 500_000, 1_000_000]),
         (Y % 2 * (2**31 - 1), [0, 2**31 - 1]),
         (Y % 2 * 2 - 1, [-1, 1]),
+        (Y[:, None] + 1, [1, 2, 3]),
         (Y.astype(np.uint64) + 2**63, [2**63, 2**63 + 1, 2**63 + 2]),
         (Y, None),
     ],
@@ -89,14 +90,15 @@ def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: P
 def test_classes_are_numbered_and_keep_their_names(tmp_path: Path, labels: np.ndarray, names: list | None) -> None:
     save(tmp_path / "a.npz", x_train=X, y_train=labels, x_test=X[:3], y_test=labels[:3])
     source = load(f"npz:{tmp_path / 'a.npz'}")
-    assert source.num_classes == len(np.unique(labels))
+    assert (source.task, source.num_classes) == ("classification", len(np.unique(labels)))
     assert (None if source.class_names is None else source.class_names.tolist()) == names
-    np.testing.assert_array_equal(source.y_train, np.unique(labels, return_inverse=True)[1])
+    np.testing.assert_array_equal(source.y_train, np.unique(labels.reshape(-1), return_inverse=True)[1])
     np.testing.assert_array_equal(source.y_test, source.y_train[:3])
 
 
-def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path) -> None:
-    save(tmp_path / "a.npz", x_train=X, y_train=np.float32(Y) + 4)
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple) -> None:
+    save(tmp_path / "a.npz", x_train=X, y_train=(np.float32(Y) + 4).reshape(shape))
     name = f"npz:{tmp_path / 'a.npz'}"
     with pytest.raises(JaxpflError, match=r"y_train holds whole numbers as float32: name the task \(--task regression"):
         load(name)
@@ -122,7 +124,12 @@ def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.y_train, y)
     save(tmp_path / "a.npz", x_train=x, y_train=y - 1)
     with pytest.raises(JaxpflError, match="y_train must be integers >= -1 and at most 2147483647, got -2"):
+        load("npz:a.npz", str(tmp_path), task="next-token")
+    save(tmp_path / "a.npz", x_train=x, y_train=y + 7)  # as many counts of the next week, say
+    with pytest.raises(JaxpflError, match=r"not the next ones of x_train: name the task \(--task next-token"):
         load("npz:a.npz", str(tmp_path))
+    found = load("npz:a.npz", str(tmp_path), task="regression")
+    assert (found.inputs, found.x_train.dtype, found.y_train.max()) == ("features", np.float32, 19)
     save(tmp_path / "a.npz", x_train=x.astype(float), y_train=y)
     assert load("npz:a.npz", str(tmp_path)).task == "regression"
 

@@ -62,6 +62,12 @@ def test_inputs_of_several_arrays_and_on_devices(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
+def test_whole_numbers_are_kept_as_numbers(tmp_path: Path) -> None:
+    answers = np.arange(12).reshape(4, 3) % 2
+    jaxpfl.save_federation(jaxpfl.stack_clients([(answers, [0, 1, 1, 0])]), tmp_path / "f")
+    assert open_stored(tmp_path / "f").source.inputs == "features"
+
+
 def test_the_source_is_kept(tmp_path: Path) -> None:
     source = jaxpfl.load("digits")
     whole = jaxpfl.federate(source, clients=5, classes_per_client=3)

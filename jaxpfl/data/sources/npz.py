@@ -34,6 +34,7 @@ from jaxpfl.data.sources.base import (
 from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable, warn
 from jaxpfl.files import check_fits, opened
+from jaxpfl.types import NO_LABEL
 
 _VOCABULARY = "vocabulary"
 _USERS = ("users", "writer")
@@ -145,6 +146,8 @@ def load_npz(
     inputs = _kind(first)
     if _are_tokens(path, first, arrays, tokens, task):
         inputs = "tokens"
+    if task != "multilabel" and not (inputs == "tokens" and _at_each_position(arrays["y_train"], first)):
+        labels = {part: y[:, 0] if y.shape[1:] == (1,) else y for part, y in labels.items()}  # a column is one label
     names_of_classes = None
     if task == "regression":
         labels = {part: y.astype(np.float64) if y.dtype.kind != "f" else y for part, y in labels.items()}
@@ -229,8 +232,13 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
         return True
     if task is not None or not _at_each_position(y, x):
         return False
-    if task_for(y) == "regression" or _are_shifted(y, arrays["x_train"]):
+    if _are_shifted(y, arrays["x_train"]):
         return True
+    if task_for(y) == "regression":
+        raise JaxpflError(
+            f"{path}: y_train holds whole numbers at each position, which are not the next ones of x_train: name the "
+            "task (--task next-token if they are tokens, or --task regression)"
+        )
     warn(
         f"{path}: labels 0 and 1 at each position, which are not the next tokens of x_train, are taken for the task "
         "multilabel: name another, such as next-token, if they are not"
@@ -251,9 +259,9 @@ def _at_each_position(y: np.ndarray, x: Header) -> bool:
 
 
 def _are_shifted(y: np.ndarray, x: np.ndarray) -> bool:
-    """True for labels that are the tokens of the next positions."""
+    """True for labels that are the tokens of the next positions, or none."""
     parts = zip(mapped.in_parts(x), mapped.in_parts(y), strict=True)
-    return x.shape[1] > 1 and all((a[:, 1:] == b[:, :-1]).all() for a, b in parts)
+    return x.shape[1] > 1 and all(((a[:, 1:] == b[:, :-1]) | (b[:, :-1] == NO_LABEL)).all() for a, b in parts)
 
 
 @contextmanager
