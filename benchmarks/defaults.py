@@ -72,6 +72,8 @@ TRIES: dict[str, list[Try]] = {
     "ifca": RATES,
     "network-lasso": _grid(lam=(0.003, 0.01, 0.03, 0.1)),
     "fedem": _grid(lr=(0.1, 0.2, 0.3)),
+    "fedamp": _grid(alpha=(1.0, 10.0, 100.0, 1e4), sigma=(1.0, 100.0)),
+    "fedala": _grid(lr_weights=(1.0,)),
 }
 """The tries of each method, its default of before the search among them. PersFL, which distils FedAvg's models, keeps
 FedAvg's rate."""
@@ -92,12 +94,16 @@ BEFORE: dict[str, Try] = {
     "adamix": {"scale_floor": 0.01},
     "network-lasso": {"lam": 0.03},
     "fedem": {"lr": 0.2},
+    "fedamp": {"alpha": 1.0, "sigma": 1.0},
+    "fedala": {"lr_weights": 1.0},
 } | {name: {"lr": 0.1} for name in ("fedrep", "local", "fedavg", "fedavg-ft", "fedper", "fedbn", "ifca")}
 """The defaults of version 0.1, which were the papers' where those state them."""
-OPTIONS: dict[str, list[dict[str, Any]]] = {"fedrep": [{}, {"head_steps": 2}]}
+OPTIONS: dict[str, list[dict[str, Any]]] = {"fedrep": [{}, {"head_steps": 2}], "fedala": [{}, {"weight_steps": 60}]}
 """Static options that are tried beside the default ones, each a program of its own."""
-MODELS = {"fedbn": {"mnist": "cnn-gn", "cifar10": "cnn-gn"}}
-"""Models other than the preset's; FedBN needs a normalisation, which no preset of digits has."""
+_SMALL = {"digits": "mlp", "mnist": "cnn", "cifar10": "mlp"}
+MODELS = {"fedbn": {"mnist": "cnn-gn", "cifar10": "cnn-gn"}, "fedamp": _SMALL, "fedala": _SMALL}
+"""Models other than the preset's: FedBN needs a normalisation, which no preset of digits has; FedAMP and FedALA were
+searched later, with the small network on CIFAR-10."""
 
 
 @command
