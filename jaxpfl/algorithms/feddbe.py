@@ -147,8 +147,7 @@ def feddbe(task: Task, work: LocalWork) -> Algorithm:
         predict_global=lambda hp, state, x: task.model.apply(state.averaged.model, x),
     )
     return with_server_optimizer(
-        Algorithm((client,), server, work.steps),
+        Algorithm((client,), server, work.steps, increments=Averaged(model=True, mean=False)),
         work.server_optimizer,
-        acts_on=Averaged(model=True, mean=False),
         averaged=lambda shared: shared.averaged,
     )

@@ -22,7 +22,18 @@ OWN = {"fedavg": "tv:gamma=0.01,codebook=3", "toy medians": "qsgd:levels=2", "to
 clients; memories and none, draws and none."""
 
 TRIED = (
-    *("adamix", "adaped", "fedavg", "fedpac", "ifca", "network-lasso", "scaffold", "toy clusters", "toy medians"),
+    *(
+        "adamix",
+        "adaped",
+        "fedavg",
+        "feddbe",
+        "fedpac",
+        "ifca",
+        "network-lasso",
+        "scaffold",
+        "toy clusters",
+        "toy medians",
+    ),
     *("adaped, idle", "adaped, private", "fedavg, private"),
 )
 """One of each kind of upload: sums and stacks, trees of several parts, weights for each model, several groups, clients
@@ -81,7 +92,9 @@ def test_everything_that_must_not_matter_at_once(name, federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adaped", "fedpac", "network-lasso", "scaffold", "toy clusters", "toy medians"])
+@pytest.mark.parametrize(
+    "name", ["adaped", "feddbe", "fedpac", "network-lasso", "scaffold", "toy clusters", "toy medians"]
+)
 @pytest.mark.usefixtures("x64")
 def test_without_loss_no_number_changes(name, federation):
     """The memory stays zero, and no key of training is touched; what differs is how XLA rounds another program."""

@@ -103,7 +103,7 @@ FEDAVG = METHODS["fedavg"]
 ATTACKED = CASES | {"fednova": FEDAVG._replace(build=partial(FEDAVG.build, fednova=True))}
 UPLOADING = sorted(name for name, case in ATTACKED.items() if case.uploads and not case.pooled)
 WITHOUT_PRIVACY = [name for name in UPLOADING if "private" not in name]
-AT_ONCE = ("fednova", "fedpac")
+AT_ONCE = ("feddbe", "fednova", "fedpac")
 
 
 def often(names: list[str]) -> list:
