@@ -16,7 +16,9 @@ def test_the_changelog_opens_with_the_version():
 
 def test_all_that_is_embedded_has_its_terms():
     said = (ROOT / "docs" / "licences.md").read_text()
-    embedded = [path for path in (ROOT / "jaxpfl").rglob("*") if path.is_file() and path.suffix not in SOURCES]
+    folders = [ROOT / "jaxpfl", ROOT / "benchmarks" / "papers", ROOT / "benchmarks" / "winners"]
+    paths = [path for folder in folders for path in folder.rglob("*")]
+    embedded = [path for path in paths if path.is_file() and path.suffix not in SOURCES]
     assert {path.suffix for path in embedded} >= {".json", ".css", ".js"}
     names = {path: path.relative_to(ROOT) for path in embedded}
     assert [

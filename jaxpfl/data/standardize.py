@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import mapped
@@ -69,9 +70,13 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 def single(federation: Federation, strict: bool = False) -> Federation:
     """The federation with inputs of float64 as float32, and a warning of digits that are lost.
 
+    Nothing changes where JAX computes in double precision.
+
     Raises:
       JaxpflError: instead of the warning, if ``strict``.
     """
+    if jnp.result_type(float) == np.float64:
+        return federation
     for leaf in jax.tree.leaves(federation.train.examples.x):
         if isinstance(leaf, np.ndarray) and (lost := lost_digits(leaf)) is not None:
             warn(
