@@ -33,7 +33,8 @@ class Console(RichConsole):
 
     def print(self, *objects: Any, **how: Any) -> None:
         """As in rich, without cropping lines to a width that the stream does not have."""
-        super().print(*objects, **({"crop": not self.unbounded} | how))
+        how.setdefault("crop", not self.unbounded)
+        super().print(*objects, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
         """As in rich, with the text reduced to ASCII if the stream requires it."""

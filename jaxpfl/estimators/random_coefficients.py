@@ -216,6 +216,7 @@ def maximum_likelihood(messages: Message, floor: float, start: Array, mean: Arra
 
     bounds = [(None, None)] * start.size + [(np.log(floor), None)]
     at = np.append(np.asarray(start), np.log(max(half, floor)))
+    slope, rises = np.array(np.inf), True
     for _ in range(_RESTARTS):
         options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": _SLOPE / 100, "maxcor": 30}
         at = optimize.minimize(minus, at, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x

@@ -92,6 +92,10 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
     return _mean(rows, valid & (rank < most))
 
 
+_State: TypeAlias = tuple[Array, PyTree, Array]
+"""Number of steps, point, and length of the last step relative to the vectors' distances."""
+
+
 def geometric_median(
     rows: PyTree, valid: Array, steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5
 ) -> PyTree:
@@ -99,16 +103,15 @@ def geometric_median(
 
     They end with one that is shorter than ``tolerance`` of the median distance of the vectors from it.
     """
-    State: TypeAlias = tuple[Array, PyTree, Array]
 
-    def step(state: State) -> State:
+    def step(state: _State) -> _State:
         count, z, _ = state
         away = _norms(jax.tree.map(jnp.subtract, rows, z))
         new = _mean(rows, valid, 1 / jnp.maximum(away, smoothing))
         moved = optax.tree.norm(optax.tree.sub(new, z))
         return count + 1, new, moved > tolerance * median(away, valid)
 
-    def goes_on(state: State) -> Array:
+    def goes_on(state: _State) -> Array:
         return (state[0] < steps) & state[2]
 
     start = jnp.int32(0), median(rows, valid), jnp.array(True)
