@@ -93,7 +93,7 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
 
 
 _State: TypeAlias = tuple[Array, PyTree, Array]
-"""Number of steps, point, and length of the last step relative to the vectors' distances."""
+"""Number of steps, point, and whether the last step was longer than the tolerance."""
 
 
 def geometric_median(
