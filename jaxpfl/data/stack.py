@@ -90,9 +90,12 @@ def stack_clients(
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
     wide = jax.tree.map(lambda leaf: lost_digits(leaf) is not None, stacked["train"].examples.x)
-    in_single = lambda leaf, w: narrowed(leaf, wide=w) if leaf.dtype == np.float64 else leaf  # noqa: E731
+
+    def as_stored(leaf: np.ndarray, wide: bool) -> np.ndarray:
+        return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
+
     for split, made in stacked.items():
-        stacked[split] = made.with_examples(x=jax.tree.map(in_single, made.examples.x, wide))
+        stacked[split] = made.with_examples(x=jax.tree.map(as_stored, made.examples.x, wide))
     return _looked_at(Federation(client_ids=ids, **stacked))
 
 

@@ -219,8 +219,10 @@ def maximum_likelihood(messages: Message, floor: float, start: Array, mean: Arra
     slope, rises = np.array(np.inf), True
     for _ in range(_RESTARTS):
         options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": _SLOPE / 100, "maxcor": 30}
-        at = optimize.minimize(minus, at, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-        slope = np.where((at == [low for low, _ in bounds]) & (minus(at)[1] > 0), 0, minus(at)[1])
+        found = optimize.minimize(minus, at, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        at, slope = found.x, np.array(found.jac)
+        if at[-1] == np.log(floor):  # where only a smaller sigma^2 could raise the likelihood
+            slope[-1] = min(slope[-1], 0)
         values, vectors = np.linalg.eigh(_slope_of_covariance(jnp.asarray(at), messages, mean, shape=shape) / count)
         rises = shape[0] == shape[1] and values[-1] * scale > _SLOPE
         if not rises:
