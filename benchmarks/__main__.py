@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join([*table(lines.items()), "", *filled("NAME --help shows a benchmark's options.")]))
         return
     if args[0] not in NAMES:
-        from jaxpfl.errors import unknown_name
+        from jaxpfl.support.errors import unknown_name
 
         print(f"error: {unknown_name('benchmark', args[0], NAMES)}", file=sys.stderr)
         raise SystemExit(2)

@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
             f"--data {' '.join(sorted(unknown))}: {'with' if args.held_out else 'without'} --held-out there "
             f"are {', '.join(cases)}"
         )
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()
@@ -242,8 +242,8 @@ class _Study:
         import numpy as np
 
         import jaxpfl
-        from jaxpfl.experiment.config import RunConfig, resolve
-        from jaxpfl.experiment.setup import load_federation, require
+        from jaxpfl.runs.config import RunConfig, resolve
+        from jaxpfl.runs.setup import load_federation, require
 
         searching = part == "search"
         small: dict[str, Any] = {"data": "digits", "clients": 6, "cohort": 3}

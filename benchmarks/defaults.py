@@ -109,7 +109,7 @@ searched later, with the small network on CIFAR-10."""
 @command
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()
@@ -141,8 +141,8 @@ class _HeldOut:
     """A data set with examples set apart in the place of its test examples."""
 
     def __init__(self, data: str, args: argparse.Namespace):
-        from jaxpfl.experiment.config import RunConfig, resolve
-        from jaxpfl.experiment.setup import load_federation
+        from jaxpfl.runs.config import RunConfig, resolve
+        from jaxpfl.runs.setup import load_federation
 
         small: dict[str, Any] = {"clients": 6, "cohort": 3} if args.quick else {}
         name = "digits" if args.quick else data
@@ -155,7 +155,7 @@ class _HeldOut:
     def accuracies(self, method: str, options: Mapping[str, Any], tries: list[Try]) -> Any:
         """Validation accuracy of every client's personalised model, [tries, m]."""
         import jaxpfl
-        from jaxpfl.experiment.setup import require
+        from jaxpfl.runs.setup import require
 
         config = self.config
         return jaxpfl.fit(

@@ -209,7 +209,7 @@ def _simulation(name: str, clients: int) -> Any:
     import jax
 
     import jaxpfl
-    from jaxpfl import participation
+    from jaxpfl.core import participation
     from jaxpfl.engine.assemble import make_simulation, make_task
     from jaxpfl.engine.client_graph import graph_by_inputs
 

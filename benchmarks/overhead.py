@@ -85,9 +85,9 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     from jax.sharding import PartitionSpec as P
 
     import jaxpfl
+    from jaxpfl.core.protocol import ALL_STEPS, ClientContext, ServerContext
+    from jaxpfl.core.randomness import Purpose, stream
     from jaxpfl.engine import stores
-    from jaxpfl.protocol import ALL_STEPS, ClientContext, ServerContext
-    from jaxpfl.randomness import Purpose, stream
 
     federation = make_federation(problem)
     task = make_task(problem, federation)

@@ -80,7 +80,7 @@ RATES = (0.01, 0.03, 0.1, 0.3)
 @command
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()
@@ -126,9 +126,9 @@ class _Setting:
         import numpy as np
 
         from jaxpfl.engine.assemble import draw_cohorts
-        from jaxpfl.experiment.config import RunConfig, resolve
-        from jaxpfl.experiment.setup import load_federation, require
         from jaxpfl.privacy import Mechanism, calibrated
+        from jaxpfl.runs.config import RunConfig, resolve
+        from jaxpfl.runs.setup import load_federation, require
 
         small: dict[str, Any] = {"clients": 6, "model": "linear", "rounds": 2} if args.quick else {}
         data = "digits" if args.quick else study.data

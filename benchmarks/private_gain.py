@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser("private_gain", __doc__)
     options.add_argument("--data", nargs="+", choices=sorted(PROBLEMS), default=list(PROBLEMS), metavar="NAME")
     args = options.parse_args(argv)
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()

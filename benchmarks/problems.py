@@ -114,7 +114,7 @@ def simulate(
       draw: of the mini-batches.
     """
     import jaxpfl
-    from jaxpfl import participation
+    from jaxpfl.core import participation
     from jaxpfl.engine.assemble import make_task as task_of
     from jaxpfl.models import in_bfloat16
 
@@ -214,7 +214,7 @@ def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation
 def _gaussian(clients: int, outputs: int) -> Federation:
     """Linear data: y = <x, w> + noise (or its sign), w the same for all."""
     from jaxpfl import ClientData, Federation
-    from jaxpfl.types import Examples
+    from jaxpfl.core.types import Examples
 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((clients, EXAMPLES, FEATURES), np.float32)

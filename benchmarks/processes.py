@@ -58,7 +58,7 @@ def work(settings: dict[str, Any]) -> Contender | dict[str, Any]:
     if process is None:
         use_devices(2)
         return rounds_of(simulate(problem))
-    from jaxpfl import distributed, processes
+    from jaxpfl.support import distributed, processes
 
     address = settings.get("address") or _free_address()
     if process == 0:

@@ -52,7 +52,7 @@ ATTACKS = ("none", "label-flip", "sign-flip:factor=3", "noise:deviation=0.2", "s
 @command
 def main(argv: list[str] | None = None) -> None:
     args = parser("robust", __doc__).parse_args(argv)
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()

@@ -105,7 +105,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("cache"):
         os.environ["XDG_CACHE_HOME"] = settings["cache"]
     import jaxpfl
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     if settings.get("cache"):
         compile_cache.enable()

@@ -52,7 +52,7 @@ class Users(NamedTuple):
 @command
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    from jaxpfl.experiment import compile_cache
+    from jaxpfl.runs import compile_cache
 
     use_devices()
     compile_cache.enable()

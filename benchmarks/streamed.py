@@ -176,7 +176,7 @@ def work(settings: dict[str, Any]) -> Contender:
     """Rounds of clients that live in one of the places."""
     use_devices(settings["devices"])
     import jaxpfl
-    from jaxpfl import participation
+    from jaxpfl.core import participation
     from jaxpfl.engine.assemble import make_simulation, make_task
 
     folder = Path(settings["folder"]) / settings["clients_in"]
@@ -196,7 +196,7 @@ def work(settings: dict[str, Any]) -> Contender:
 def _federation(clients: int, examples: int, shape: tuple[int, ...]) -> Any:
     """Clients whose examples lie at random places of a small store, where they overlap; saved, each has its own."""
     from jaxpfl import ClientData, Federation
-    from jaxpfl.types import Examples
+    from jaxpfl.core.types import Examples
 
     rng, stored = np.random.default_rng(0), 20_000
     y = rng.integers(0, 10, stored).astype(np.int32)

@@ -55,7 +55,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxpfl import trees
+    from jaxpfl.core import trees
     from jaxpfl.engine.cohort import AXIS, Outcome, Spread, run_cohort
 
     m = settings["clients"]

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxpfl import algorithms as algorithms
-    from jaxpfl import compression as compression
     from jaxpfl import data as data
     from jaxpfl import engine as engine
     from jaxpfl import estimators as estimators
     from jaxpfl import models as models
-    from jaxpfl import participation as participation
     from jaxpfl import priors as priors
     from jaxpfl import privacy as privacy
-    from jaxpfl import protocol as protocol
-    from jaxpfl import randomness as randomness
-    from jaxpfl import robust as robust
     from jaxpfl import similarity as similarity
     from jaxpfl import studies as studies
-    from jaxpfl import trees as trees
-    from jaxpfl import types as types
+    from jaxpfl.core import participation as participation
+    from jaxpfl.core import protocol as protocol
+    from jaxpfl.core import randomness as randomness
+    from jaxpfl.core import trees as trees
+    from jaxpfl.core import types as types
     from jaxpfl.public import *  # noqa: F403
+    from jaxpfl.uploads import compression as compression
+    from jaxpfl.uploads import robust as robust
 
 __version__ = "0.2.0"
 
@@ -80,6 +80,12 @@ __all__ = [  # noqa: F405
 ]
 
 
+_MODULES = {
+    **{name: f"jaxpfl.core.{name}" for name in ("participation", "protocol", "randomness", "trees", "types")},
+    **{name: f"jaxpfl.uploads.{name}" for name in ("compression", "robust")},
+}
+"""Modules of other packages that are attributes of this one."""
+
 if not TYPE_CHECKING:  # to which every name would be one of ours
 
     def __getattr__(name: str) -> Any:
@@ -88,10 +94,11 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
             globals()[name] = value
             return value
         if not name.startswith("_"):
+            module = _MODULES.get(name, f"jaxpfl.{name}")
             try:
-                return importlib.import_module(f"jaxpfl.{name}")  # its packages need no import of their own
+                return importlib.import_module(module)  # its packages need no import of their own
             except ModuleNotFoundError as error:
-                if error.name != f"jaxpfl.{name}":
+                if error.name != module:
                     raise
         raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
 

@@ -4,12 +4,7 @@
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
 from jaxpfl.algorithms.parts.hyper import hyper
-from jaxpfl.data import federate, load, open_federation, save_federation, set_apart, stack_clients
-from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
-from jaxpfl.engine.model_files import load_models
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.models import Model, Task, classification, from_equinox, from_linen, from_nnx, per_client
-from jaxpfl.protocol import (
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -22,5 +17,10 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
-from jaxpfl.records import load_sweep
-from jaxpfl.types import ClientData, Federation, Splits
+from jaxpfl.core.types import ClientData, Federation, Splits
+from jaxpfl.data import federate, load, open_federation, save_federation, set_apart, stack_clients
+from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
+from jaxpfl.engine.model_files import load_models
+from jaxpfl.models import Model, Task, classification, from_equinox, from_linen, from_nnx, per_client
+from jaxpfl.runs.records import load_sweep
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import ClientData, JaxpflError, types
+from jaxpfl import ClientData, JaxpflError
+from jaxpfl.core import types
+from jaxpfl.core.types import Examples, chunk_of
 from jaxpfl.engine.placement import place, put
-from jaxpfl.types import Examples, chunk_of
 
 SIZES = (3, 0, 5, 1)
 

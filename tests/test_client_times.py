@@ -10,11 +10,11 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.cli import main
-from jaxpfl.client_times import TimeModel, resolve
+from jaxpfl.core.client_times import TimeModel, resolve
+from jaxpfl.core.participation import Availability
 from jaxpfl.engine.stopping import first_time
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.experiment.config import resolve as resolve_config
-from jaxpfl.participation import Availability
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.config import resolve as resolve_config
 
 IDS: Any = np.array([4, 0, 9, 2])
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from jaxpfl.console import Console, settle
-from jaxpfl.presentation import new_table
+from jaxpfl.support.console import Console, settle
+from jaxpfl.support.presentation import new_table
 
 
 def shown(monkeypatch, encoding: str = "utf-8") -> str:

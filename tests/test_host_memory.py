@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from jaxpfl import host_memory
 from jaxpfl.data import stack_clients
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError
 
 
 def clients(sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:

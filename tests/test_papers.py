@@ -16,7 +16,7 @@ from jaxpfl import METHODS, JaxpflError
 from jaxpfl.benchmarks.papers import registry
 from jaxpfl.cli import app, training
 from jaxpfl.cli.parsing import checked, flags_of
-from jaxpfl.compression import resolve
+from jaxpfl.uploads.compression import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "papers.md").read_text()

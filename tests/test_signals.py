@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from jaxpfl import signals
-from jaxpfl.experiment.interrupt import Interrupt
+from jaxpfl.runs.interrupt import Interrupt
+from jaxpfl.support import signals
 
 START = """
 import os, sys, time
 from pathlib import Path
-from jaxpfl import partial, signals
+from jaxpfl.support import partial, signals
 signals.watch()
 def ready():
     print("ready", flush=True)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.running_sum import RunningSum
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.state import Counts, whole
 from jaxpfl.estimators.histograms import base as histograms
-from jaxpfl.running_sum import RunningSum
 
 CLIENTS = 100_000
 NUMBERS = (CLIENTS, pytest.param(1_000_000, marks=pytest.mark.slow))

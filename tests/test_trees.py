@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import trees
+from jaxpfl.core import trees
 
 
 def tree():

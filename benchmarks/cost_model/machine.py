@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 from .count import Product, Work
 from .products import best_seconds, seconds_of

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 from .count import Product
 

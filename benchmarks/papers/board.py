@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.example_means import mean_over_examples
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import Experiment
-from jaxpfl.sweep.budget import rounds_of
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.setup import Experiment
+from jaxpfl.runs.sweep.budget import rounds_of
+from jaxpfl.support.errors import JaxpflError
 
 from .compare import remark
 from .users import diverged, kept

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from jaxpfl import signals
 from jaxpfl.cli.sweep import end_if_asked
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.places import NEW_FOLDER
+from jaxpfl.support import signals
+from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.places import NEW_FOLDER
 
 if TYPE_CHECKING:
     from .declared import Experiment
@@ -37,7 +37,7 @@ def list_(json: bool = False) -> None:
     Args:
         json: Print one JSON array.
     """
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     from . import results
     from .registry import EXPERIMENTS
@@ -82,7 +82,7 @@ def run(
     if json:
         _print({"rows": [row.to_json() for row in result.rows]})
         return
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     from .show import print_result
 
@@ -144,7 +144,7 @@ def _show(found: list[Result], *, as_json: bool, markdown: bool) -> None:
     if markdown:
         print(shown.markdown(found), end="")
         return
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     console = Console()
     for result in found:
@@ -153,11 +153,11 @@ def _show(found: list[Result], *, as_json: bool, markdown: bool) -> None:
 
 
 def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None) -> Result:
-    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import compile_cache, lock
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.runs import compile_cache, lock
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.support.console import Console
 
     from . import results
     from . import run as papers

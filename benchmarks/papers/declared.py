@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxpfl.records import Value
+from jaxpfl.runs.records import Value
 
 Spread = Literal["runs", "clients"]
 """Meaning of a row's ±: the standard deviation over runs, or over clients of each one's mean over runs."""

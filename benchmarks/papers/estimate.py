@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__, files, sealed
+from jaxpfl import __version__
+from jaxpfl.core.trees import checksum
 from jaxpfl.data.sources.base import data_directory
-from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Results
-from jaxpfl.trees import checksum
+from jaxpfl.support import files, sealed
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 from . import whole
 from .compare import Row, row, spread

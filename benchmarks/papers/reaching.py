@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import Experiment
-from jaxpfl.records import Value
-from jaxpfl.sweep.axes import applied
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.records import Value
+from jaxpfl.runs.setup import Experiment
+from jaxpfl.runs.sweep.axes import applied
 
 from .compare import Row, remark, row, spread
 from .declared import UNPRINTED, Contender, Reaching

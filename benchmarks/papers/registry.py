@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxpfl.errors import unknown_name
+from jaxpfl.support.errors import unknown_name
 
 from . import (
     adaped_estimation,

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl import files, sealed
-from jaxpfl.errors import JaxpflError, printable, warn
+from jaxpfl.support import files, sealed
+from jaxpfl.support.errors import JaxpflError, printable, warn
 
 from .compare import Row
 from .declared import Experiment

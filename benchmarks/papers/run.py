@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl import __version__, files, sealed
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.sweep.execute import Reporter
+from jaxpfl import __version__
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.support import files, sealed
+from jaxpfl.support.errors import JaxpflError, warn
 
 from . import estimate, plot, reaching, results, show, students, train
 from .compare import Row

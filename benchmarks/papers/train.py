@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.records import DIVERGED, DONE, Record, Value
-from jaxpfl.sweep.axes import applied
-from jaxpfl.sweep.definition import FILE, Definition, Search, define
-from jaxpfl.sweep.grid import Axis, Grid
-from jaxpfl.sweep.plan import runs_of as runs_of_sweep
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.records import DIVERGED, DONE, Record, Value
+from jaxpfl.runs.sweep.axes import applied
+from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
+from jaxpfl.runs.sweep.grid import Axis, Grid
+from jaxpfl.runs.sweep.plan import runs_of as runs_of_sweep
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflError
 
 from . import board, whole
 from .compare import Row, remark, row, spread

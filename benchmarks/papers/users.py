@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__, sealed
+from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve, to_json
-from jaxpfl.experiment.data_checksum import of_data
-from jaxpfl.experiment.setup import Experiment, prepare
-from jaxpfl.experiment.unfinished import Unfinished
+from jaxpfl.runs.config import RunConfig, resolve, to_json
+from jaxpfl.runs.data_checksum import of_data
+from jaxpfl.runs.setup import Experiment, prepare
+from jaxpfl.runs.unfinished import Unfinished
+from jaxpfl.support import sealed
+from jaxpfl.support.errors import JaxpflError
 
 from .compare import spread
 from .way import Interrupted, Way

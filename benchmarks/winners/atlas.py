@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import sealed
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import Value
+from jaxpfl.runs.records import Value
+from jaxpfl.support import sealed
+from jaxpfl.support.errors import JaxpflError
 
 from .skew import Measures
 

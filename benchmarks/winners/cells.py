@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from jaxpfl.records import Value
+from jaxpfl.runs.records import Value
 
 LOCAL_STEPS, BATCH = 10, 10
 VALIDATION = 0.2

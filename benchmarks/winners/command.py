@@ -10,11 +10,11 @@ from typing import Any
 
 from jaxpfl import algorithms
 from jaxpfl.algorithms.parts.hyper import rates
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment.config import DataConfig, RunConfig
-from jaxpfl.records import Value
-from jaxpfl.settings import LARGEST, is_default
-from jaxpfl.sweep.budget import gradients_of, rounds_of
+from jaxpfl.core.settings import LARGEST, is_default
+from jaxpfl.runs.config import DataConfig, RunConfig
+from jaxpfl.runs.records import Value
+from jaxpfl.runs.sweep.budget import gradients_of, rounds_of
+from jaxpfl.support.errors import JaxpflError, shown
 
 from .atlas import Place
 from .cells import BATCH, FINE_TUNING, LOCAL_STEPS, RATES

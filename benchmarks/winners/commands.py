@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from jaxpfl import signals
 from jaxpfl.cli.sweep import end_if_asked
-from jaxpfl.errors import JaxpflError
-from jaxpfl.places import NEW_FOLDER
+from jaxpfl.support import signals
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import NEW_FOLDER
 
 if TYPE_CHECKING:
     from .atlas import Atlas
@@ -74,7 +74,7 @@ def _print(found: Atlas, *, as_json: bool, markdown: bool) -> None:
 
         print(tables(found), end="")
     else:
-        from jaxpfl.console import Console
+        from jaxpfl.support.console import Console
 
         from .show import print_atlas
 
@@ -83,11 +83,11 @@ def _print(found: Atlas, *, as_json: bool, markdown: bool) -> None:
 
 
 def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
-    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import compile_cache, lock
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.runs import compile_cache, lock
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.support.console import Console
 
     from .run import Interrupted, Plan, check_folder
     from .run import run as measured

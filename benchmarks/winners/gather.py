@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxpfl.experiment.config import resolve
-from jaxpfl.records import DONE, Record
-from jaxpfl.sweep.order import setting_key
-from jaxpfl.sweep.selection import Tried, choose
+from jaxpfl.runs.config import resolve
+from jaxpfl.runs.records import DONE, Record
+from jaxpfl.runs.sweep.order import setting_key
+from jaxpfl.runs.sweep.selection import Tried, choose
 
 from .atlas import Place, Scores
 from .cells import Cell, Contender, contenders

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl import data
+from jaxpfl.core.settings import part_of
+from jaxpfl.core.types import Federation
 from jaxpfl.data import Split
 from jaxpfl.data.sources.base import pooled
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.records import FAILED, Journal, Record, Value
-from jaxpfl.settings import part_of
-from jaxpfl.sweep.budget import rounds_of
-from jaxpfl.sweep.execute import Reporter, run_group
-from jaxpfl.sweep.loaded import Data, Last
-from jaxpfl.sweep.plan import Group, Run
-from jaxpfl.types import Federation
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.records import FAILED, Journal, Record, Value
+from jaxpfl.runs.sweep.budget import rounds_of
+from jaxpfl.runs.sweep.execute import Reporter, run_group
+from jaxpfl.runs.sweep.loaded import Data, Last
+from jaxpfl.runs.sweep.plan import Group, Run
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 from .cells import FINE_TUNING, LOCAL_STEPS, SPLITS, TEST, Cell, Contender, contenders
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment.config import RunConfig
+from jaxpfl.core.settings import is_default
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.privacy.claim import check_delta
-from jaxpfl.settings import is_default
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.support.errors import JaxpflError, shown
 
 from .atlas import Atlas, Place
 from .cells import DELTA

@@ -11,12 +11,12 @@ from typing import Annotated
 from tyro.conf import arg
 
 from jaxpfl.cli.training import named_file
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
-from jaxpfl.experiment.config_file import read
+from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.privacy.calibration import LARGEST_EPSILON
-from jaxpfl.settings import COUNT, Range, check, is_default, setting
+from jaxpfl.runs.config import DataConfig, RunConfig, resolve
+from jaxpfl.runs.config_file import read
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,12 @@ def _check(run: _Run, file: PrivacyConfig, path: Path | None) -> None:
 
 
 def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool) -> None:
-    from jaxpfl import data, participation
-    from jaxpfl.experiment.presets import model_for
-    from jaxpfl.experiment.setup import load_federation
-    from jaxpfl.experiment.true_clusters import client_clusters
+    from jaxpfl import data
+    from jaxpfl.core import participation
     from jaxpfl.models import build_model
+    from jaxpfl.runs.presets import model_for
+    from jaxpfl.runs.setup import load_federation
+    from jaxpfl.runs.true_clusters import client_clusters
 
     from . import atlas, recommend
     from .nearest import Asked
@@ -135,7 +136,7 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     from .show import print_recommendation
 

@@ -9,10 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import __version__, algorithms, files, sealed
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.records import Journal, Record
-from jaxpfl.sweep.execute import Reporter
+from jaxpfl import __version__, algorithms
+from jaxpfl.runs.records import Journal, Record
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.support import files, sealed
+from jaxpfl.support.errors import JaxpflError, warn
 
 from . import page, plot
 from .atlas import FILE, Atlas, Place

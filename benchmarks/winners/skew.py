@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Federation
+from jaxpfl.core.types import Federation
+from jaxpfl.support.errors import JaxpflError
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import numpy as np
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.algorithms.parts.local_work import LocalWork
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import Algorithm, ServerContext, Stacked
+from jaxpfl.core.types import Key, Metrics
 from jaxpfl.models import Task
 from jaxpfl.priors import Prior, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.protocol import Algorithm, ServerContext, Stacked
-from jaxpfl.types import Key, Metrics
+from jaxpfl.support.errors import JaxpflError
 
 
 def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 20, scaling: str = "sum") -> Algorithm:

@@ -43,10 +43,10 @@ from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
 from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, run_steps, taken
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
 class Remembering(NamedTuple):

@@ -47,7 +47,6 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
 from jaxpfl.algorithms.parts.hyper import hyper
@@ -61,11 +60,12 @@ from jaxpfl.algorithms.parts.local_work import (
     taken,
 )
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 STARTS = ("mu", "init")
 

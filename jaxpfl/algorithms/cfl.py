@@ -42,10 +42,20 @@ from jaxpfl.algorithms.parts import several_models
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduction,
+    Server,
+    ServerContext,
+    Stacked,
+    Upload,
+)
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduction, Server, ServerContext, Stacked, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

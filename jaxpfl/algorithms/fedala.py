@@ -29,16 +29,16 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
 from jaxpfl.algorithms.parts.own_part import head_and_body
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
+from jaxpfl.core.types import ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
-from jaxpfl.types import ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

@@ -34,12 +34,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.models import Task
-from jaxpfl.protocol import (
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -50,7 +49,8 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.models import Task
 
 
 @struct.dataclass

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import jax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.algorithms.parts.own_part import keeping_own_part, trained_together
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import PyTree
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 def fedbn(task: Task, work: LocalWork) -> Algorithm:

@@ -32,11 +32,11 @@ from jaxpfl.algorithms.parts.averaging import increment, mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

@@ -39,17 +39,13 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, taken
 from jaxpfl.algorithms.parts.own_part import head_and_body, of_part
 from jaxpfl.algorithms.parts.simplex import least_on_simplex
-from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Task
-from jaxpfl.models.features import halves
-from jaxpfl.protocol import (
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -61,7 +57,11 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.data import passes
+from jaxpfl.models import Task
+from jaxpfl.models.features import halves
+from jaxpfl.support.errors import JaxpflError
 
 RIDGE = 1e-4
 """Added to the diagonal of the quadratic program, relative to its mean."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part, trained_together
+from jaxpfl.core.protocol import Algorithm
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm
 
 
 def fedper(task: Task, work: LocalWork) -> Algorithm:

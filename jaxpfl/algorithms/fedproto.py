@@ -41,11 +41,11 @@ from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.architectures import personal_tasks
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
 from jaxpfl.models.features import Halves, halves
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 PREDICTIONS = ("prototypes", "own-classes", "head")
 

@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

@@ -24,17 +24,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.own_part import head_and_body
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
+from jaxpfl.support.errors import JaxpflError
 
 _NO_EXAMPLE = 1e-30
 """Number of examples of a class without one: its probability vanishes, and a smoothed target's loss stays finite."""

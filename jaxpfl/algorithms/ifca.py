@@ -24,10 +24,10 @@ from jaxpfl.algorithms.parts.averaging import mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:

@@ -32,12 +32,12 @@ from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.core.protocol import Algorithm, ClientContext, Message
+from jaxpfl.core.types import Array, ClientData, Key, PyTree, Scalar, Splits
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.models.features import halves
-from jaxpfl.protocol import Algorithm, ClientContext, Message
-from jaxpfl.types import Array, ClientData, Key, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 GRID = tuple(i / 10 for i in range(11))
 """Values of lambda_i to choose from, as in the authors' code."""

@@ -37,10 +37,20 @@ from flax import struct
 from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Gradients,
+    Message,
+    Reduced,
+    Server,
+    ServerContext,
+    Upload,
+)
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

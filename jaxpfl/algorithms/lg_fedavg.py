@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part, trained_together
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import PyTree
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import PyTree
 
 
 def lg_fedavg(task: Task, work: LocalWork) -> Algorithm:

@@ -6,9 +6,9 @@ import jax
 
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Server, Upload
+from jaxpfl.core.types import Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
 def local(task: Task, work: LocalWork) -> Algorithm:

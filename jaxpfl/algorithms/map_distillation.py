@@ -11,10 +11,10 @@ from flax import struct
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import Scalar
 from jaxpfl.models import Task
 from jaxpfl.priors import Prior, distillation
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Scalar
 
 
 @struct.dataclass

@@ -34,10 +34,7 @@ from flax import struct
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.errors import unknown_name
-from jaxpfl.models import Task
-from jaxpfl.priors import Examples, Prior, Rates, distillation, gaussian, laplace
-from jaxpfl.protocol import (
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -49,7 +46,10 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.models import Task
+from jaxpfl.priors import Examples, Prior, Rates, distillation, gaussian, laplace
+from jaxpfl.support.errors import unknown_name
 
 ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
 

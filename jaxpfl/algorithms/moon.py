@@ -28,10 +28,10 @@ from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
 from jaxpfl.models.features import halves
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 _SHORTEST = 1e-8
 """Lengths of features below it count as it: a zero has no direction."""

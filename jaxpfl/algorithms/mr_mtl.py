@@ -23,9 +23,9 @@ from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 
 @struct.dataclass

@@ -45,14 +45,12 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.masks import Parts, masks, with_fixed
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.models import Task
-from jaxpfl.protocol import (
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -63,9 +61,11 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.models import Task
 from jaxpfl.similarity import admm, graphs, proximal
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 SCALINGS = ("sum", "mean")
 

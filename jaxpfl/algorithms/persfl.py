@@ -46,17 +46,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Splits
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.models import PerClient, PerExample, Pooled, Task, correct
 from jaxpfl.priors import distillation
-from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
-from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
+from jaxpfl.support.errors import JaxpflError, shown
 
 TEMPERATURES = (1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0)
 IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -15,10 +15,10 @@ import numpy as np
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, train
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Splits
+from jaxpfl.support.errors import JaxpflError
 
 
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:

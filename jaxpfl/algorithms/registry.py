@@ -49,8 +49,8 @@ from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.algorithms.quped import QuPeDHyper, quped
 from jaxpfl.algorithms.scaffold import ScaffoldHyper, scaffold
-from jaxpfl.errors import unknown_name
-from jaxpfl.protocol import Algorithm
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.support.errors import unknown_name
 
 
 class Method(NamedTuple):

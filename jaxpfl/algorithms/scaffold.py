@@ -34,9 +34,9 @@ from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 
 @struct.dataclass

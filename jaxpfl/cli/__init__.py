@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from jaxpfl import signals
+from jaxpfl.support import signals
 
 
 def main(argv: list[str] | None = None) -> None:

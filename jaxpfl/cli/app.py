@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-from jaxpfl import signals
 from jaxpfl.cli import parsing, training
 from jaxpfl.cli.session import QUIET
-from jaxpfl.console import settle
-from jaxpfl.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
-from jaxpfl.experiment import compile_cache
+from jaxpfl.runs import compile_cache
+from jaxpfl.support import signals
+from jaxpfl.support.console import settle
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
 SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
@@ -86,8 +86,8 @@ def run(args: list[str]) -> None:
 
 
 def _group() -> Any:
-    """`jaxpfl.distributed` in one of several processes, else None."""
-    group = sys.modules.get("jaxpfl.distributed")
+    """`jaxpfl.support.distributed` in one of several processes, else None."""
+    group = sys.modules.get("jaxpfl.support.distributed")
     return group if group and group.begun() else None
 
 
@@ -208,7 +208,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     del file, line
-    group = sys.modules.get("jaxpfl.processes")
+    group = sys.modules.get("jaxpfl.support.processes")
     if group and not group.is_first():  # the first process says it
         return
     if issubclass(category, JaxpflWarning):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.places import NEW_FILE, claim_file
-from jaxpfl.presentation import signed
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.support.places import NEW_FILE, claim_file
+from jaxpfl.support.presentation import signed
 
 if TYPE_CHECKING:
-    from jaxpfl.experiment.audit import Audit
+    from jaxpfl.audit import Audit
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ def audit(
     refuted; a claim that is not refuted is not proved. Flags that only score or store a run (--seeds, --eval-every,
     ...) have no effect.
     """
-    from jaxpfl.console import Console
+    from jaxpfl.audit import audit as play
+    from jaxpfl.audit import subject_of
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import compile_cache, warm_start
-    from jaxpfl.experiment.audit import audit as play
-    from jaxpfl.experiment.audit import subject_of
-    from jaxpfl.experiment.setup import prepare, require
+    from jaxpfl.runs import compile_cache, warm_start
+    from jaxpfl.runs.setup import prepare, require
+    from jaxpfl.support.console import Console
 
     claim_file(how.plot, "--plot", "jaxpfl privacy audit")
     use_cpu_cores()
     compile_cache.enable()
     config = resolve(settings)
     initial = None if config.warm_start is None else warm_start.read(config.warm_start)
-    subject = subject_of(prepare(config, (method,), initial=initial), method)
+    subject = subject_of(prepare(config, (method,), initial=initial).runs[method], method)
     with Console(stderr=True).status("") as status:
         found = play(
             subject,
@@ -96,7 +96,7 @@ def audit(
 def _say(method: str, found: Audit) -> None:
     from functools import partial
 
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     say = partial(Console().print, highlight=False, markup=False, soft_wrap=True)
     game, one, noise = found.game, found.one_run, found.noise

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import TEST_USERS, DataConfig, RunConfig, resolve
-from jaxpfl.places import claim_file
-from jaxpfl.presentation import columns, filled, signed
+from jaxpfl.runs.config import TEST_USERS, DataConfig, RunConfig, resolve
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import claim_file
+from jaxpfl.support.presentation import columns, filled, signed
 
 if TYPE_CHECKING:
     from jaxpfl.data import Entry
@@ -39,9 +39,9 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
             return
         _list(entries)
         return
-    from jaxpfl.experiment.data_sets import is_stored, is_table
-    from jaxpfl.experiment.setup import clients_of, load_federation
-    from jaxpfl.experiment.true_clusters import client_clusters
+    from jaxpfl.runs.data_sets import is_stored, is_table
+    from jaxpfl.runs.setup import clients_of, load_federation
+    from jaxpfl.runs.true_clusters import client_clusters
 
     claim_file(plot, "--plot", _DESCRIBE)
     config = resolve(RunConfig(**vars(settings)))
@@ -78,8 +78,8 @@ def _list(entries: list[Entry]) -> None:
 
 
 def _convert(settings: DataConfig, output: Path | None, as_json: bool) -> None:
-    from jaxpfl.experiment.data_sets import PREFIX, convert
-    from jaxpfl.host_memory import readable
+    from jaxpfl.runs.data_sets import PREFIX, convert
+    from jaxpfl.support.host_memory import readable
 
     if output is None:
         raise JaxpflError("jaxpfl data convert needs --output, the folder to make")

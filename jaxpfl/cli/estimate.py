@@ -45,7 +45,7 @@ def _command(name: str) -> Callable[..., None]:
     study = registry.get(name)
 
     def command(settings: Any, to: Output, options: Any = None) -> None:
-        from jaxpfl.experiment import compile_cache
+        from jaxpfl.runs import compile_cache
         from jaxpfl.studies.arguments import arguments
 
         compile_cache.enable()
@@ -85,7 +85,7 @@ def titled(command: Callable[..., None], name: str) -> Callable[..., None]:
 
 
 def _print(results: Results, to: Output) -> None:
-    from jaxpfl.console import Console
+    from jaxpfl.support.console import Console
 
     console = Console()
     lines = [results.hint] if results.hint is not None and to.output is None else []

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from tyro import MISSING
 from tyro.conf import Positional, arg
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import jsonable, opened
-from jaxpfl.places import NEW_FILE, claim_file
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import jsonable, opened
+from jaxpfl.support.places import NEW_FILE, claim_file
 
 _PAGE = "report.html"
 _MARK = b"<!DOCTYPE html>"
@@ -38,7 +38,7 @@ def report(
         output: The HTML file; report.html in the folder unless given, of several folders in the current one.
         data_dir: Folder of the data sets, for pictures of the splits; as in the run unless given.
     """
-    from jaxpfl.reports.report import write
+    from jaxpfl.runs.reports.report import write
 
     path = output or (folders[0] / _PAGE if len(folders) == 1 else Path(_PAGE))
     claim_file(path, "--output", "jaxpfl report", _is_page)
@@ -54,9 +54,9 @@ def runs(
     json: _Json = False,
 ) -> None:
     """List the run, sweep and study folders below a folder, with their status."""
-    from jaxpfl.console import Console
-    from jaxpfl.reports.folders import below
-    from jaxpfl.reports.listing import print_folders
+    from jaxpfl.runs.reports.folders import below
+    from jaxpfl.runs.reports.listing import print_folders
+    from jaxpfl.support.console import Console
 
     found = below(folder)
     if json:
@@ -71,9 +71,9 @@ def compare_runs(
     json: _Json = False,
 ) -> None:
     """Show how two finished runs differ: in their settings, and in the scores of the methods that both have."""
-    from jaxpfl.console import Console
-    from jaxpfl.headline import HEADLINES
-    from jaxpfl.reports.compare import compare, print_comparison
+    from jaxpfl.runs.headline import HEADLINES
+    from jaxpfl.runs.reports.compare import compare, print_comparison
+    from jaxpfl.support.console import Console
 
     found = compare(first, second)
     if json:
@@ -86,7 +86,7 @@ def check(folders: _Folders = MISSING, json: _Json = False) -> None:
     """Check result folders: checksums, completeness, and that each summary is that of its files; exit status 2 if
     anything is damaged.
     """
-    from jaxpfl.reports.check import check as checked
+    from jaxpfl.runs.reports.check import check as checked
 
     found = [checked(folder) for folder in folders]
     if json:
@@ -112,10 +112,10 @@ def doctor(data_dir: str | None = None, json: _Json = False) -> None:
     Args:
         data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
     """
-    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import compile_cache
-    from jaxpfl.reports.doctor import examine, print_examination
+    from jaxpfl.runs import compile_cache
+    from jaxpfl.runs.reports.doctor import examine, print_examination
+    from jaxpfl.support.console import Console
 
     use_cpu_cores()
     found = examine(data_dir, compile_cache.enable())

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
-from jaxpfl import presentation
 from jaxpfl.cli.output import Output
 from jaxpfl.cli.parsing import REQUIRED, Flag
 from jaxpfl.cli.session import Session, Written
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.experiment.config import DataConfig, RunConfig
 from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.runs.config import DataConfig, RunConfig
 from jaxpfl.studies.study import Options
+from jaxpfl.support import presentation
 
 if TYPE_CHECKING:
     from jaxpfl.algorithms import Method

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.partial import scratch
-from jaxpfl.places import NEW_FOLDER
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.partial import scratch
+from jaxpfl.support.places import NEW_FOLDER
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def write(
       files: the contents of the output folder, in words.
       again: the command that gives the same results; kept in the folder's summary.
     """
-    from jaxpfl.files import jsonable
+    from jaxpfl.support.files import jsonable
 
     if to.output is not None:
         result = _write_folder(result | {"command": list(again)}, to.output, draw)
@@ -88,7 +88,7 @@ def _claim(folder: Path, study: str) -> None:
 
 def _earlier(folder: Path) -> dict[str, Any]:
     """Summary in a folder, or the note of one that was not reached; empty if there is none that can be read."""
-    from jaxpfl.files import read_json
+    from jaxpfl.support.files import read_json
 
     for name in (_SUMMARY, _NOTE):
         with suppress(JaxpflError):
@@ -110,7 +110,7 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
     Raises:
       JaxpflError: if a file of one of these names is not among the earlier results.
     """
-    from jaxpfl.files import write_json
+    from jaxpfl.support.files import write_json
 
     before = _earlier(folder).get("files")
     with scratch(folder / "results") as place:

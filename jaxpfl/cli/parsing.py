@@ -22,9 +22,9 @@ from tyro import MISSING
 from tyro.conf import DisallowNone, Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.places import Place
-from jaxpfl.settings import LARGEST
+from jaxpfl.core.settings import LARGEST
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.places import Place
 
 REGISTRY = ConstructorRegistry()
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from jaxpfl.cli.audit import audit
-from jaxpfl.errors import JaxpflError
-from jaxpfl.places import NEW_FILE, claim_file
-from jaxpfl.presentation import signed
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import NEW_FILE, claim_file
+from jaxpfl.support.presentation import signed
 
 if TYPE_CHECKING:
     from jaxpfl.privacy import PrivacyPlan
@@ -129,7 +129,7 @@ def curve(
         plot: PNG file for a picture of it.
         table: Print a table, not JSON.
     """
-    from jaxpfl import checks
+    from jaxpfl.core import checks
     from jaxpfl.privacy import accountant_named
 
     if table and json:
@@ -200,8 +200,8 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
 
 
 def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> None:
-    from jaxpfl.console import Console
-    from jaxpfl.presentation import new_table
+    from jaxpfl.support.console import Console
+    from jaxpfl.support.presentation import new_table
 
     table = new_table("epsilon after rounds", "paper: Theorem 5 as printed, no valid bound")
     for name in ("rounds", "epsilon", "paper"):
@@ -212,6 +212,6 @@ def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> No
 
 
 def _print(value: dict[str, Any]) -> None:
-    from jaxpfl.files import jsonable
+    from jaxpfl.support.files import jsonable
 
     print(json.dumps(jsonable(value), indent=2))  # no JSON has an infinite epsilon

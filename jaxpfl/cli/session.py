@@ -9,9 +9,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from jaxpfl.console import Console
-from jaxpfl.errors import JaxpflError
-from jaxpfl.places import NEW_FOLDER
+from jaxpfl.support.console import Console
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import NEW_FOLDER
 
 QUIET = "--quiet"
 

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl import signals
 from jaxpfl.cli.parsing import with_more
 from jaxpfl.cli.session import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import RunConfig, default_folder, preset_words, resolve
-from jaxpfl.experiment.config_file import from_mapping, read_file
-from jaxpfl.places import NEW_FOLDER
-from jaxpfl.settings import Range, check, part_of, setting
-from jaxpfl.sweep.axes import with_privacy
-from jaxpfl.sweep.definition import Definition, Search, define, from_stored, is_stored
-from jaxpfl.sweep.grid import Axis, Grid, axis, parse
+from jaxpfl.core.settings import Range, check, part_of, setting
+from jaxpfl.runs import compile_cache
+from jaxpfl.runs.config import RunConfig, default_folder, preset_words, resolve
+from jaxpfl.runs.config_file import from_mapping, read_file
+from jaxpfl.runs.sweep.axes import with_privacy
+from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored, is_stored
+from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse
+from jaxpfl.support import signals
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.places import NEW_FOLDER
 
 if TYPE_CHECKING:
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.execute import Reporter
-    from jaxpfl.sweep.sweep import Sweep
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.execute import Reporter
+    from jaxpfl.runs.sweep.sweep import Sweep
 
 T = TypeVar("T")
 STUDIES = "jaxpfl sweep estimate NAME: a study of estimation over a grid of its settings"
@@ -158,13 +158,13 @@ def _part(part: type[T], values: dict[str, Any]) -> T:
 
 
 def _sweep(definition: Definition, session: _Session) -> None:
-    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import lock
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.outcome import finish
-    from jaxpfl.sweep.progress import Terminal
-    from jaxpfl.sweep.sweep import Sweep
+    from jaxpfl.runs import lock
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.outcome import finish
+    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.runs.sweep.sweep import Sweep
+    from jaxpfl.support.console import Console
 
     check_session(session)
     if session.retry and (session.workers > 1 or session.ray is not None):
@@ -172,7 +172,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
     session.check_force(session.output, resume=session.resume)
     out, err = Console(), session.notes()
     if session.explain_plan:
-        from jaxpfl.sweep.explain import explain_plan, print_explanation
+        from jaxpfl.runs.sweep.explain import explain_plan, print_explanation
 
         use_cpu_cores()
         compile_cache.enable()
@@ -225,8 +225,8 @@ def end_if_asked(interrupt: Interrupt, said: str) -> None:
 
 def show(summary: dict[str, Any], session: Any, folder: Path, about: str) -> None:
     """Print the summary of a sweep in the form that was asked for."""
-    from jaxpfl.console import Console
-    from jaxpfl.sweep.tables import print_sweep, text_table
+    from jaxpfl.runs.sweep.tables import print_sweep, text_table
+    from jaxpfl.support.console import Console
 
     if session.json:
         print(json.dumps(summary))
@@ -246,7 +246,7 @@ def _cluster(session: _Session) -> Iterator[Any]:
     if session.ray is None:
         yield None
         return
-    from jaxpfl.sweep import ray_workers
+    from jaxpfl.runs.sweep import ray_workers
 
     with ray_workers.cluster(session.ray, session.workers) as ray:
         yield ray
@@ -254,7 +254,7 @@ def _cluster(session: _Session) -> Iterator[Any]:
 
 def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt: Interrupt) -> None:
     """Run what is missing in processes of this machine, or of a Ray cluster."""
-    from jaxpfl.sweep import ray_workers, workers
+    from jaxpfl.runs.sweep import ray_workers, workers
 
     if cluster is None:
         workers.run(sweep, count, reporter, stopped=lambda: interrupt.asked)
@@ -264,9 +264,9 @@ def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt
 
 def _join(folder: Path, session: _Session) -> None:
     """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.progress import Terminal
-    from jaxpfl.sweep.sweep import Sweep
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.runs.sweep.sweep import Sweep
 
     with _cluster(session) as cluster, Interrupt() as interrupt, signals.noted(f"; kept in {folder}"):
         interrupt.saves = True

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction
 
-from jaxpfl import signals
 from jaxpfl.cli.estimate import commands_of, titled, with_flags
 from jaxpfl.cli.session import Written
 from jaxpfl.cli.sweep import Draws, check_session, end_if_asked, show
-from jaxpfl.experiment import compile_cache
-from jaxpfl.places import NEW_FOLDER
-from jaxpfl.settings import COUNT, check, setting
+from jaxpfl.core.settings import COUNT, check, setting
+from jaxpfl.runs import compile_cache
+from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.studies import registry
-from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.support import signals
+from jaxpfl.support.places import NEW_FOLDER
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ..
 
 def _command(name: str) -> Callable[..., None]:
     def command(settings: Any, axes: _Axes, session: _Session, options: Any = None) -> None:
-        from jaxpfl.sweep.estimate import define_study
+        from jaxpfl.runs.sweep.estimate import define_study
 
         check(axes)
         grid = Grid(tuple(map(parse, axes.grid)), axes.random, axes.random_draw, axes.random_seed)
@@ -64,10 +64,10 @@ def _command(name: str) -> Callable[..., None]:
 
 
 def _sweep(definition: Any, session: _Session) -> None:
-    from jaxpfl.experiment import lock
-    from jaxpfl.experiment.interrupt import Interrupt
-    from jaxpfl.sweep.estimate import StudySweep
-    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.runs import lock
+    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.sweep.estimate import StudySweep
+    from jaxpfl.runs.sweep.progress import Terminal
 
     check_session(session)
     compile_cache.enable()

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl import signals
 from jaxpfl.cli.parsing import with_more
 from jaxpfl.cli.session import Session
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, preset_words, resolve
-from jaxpfl.experiment.config_file import ConfigFile, read
-from jaxpfl.places import NEW_FILE, NEW_FOLDER
+from jaxpfl.runs import compile_cache
+from jaxpfl.runs.config import DataConfig, RunConfig, default_folder, preset_words, resolve
+from jaxpfl.runs.config_file import ConfigFile, read
+from jaxpfl.support import signals
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
-    from jaxpfl.experiment.tracking import Tracker
+    from jaxpfl.runs.tracking import Tracker
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -156,15 +156,15 @@ def named_file(args: list[str]) -> str | None:
 def _experiment(
     command: str, methods: tuple[str, ...], settings: RunConfig, session: Session, file: ConfigFile
 ) -> None:
-    from jaxpfl import distributed, processes
-    from jaxpfl.console import Console
-    from jaxpfl.experiment import lock, warm_start
-    from jaxpfl.experiment.interrupt import Interrupted
-    from jaxpfl.experiment.profile import OFF, Recorder
-    from jaxpfl.experiment.report import Terminal, print_profile, print_table
-    from jaxpfl.experiment.run import open_folder, run_methods
-    from jaxpfl.experiment.setup import check_agreed, prepare
-    from jaxpfl.experiment.stored_run import check_data, check_recorded
+    from jaxpfl.runs import lock, warm_start
+    from jaxpfl.runs.interrupt import Interrupted
+    from jaxpfl.runs.profile import OFF, Recorder
+    from jaxpfl.runs.report import Terminal, print_profile, print_table
+    from jaxpfl.runs.run import open_folder, run_methods
+    from jaxpfl.runs.setup import check_agreed, prepare
+    from jaxpfl.runs.stored_run import check_data, check_recorded
+    from jaxpfl.support import distributed, processes
+    from jaxpfl.support.console import Console
 
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
@@ -239,7 +239,7 @@ def _start(settings: RunConfig, session: Session) -> None:
         return
     if session.profile:
         raise JaxpflError("--profile shows one process: leave it out with --distributed")
-    from jaxpfl import distributed
+    from jaxpfl.support import distributed
 
     number, asked = session.processes or 1, settings.plan.devices
     each = max(1, int(asked) // number) if str(asked).isdecimal() else 1
@@ -251,8 +251,8 @@ def _start(settings: RunConfig, session: Session) -> None:
 
 def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
     """The trackers that were asked for, ready: what they lack is an error before the run begins."""
-    from jaxpfl.experiment.services import MLflow, WandB
-    from jaxpfl.experiment.tracking import TensorBoard
+    from jaxpfl.runs.services import MLflow, WandB
+    from jaxpfl.runs.tracking import TensorBoard
 
     if session.tensorboard:
         yield TensorBoard(folder)
@@ -263,8 +263,8 @@ def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
 
 
 def _explain(experiment: Any, out: Any, as_json: bool) -> None:
-    from jaxpfl import processes
-    from jaxpfl.experiment.explain import explain_plan, print_explanation
+    from jaxpfl.runs.explain import explain_plan, print_explanation
+    from jaxpfl.support import processes
 
     report = explain_plan(experiment)
     if not processes.is_first():
@@ -276,10 +276,10 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
 
 
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
-    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment.export import Wanted, export
-    from jaxpfl.experiment.report import Working, print_export
+    from jaxpfl.runs.export import Wanted, export
+    from jaxpfl.runs.report import Working, print_export
+    from jaxpfl.support.console import Console
 
     use_cpu_cores()
     compile_cache.enable()
@@ -292,7 +292,7 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
 
 
 def _export_rounds(run: Path, path: Path, as_json: bool) -> None:
-    from jaxpfl.experiment.rounds_table import write
+    from jaxpfl.runs.rounds_table import write
 
     rows = write(run, path)
     print(json.dumps({"rounds": str(path), "rows": rows}) if as_json else f"rounds: {path} ({rows} rows)")

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.core.types import ClientData, Examples, Federation
 from jaxpfl.data.stack import with_training
 from jaxpfl.data.uniform import check_memory, stored_leaf
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import ClientData, Examples, Federation
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError
 
 
 def chosen(federation: Federation, mask: np.ndarray) -> Federation:

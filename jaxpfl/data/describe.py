@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.core.types import Federation
 from jaxpfl.data.labels import are_classes, labelled_tokens
 from jaxpfl.data.sources.base import Source
-from jaxpfl.presentation import columns
-from jaxpfl.types import Federation
+from jaxpfl.support.presentation import columns
 
 _MOST_COLUMNS = 20
 

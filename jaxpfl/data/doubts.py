@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpfl.core.types import Federation
 from jaxpfl.data.labels import are_classes
-from jaxpfl.errors import warn
-from jaxpfl.mapped import in_parts
-from jaxpfl.types import Federation
+from jaxpfl.support.errors import warn
+from jaxpfl.support.mapped import in_parts
 
 _FEW, _CLASSES = 5, 20
 """Thresholds: fewer examples per label on average, of at least so many labels, suggest measured amounts."""

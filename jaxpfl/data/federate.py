@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import host_memory
+from jaxpfl.core.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
+from jaxpfl.core.types import Federation
 from jaxpfl.data.dealt import Dealt, alike, stack_dealt
 from jaxpfl.data.held_out import hold_out, hold_out_last
 from jaxpfl.data.labels import are_classes, checked_labels
@@ -20,9 +21,8 @@ from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitio
 from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
 from jaxpfl.data.stack import listed, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
-from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
-from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
-from jaxpfl.types import Federation
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _BYTES_PER_CLIENT = 1000
 """Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""

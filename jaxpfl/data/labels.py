@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.core.types import NO_LABEL, ClientData
 from jaxpfl.data.precision import lost_digits
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.types import NO_LABEL, ClientData
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, warn
 
 _LARGEST = 2**31 - 1
 _ENTRIES = 2**20
@@ -42,7 +42,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     Examples:
       >>> checked_labels(np.array([0.5, np.nan]), "client 3, train")
       Traceback (most recent call last):
-      jaxpfl.errors.JaxpflError: client 3, train: the label of example 1 is nan
+      jaxpfl.support.errors.JaxpflError: client 3, train: the label of example 1 is nan
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:

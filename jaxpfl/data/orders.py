@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpfl.types import Array, Key
+from jaxpfl.core.types import Array, Key
 
 SHORT = 64
 """Most examples of an order that is sorted: for a few places of few examples the network takes ten times as long."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpfl.types import Array, ClientData, Examples, PyTree
+from jaxpfl.core.types import Array, ClientData, Examples, PyTree
 
 OfChunk = Callable[[PyTree, Array, Array], PyTree]
 """``(x [c, ...], y [c], valid [c]) -> tree``; x and y are zero where not valid."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.support import mapped
 
 _FAR = 1e4
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpfl.core.types import Federation
 from jaxpfl.data import portable
 from jaxpfl.data.dealt import chosen
 from jaxpfl.data.federate import SplitPurpose, split_rng
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Federation
+from jaxpfl.support.errors import JaxpflError
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxpfl.types import EQUAL, Array, PyTree
+from jaxpfl.core.types import EQUAL, Array, PyTree
 
 MOST = 8
 """Most classes: each is compiled."""

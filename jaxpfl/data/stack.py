@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import mapped
-from jaxpfl import types as store
+from jaxpfl.core import types as store
+from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.labels import checked_labels
 from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.shares import deal
 from jaxpfl.data.uniform import Examples, check_memory, stored_leaf, stores_alike
-from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
-from jaxpfl.types import ClientData, Federation
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _SPLITS = ("train", "validation", "test")
 _ENTRIES = 2**18

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources.base import Source
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.mapped import in_parts
-from jaxpfl.types import ClientData, Federation
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.mapped import in_parts
 
 
 class Scaling(NamedTuple):

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import files, mapped
+from jaxpfl.core.trees import checksum
+from jaxpfl.core.types import ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Inputs, Source
 from jaxpfl.data.sources.npy import read_npy
-from jaxpfl.errors import JaxpflError, shown, writing
-from jaxpfl.host_memory import readable
-from jaxpfl.partial import partial
-from jaxpfl.trees import checksum
-from jaxpfl.types import ClientData, Examples, Federation
+from jaxpfl.support import files, mapped
+from jaxpfl.support.errors import JaxpflError, shown, writing
+from jaxpfl.support.host_memory import readable
+from jaxpfl.support.partial import partial
 
 MANIFEST = "federation.json"
 FORMAT = 1

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxpfl import host_memory
-from jaxpfl import types as store
+from jaxpfl.core import types as store
+from jaxpfl.core.types import ClientData
 from jaxpfl.data.labels import checked_labels
 from jaxpfl.data.precision import narrowed
 from jaxpfl.data.sources.base import check_finite
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import ClientData
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError
 
 Examples: TypeAlias = tuple[Any, Any]
 """One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, Optimizer
+from jaxpfl.core.participation import Participation
 from jaxpfl.engine.runs import check_values
-from jaxpfl.participation import Participation
 from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import algorithms, models, processes
-from jaxpfl import participation as participations
+from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.algorithms.parts import descents, schedules
 from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
-from jaxpfl.compression import Compressor
+from jaxpfl.core import participation as participations
+from jaxpfl.core.participation import RELIABLE, Availability, Participation
+from jaxpfl.core.protocol import Algorithm, Reduction
+from jaxpfl.core.types import Federation
 from jaxpfl.engine import compiled, noise_stream
 from jaxpfl.engine.client_bucket import Bucket, bucket_for, stores_padded, work_within
 from jaxpfl.engine.coded import compress_uploads, one_client
@@ -24,15 +26,14 @@ from jaxpfl.engine.execution_plan import ExecutionPlan, stack_rows
 from jaxpfl.engine.program_key import key_of
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
-from jaxpfl.errors import JaxpflError, OutOfMemoryError, shown, unknown_name
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Layer
-from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.privacy import Refusal, SiloMechanism, poisson_cap, privatize
 from jaxpfl.privacy.guarded import guard_examples
-from jaxpfl.protocol import Algorithm, Reduction
-from jaxpfl.robust import Aggregator, Attack, attacked, robust
-from jaxpfl.types import Federation
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, shown, unknown_name
+from jaxpfl.uploads.compression import Compressor
+from jaxpfl.uploads.robust import Aggregator, Attack, attacked, robust
 
 
 def make_task(

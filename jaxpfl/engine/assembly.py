@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import compression, processes, robust
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
 from jaxpfl.algorithms.parts.server_optimizer import check_rate
+from jaxpfl.core.participation import Participation, availability
+from jaxpfl.core.types import Federation
 from jaxpfl.data import check_labels, check_scales, single
 from jaxpfl.data.stack import listed
 from jaxpfl.engine import accounted, tasks
@@ -23,17 +24,17 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
-from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.models.given import start_from
 from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.parameters import Given
-from jaxpfl.participation import Participation, availability
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
 from jaxpfl.privacy.claim import check_delta, planned
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Federation
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, shown, warn
+from jaxpfl.uploads import compression, robust
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

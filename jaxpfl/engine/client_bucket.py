@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import Array, ClientData, Federation, Key, PyTree
 from jaxpfl.engine import compiled, refusals
 from jaxpfl.engine.execution_plan import ExecutionPlan, bucket_of, stack_rows
 from jaxpfl.engine.runs import number
 from jaxpfl.engine.state import server_context
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Array, ClientData, Federation, Key, PyTree
 
 
 class Bucket(NamedTuple):

@@ -23,16 +23,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import algorithms, full_precision, participation
+from jaxpfl import algorithms
 from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.core import full_precision, participation
+from jaxpfl.core.types import Array, ClientData, Examples, Federation
 from jaxpfl.data.size_classes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
 from jaxpfl.similarity import features, nearest
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Array, ClientData, Examples, Federation
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 SPACES = ("data", "features", "models")
 NEIGHBOURS = 5

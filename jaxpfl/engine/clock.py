@@ -7,12 +7,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import client_times, trees
-from jaxpfl.client_times import TimeModel
+from jaxpfl.core import client_times, trees
+from jaxpfl.core.client_times import TimeModel
+from jaxpfl.core.participation import Availability
+from jaxpfl.core.protocol import Algorithm, Message
+from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.engine.state import LIMB, Counts
-from jaxpfl.participation import Availability
-from jaxpfl.protocol import Algorithm, Message
-from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 def step_limit(

@@ -7,10 +7,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from jaxpfl.compression import Compressor, compressed
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import ClientData, Federation, Splits
 from jaxpfl.privacy import Mechanism, Refusal, check_compressible
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import ClientData, Federation, Splits
+from jaxpfl.uploads.compression import Compressor, compressed
 
 
 def compress_uploads(

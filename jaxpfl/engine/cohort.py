@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.types import Array, Examples, PyTree
 from jaxpfl.engine import stores
 from jaxpfl.engine.device_sums import all_summed
-from jaxpfl.running_sum import RunningSum
-from jaxpfl.types import Array, Examples, PyTree
 
 AXIS = "clients"
 """The mesh axis over which clients are sharded."""

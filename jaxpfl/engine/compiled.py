@@ -26,9 +26,9 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jaxpfl import files
+from jaxpfl.core.types import PyTree
 from jaxpfl.engine.program_key import Key, key_of
-from jaxpfl.types import PyTree
+from jaxpfl.support import files
 
 MOST = 128
 """Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""

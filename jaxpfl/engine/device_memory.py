@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jaxpfl import distributed, host_memory, processes
-from jaxpfl.host_memory import readable
-from jaxpfl.types import Device
+from jaxpfl.core.types import Device
+from jaxpfl.support import distributed, host_memory, processes
+from jaxpfl.support.host_memory import readable
 
 __all__ = ["free", "needed", "readable"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
-from jaxpfl.types import Array, PyTree
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, PyTree
 
 _LIMB_BITS = 11
 """Bits of the three numbers that stand for an int32 in a vector of floats: exact in float32 for up to 2^13 devices."""

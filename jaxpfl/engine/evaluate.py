@@ -8,20 +8,20 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import contract, trees
 from jaxpfl.algorithms.parts.schedules import settled
-from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.core import contract, trees
+from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.groups import gather
 from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import PerClient, Pooled, Task
-from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.support.errors import JaxpflError
 
 Scores = Mapping[str, Metrics]
 """Model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpfl.core.types import ClientData
 from jaxpfl.data.labels import labelled_tokens
 from jaxpfl.models import PerClient, Task
 from jaxpfl.models.base import NEXT_TOKEN
-from jaxpfl.types import ClientData
 
 
 def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:

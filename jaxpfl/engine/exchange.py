@@ -8,12 +8,12 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Federation, PyTree
 from jaxpfl.engine import compiled
 from jaxpfl.engine.state import RunState, server_context
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
-from jaxpfl.types import Array, Federation, PyTree
 
 
 class ClientMemory(NamedTuple):

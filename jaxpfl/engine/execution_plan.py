@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpfl import full_precision, processes
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.host_memory import readable
+from jaxpfl.core import full_precision
+from jaxpfl.core.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
 from jaxpfl.models.rewriting import Form
-from jaxpfl.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, unknown_name
+from jaxpfl.support.host_memory import readable
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation

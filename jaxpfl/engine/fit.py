@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl import algorithms, processes
+from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
+from jaxpfl.core.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
+from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.evaluate import Scores
@@ -22,7 +24,6 @@ from jaxpfl.engine.spec import RunSpec, spec_of
 from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.engine.state import GradientCounts
 from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
-from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.models.parameters import Given
 from jaxpfl.privacy import (
@@ -36,8 +37,8 @@ from jaxpfl.privacy import (
     clipping,
 )
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
-from jaxpfl.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
-from jaxpfl.types import Federation, PyTree
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Fit(NamedTuple):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import Array, ClientData, Federation, PyTree, chunk_of
 from jaxpfl.data import shares
-from jaxpfl.errors import JaxpflError
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Array, ClientData, Federation, PyTree, chunk_of
+from jaxpfl.support.errors import JaxpflError
 
 _WORTH = 0.01
 """Share of the memory of clients' examples from which on their order is changed to save it."""

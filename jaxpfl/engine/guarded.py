@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message
+from jaxpfl.core.settings import is_default
+from jaxpfl.core.types import Federation
 from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.state import server_context
-from jaxpfl.errors import JaxpflError
-from jaxpfl.participation import Participation
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.privacy.guarded import Ledger, guard_examples
 from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message
-from jaxpfl.settings import is_default
-from jaxpfl.types import Federation
+from jaxpfl.support.errors import JaxpflError
 
 
 def uses_of(

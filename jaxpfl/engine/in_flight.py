@@ -23,12 +23,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm, Message
-from jaxpfl.randomness import client_scores
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import Algorithm, Message
+from jaxpfl.core.randomness import client_scores
+from jaxpfl.core.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 class InFlight(NamedTuple):

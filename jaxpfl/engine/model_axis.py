@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array, PyTree
+from jaxpfl.core.types import Array, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 MODEL = "model"
 """The mesh axis over which one client's arrays are sharded."""

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import checksums, files
+from jaxpfl.core.types import PyTree
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.types import PyTree
+from jaxpfl.support import checksums, files
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 MANIFEST = "manifest.json"
 FORMAT = "jaxpfl-models-1"

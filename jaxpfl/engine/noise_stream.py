@@ -18,18 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import processes
 from jaxpfl.algorithms import LocalWork, Method
-from jaxpfl.compression import Compressor
+from jaxpfl.core.participation import Availability, Participation
+from jaxpfl.core.protocol import Algorithm, NoiseStream
+from jaxpfl.core.randomness import Purpose, stream, words_of
+from jaxpfl.core.types import ClientData, Federation, Key, PyTree
 from jaxpfl.engine import compiled
 from jaxpfl.engine.code_fingerprint import checksum, without_addresses
 from jaxpfl.engine.program_key import key_of
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.participation import Availability, Participation
-from jaxpfl.protocol import Algorithm, NoiseStream
-from jaxpfl.randomness import Purpose, stream, words_of
-from jaxpfl.types import ClientData, Federation, Key, PyTree
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import Compressor
 
 _NEWER = (("fednova", False),)
 """Options that methods have had since later, at the values of before: they do not change a run's noise."""

@@ -11,14 +11,15 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl import mapped, processes, trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import MOST_EXAMPLES, ClientData, Device, Federation
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.cohort import AXIS, Spread
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.model_axis import MODEL, ModelAxis
 from jaxpfl.engine.state import RunState
-from jaxpfl.errors import JaxpflError, OutOfMemoryError
-from jaxpfl.types import MOST_EXAMPLES, ClientData, Device, Federation
+from jaxpfl.support import mapped, processes
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError
 
 
 class Placement(NamedTuple):

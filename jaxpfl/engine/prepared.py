@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxpfl import processes, trees
+from jaxpfl.core import trees
+from jaxpfl.core.participation import RELIABLE, Availability, Participation, full
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream, same_data
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.client_bucket import Bucket, bucket_for
@@ -24,13 +27,11 @@ from jaxpfl.engine.round import Clients, RunValues
 from jaxpfl.engine.runs import number, rows_of
 from jaxpfl.engine.scored import Scored, of_pooled
 from jaxpfl.engine.state import RunState
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.models.half import Half
 from jaxpfl.models.rewriting import Exchanged
-from jaxpfl.participation import RELIABLE, Availability, Participation, full
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Federation, PyTree
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError
 
 
 class Prepared:

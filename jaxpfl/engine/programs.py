@@ -9,7 +9,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.export
 
-from jaxpfl import processes, trees
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Availability, Participation
+from jaxpfl.core.protocol import Algorithm, Reduction, any_data, by_turns
+from jaxpfl.core.types import PyTree
 from jaxpfl.engine import compiled
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
@@ -19,12 +22,10 @@ from jaxpfl.engine.placement import Placement
 from jaxpfl.engine.round import Clients, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import over_runs
 from jaxpfl.engine.state import RunState, init_state
-from jaxpfl.errors import OutOfMemoryError
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
-from jaxpfl.participation import Availability, Participation
-from jaxpfl.protocol import Algorithm, Reduction, any_data, by_turns
-from jaxpfl.types import PyTree
+from jaxpfl.support import processes
+from jaxpfl.support.errors import OutOfMemoryError
 
 Name = Literal["start", "advance", "test", "validation", "personal", "clusters", "unseen"]
 

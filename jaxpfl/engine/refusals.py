@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from jaxpfl.protocol import Algorithm, Reduction
-from jaxpfl.types import PyTree
+from jaxpfl.core.protocol import Algorithm, Reduction
+from jaxpfl.core.types import PyTree
 
 
 def of_stack(algorithm: Algorithm) -> str:

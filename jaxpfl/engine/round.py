@@ -10,18 +10,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import client_times, contract, trees
-from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.core import client_times, contract, trees
+from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, Participation
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.clock import seconds_ahead, step_limit, synchronous_seconds
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.groups import Group, gather, messages
 from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.state import Counts, RunState, server_context
-from jaxpfl.participation import RELIABLE, Availability, FailureRates, Participation
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 BITS = ("upload_bits_high", "upload_bits_low")
 """The two metrics of a round that are parts of one number (`state.whole`)."""

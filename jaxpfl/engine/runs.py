@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array, PyTree
+from jaxpfl.core.types import Array, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 def check_values(name: str, value: Any, runs: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxpfl import processes, trees
-from jaxpfl.types import Federation
+from jaxpfl.core import trees
+from jaxpfl.core.types import Federation
+from jaxpfl.support import processes
 
 _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 """Arrays that need no comparison, by their identities."""

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.types import Federation
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.groups import Group, make_groups
 from jaxpfl.engine.placement import Placement, balanced, place, put
 from jaxpfl.engine.state import RunState
-from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Federation
 
 
 class Scored(NamedTuple):

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import processes
+from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import Client
+from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import noise_stream
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.groups import Group, gather
@@ -20,10 +22,8 @@ from jaxpfl.engine.programs import Name
 from jaxpfl.engine.round import BITS, Clients
 from jaxpfl.engine.runs import check_distinct
 from jaxpfl.engine.state import Counts, GradientCounts, RunState, keyless, whole, with_rows
-from jaxpfl.errors import JaxpflError
-from jaxpfl.local_epochs import LocalEpochs
-from jaxpfl.protocol import Client
-from jaxpfl.types import Array, Federation, Metrics, PyTree
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError
 
 
 class Simulation(Prepared):

@@ -1,7 +1,7 @@
 """Description of a run as one frozen value, made from Python keywords, flags, config files or ``config.json``.
 
 A setting is a field of one of the parts in `jaxpfl.engine.spec_parts`. `fit` takes the fields of all parts as keywords,
-and `jaxpfl.experiment.config.RunConfig` has them as its own fields; `RunSpec` nests them, and `assemble` makes a
+and `jaxpfl.runs.config.RunConfig` has them as its own fields; `RunSpec` nests them, and `assemble` makes a
 `Simulation` of it. A new setting is a field there, and a line where it is used.
 """
 
@@ -13,6 +13,9 @@ from typing import Any
 
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import augmentation, schedules
+from jaxpfl.core.participation import RELIABLE, Availability
+from jaxpfl.core.settings import check, part_of
+from jaxpfl.core.types import PyTree
 from jaxpfl.data import Split
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec_parts import (
@@ -26,13 +29,10 @@ from jaxpfl.engine.spec_parts import (
     Training,
     Work,
 )
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import named_metrics
-from jaxpfl.participation import RELIABLE, Availability
 from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
-from jaxpfl.robust import resolve
-from jaxpfl.settings import check, part_of
-from jaxpfl.types import PyTree
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.robust import resolve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

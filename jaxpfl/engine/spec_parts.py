@@ -1,4 +1,4 @@
-"""Settings of a run in parts, each a frozen dataclass of fields with help, type and range (`jaxpfl.settings`)."""
+"""Settings of a run in parts, each a frozen dataclass of fields with help, type and range (`jaxpfl.core.settings`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from jaxpfl.algorithms import Optimizer
 from jaxpfl.algorithms.parts.schedules import OWN
-from jaxpfl.compression import Compressor
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.participation import Availability, Failures
+from jaxpfl.core.settings import COUNT, POSITIVE, RATE, SHARE, Kind, Range, check, setting
 from jaxpfl.models import Model, Task
 from jaxpfl.models.base import module_adapter
-from jaxpfl.participation import Availability, Failures
-from jaxpfl.robust import ATTACKS, attack_of
-from jaxpfl.settings import COUNT, POSITIVE, RATE, SHARE, Kind, Range, check, setting
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import Compressor
+from jaxpfl.uploads.robust import ATTACKS, attack_of
 
 _MODEL = Kind(
     "a registered name, a flax.linen, flax.nnx or equinox module (an instance) or a Model",

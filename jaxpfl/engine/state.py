@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import contract
-from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.core import contract
+from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Federation, Key, PyTree, Scalar
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.groups import Group, messages
 from jaxpfl.engine.in_flight import InFlight
 from jaxpfl.engine.model_axis import ModelAxis, lay
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
 
 COLUMNS = 10
 """Columns of `Counts.table`."""

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.types import Federation
 from jaxpfl.engine.example_means import example_weights
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import has_pairs
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models.base import NEXT_TOKEN
-from jaxpfl.types import Federation
+from jaxpfl.support.errors import JaxpflError
 
 
 class Chosen(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxpfl.types import Array, ClientData, Examples, PyTree
+from jaxpfl.core.types import Array, ClientData, Examples, PyTree
 
 
 def split(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:

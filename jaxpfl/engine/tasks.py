@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes
 from jaxpfl.data.precision import lost_digits
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
-from jaxpfl.types import NO_LABEL, ClientData, Examples, Federation
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 
 _ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
 

@@ -11,12 +11,12 @@ import numpy as np
 from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.algorithms.parts.optimizers import resolve
 from jaxpfl.algorithms.parts.schedules import OWN
+from jaxpfl.core.settings import is_default
 from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.robust import attack_of
-from jaxpfl.settings import is_default
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.uploads.robust import attack_of
 
 
 def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:

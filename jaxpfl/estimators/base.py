@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.core import full_precision
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 _ROUNDING = 1e-3
 """Largest rounding error of a value, relative to the range of a client's values."""

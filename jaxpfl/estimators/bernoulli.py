@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.moments import Moments, moments, without
-from jaxpfl.types import Array, Key, Scalar
 
 _ROUNDING = 1e-5
 """Rounding error of the mean of 1/n_j: below the effect of a single client with two samples among fifty thousand with

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
 
 
 class Population(NamedTuple):

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.bernoulli import Share
 from jaxpfl.estimators.moments import Moments, moments, without
 from jaxpfl.estimators.posterior import truncated_mean
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.types import Array, Key, Scalar
 
 
 class Bit(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 def fit(ones: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:

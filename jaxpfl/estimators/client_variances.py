@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, ndtr
 
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
 
 SIGNIFICANT = 0.05
 """Significance level of Bartlett's test."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 _STEPS = 60
 _LONGEST = 2.0

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import clipping
-from jaxpfl.types import Array, Scalar
 
 
 class Clusters(NamedTuple):

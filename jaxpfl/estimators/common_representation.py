@@ -26,10 +26,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.random_coefficients import Message
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 class Representation(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.inputs import is_frame
+from jaxpfl.support.errors import JaxpflError
 
 
 @jax.tree_util.register_static

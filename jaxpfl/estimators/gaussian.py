@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.moments import moments
 from jaxpfl.estimators.release import EXACT, Release
-from jaxpfl.types import Array, Key, Scalar
 
 
 class Local(NamedTuple):

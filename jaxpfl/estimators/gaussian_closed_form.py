@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
 
 
 def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import client_variances
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.client_variances import Variances
 from jaxpfl.estimators.gaussian import weight
 from jaxpfl.estimators.intervals import bisect
-from jaxpfl.types import Array, Key
 
 _DIGITS = 8.0
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.gaussian import Local
 from jaxpfl.estimators.moments import moments
 from jaxpfl.estimators.posterior import truncated_mean
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.types import Array, Key, Scalar
 
 
 class Bit(NamedTuple):

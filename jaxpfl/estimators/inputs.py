@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 def numbers(name: str, value: Any, what: str = "one for each client") -> Any:

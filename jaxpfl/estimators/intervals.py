@@ -18,7 +18,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
 
 _HALVINGS = 60
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 
 _POINTS = 64
 _ZOOMS = 4

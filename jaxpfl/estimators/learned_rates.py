@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.learned_grid import Population, of_each
 from jaxpfl.estimators.rate_answers import check_threshold
-from jaxpfl.types import Array, Key
 
 
 def exceedance(of: Population, count: np.ndarray, size: np.ndarray, threshold: float) -> np.ndarray:

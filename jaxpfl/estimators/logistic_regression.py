@@ -12,8 +12,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 
 
 @full_precision.products

@@ -19,8 +19,8 @@ import math
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, xlogy
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.rising import SHIFT, stirling
-from jaxpfl.types import Array
 
 _LARGE = 16.0
 

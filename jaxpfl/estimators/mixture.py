@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import clustering, private_clustering
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.clustering import square_distances, within_ball
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.priors import discrete
 from jaxpfl.priors.discrete import Discrete
-from jaxpfl.types import Array, Key, Scalar
 
 
 class Mixture(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 
 class Moments(NamedTuple):

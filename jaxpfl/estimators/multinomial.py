@@ -28,13 +28,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, ndtr, xlogy
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.rising import log_rise
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 _STEPS = 200
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)  # logarithms of the size

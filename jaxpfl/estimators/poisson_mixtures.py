@@ -28,14 +28,14 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammainc, gammaincc, gammaln, polygamma, xlogy
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.rate_answers import RateMixture, shares_of
 from jaxpfl.estimators.rate_mixtures import EM_STEPS, Atoms, mean_log_likelihood, posterior, weighed
 from jaxpfl.estimators.rising import log_rise
-from jaxpfl.types import Array, Key, Scalar
 
 PoissonPrior: TypeAlias = Literal["gamma", "gamma-mixture", "npmle"]
 COMPONENTS = {"gamma-mixture": 2, "npmle": 300}

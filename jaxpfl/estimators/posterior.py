@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 _NODES = 64
 _NEGLIGIBLE = 40.0  # in units of the log density, below its maximum

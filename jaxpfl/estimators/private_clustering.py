@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.randomness import numbered
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.clustering import Clusters, nearest, square_distances, sums, within_ball
 from jaxpfl.priors import discrete
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.randomness import numbered
-from jaxpfl.types import Array, Key, Scalar
 
 SENSITIVITY = math.sqrt(2)
 """L2 sensitivity of (numbers, sums / radius) to adding or removing a client."""

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, warn
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures, rate_mixtures
 from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.normal_means.private import Released, central, local, nearest, nonnegative, warn_of_noise
@@ -39,7 +39,7 @@ from jaxpfl.estimators.rates import (
     posterior,
 )
 from jaxpfl.privacy.claim import check_delta
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError, shown, warn
 
 _PLACES = 200
 """Probabilities or rates, of which mixtures are fitted to the noisy counts."""

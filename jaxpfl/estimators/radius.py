@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
 
 
 def gaussian(r: Scalar, variance: Scalar, clients: Scalar, samples: Scalar) -> Array:

@@ -11,13 +11,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammainc, gammaincc, logsumexp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.ranks import ranks_of
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 def to_frame(

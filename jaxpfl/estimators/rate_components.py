@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxpfl import checks
+from jaxpfl.core import checks
 from jaxpfl.estimators.normal_means.compare import FOLDS, best
 from jaxpfl.estimators.rate_folds import CountScores, scores, split
 from jaxpfl.estimators.rate_mixtures import fit_betas

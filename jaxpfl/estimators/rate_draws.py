@@ -13,9 +13,9 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.rate_answers import RateMixture, shares_of
 from jaxpfl.estimators.rate_mixtures import distinct
-from jaxpfl.types import Array, Key
 
 _MOST_KEPT = 50_000_000
 """Sums that are kept at most, 400 MB in double precision."""

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.compare import check_folds
 from jaxpfl.estimators.rate_answers import Mixture, log_marginal
 from jaxpfl.estimators.rate_mixtures import distinct
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 
 class CountScores(NamedTuple):

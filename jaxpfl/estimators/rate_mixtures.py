@@ -31,14 +31,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, logsumexp, xlog1py, xlogy
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.rate_answers import Mixture, RateMixture, log_marginal, shares_of
 from jaxpfl.estimators.rising import log_rise
-from jaxpfl.types import Array, Key, Scalar
 
 RatePrior: TypeAlias = Literal["beta", "beta-mixture", "npmle"]
 COMPONENTS = {"beta-mixture": 2, "npmle": 300}

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import poisson_mixtures, rate_mixtures
 from jaxpfl.estimators.normal_means.compare import FOLDS, check_priors
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
@@ -22,7 +23,6 @@ from jaxpfl.estimators.rate_answers import Mixture, Rates
 from jaxpfl.estimators.rate_folds import CountScores, scores, split
 from jaxpfl.estimators.rate_mixtures import RatePrior
 from jaxpfl.estimators.rates import checked_events, checked_trials, fit_beta, fit_gamma
-from jaxpfl.types import Array
 
 BINOMIAL: tuple[RatePrior, ...] = get_args(RatePrior)
 POISSON: tuple[PoissonPrior, ...] = get_args(PoissonPrior)

@@ -29,15 +29,15 @@ from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import ndtr
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import inputs, marginals
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import Labels, labels_of
 from jaxpfl.estimators.normal_means.area import covariates, dependent, triangle
 from jaxpfl.estimators.rate_answers import Rates
 from jaxpfl.estimators.rates import checked_events, checked_trials, posterior
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 _STARTS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 """Logarithms of n_0 or a."""

@@ -25,15 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
 from jaxpfl.estimators.rate_answers import RateMixture, Rates
 from jaxpfl.estimators.rate_mixtures import COMPONENTS, RatePrior, fit_mixture
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
 _MOST_SAMPLES = 1e12

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 
 
 class Population(NamedTuple):

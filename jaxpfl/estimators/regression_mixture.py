@@ -20,13 +20,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision, trees
+from jaxpfl.core import full_precision, trees
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.types import Array, Scalar
 
 
 class MixturePopulation(NamedTuple):

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.compression import quantizers
+from jaxpfl.core.randomness import numbered
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.privacy import clipping
 from jaxpfl.privacy import discrete_gaussian as discrete
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.randomness import numbered
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.uploads.compression import quantizers
 
 
 class Release(NamedTuple):

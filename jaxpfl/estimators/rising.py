@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 SHIFT = 8
 """Steps of the recurrence before Stirling's series."""

@@ -11,13 +11,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import rate_mixtures, rates
 from jaxpfl.estimators.inputs import is_frame, refuse_masked
 from jaxpfl.estimators.normal_means import ebnm, posterior
 from jaxpfl.estimators.normal_means.fit import values
 from jaxpfl.estimators.rate_answers import RateMixture
 from jaxpfl.estimators.rates import checked_counts, ebbinomial, ebpoisson
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 _KINDS = {"estimate": "normal", "successes": "beta", "count": "gamma"}
 """The prior of each kind of clients, unless another one is given."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import gaussian_closed_form as closed_form
-from jaxpfl.types import Array, Scalar
 
 
 def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:

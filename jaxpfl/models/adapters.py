@@ -20,12 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError, listed
+from jaxpfl.core.trees import PathPredicate
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.base import Model, as_model
 from jaxpfl.models.given import by_path
 from jaxpfl.models.parameters import nested
-from jaxpfl.trees import PathPredicate
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError, listed
 
 
 def lora(

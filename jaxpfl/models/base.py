@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.trees import PathPredicate
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import equinox_modules, linen_modules, nnx_modules, tokens
 from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, cross_entropy, resolve
 from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, correct, macro_f1, r2, right, rmse
-from jaxpfl.trees import PathPredicate
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 class InitFn(Protocol):

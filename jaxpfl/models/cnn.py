@@ -7,12 +7,12 @@ import functools
 import jax
 from flax import linen as nn
 
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.convolution import max_pool
 from jaxpfl.models.images import batch_minor, check_image_shape
 from jaxpfl.models.layers import Conv, ConvPool, FeatureDense, is_head
 from jaxpfl.models.normalisation import BatchNorm, GroupNorm, is_norm
-from jaxpfl.types import Array
 
 
 class CNN(nn.Module):

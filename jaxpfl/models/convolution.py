@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 
 @jax.custom_vjp

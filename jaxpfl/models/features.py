@@ -16,11 +16,11 @@ from jax.extend import core
 from jax.extend.core import primitives as p
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import rewriting
 from jaxpfl.models.base import Task
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 _BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
 """Kinds of variables: computed of the body's parameters alone; of the head's, or of the data, too."""

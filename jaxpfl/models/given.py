@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import PyTree
 from jaxpfl.models.base import Task
-from jaxpfl.types import PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:

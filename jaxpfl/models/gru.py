@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, check_widths, is_head, uniform_fan_in
 from jaxpfl.models.token_inputs import check_token_shape, embedding
-from jaxpfl.types import Array
 
 
 class Recurrent(nn.Module):

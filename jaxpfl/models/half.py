@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.base import Task
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 
 def check_image_shape(network: str, shape: tuple[int, ...], minimum: int) -> None:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array, Key
 from jaxpfl.models import convolution
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:

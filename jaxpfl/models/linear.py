@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flax import linen as nn
 
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, is_head
-from jaxpfl.types import Array
 
 
 class Linear(nn.Module):

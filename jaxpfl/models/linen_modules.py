@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.normalisation import BatchNorm
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 STATISTICS = "batch_stats"
 """Name of the collection, and of the part of the parameters."""

@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.types import Array
+from jaxpfl.core import choices
+from jaxpfl.core.types import Array
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 PerExample = Callable[[Array, Array], Array]
 """Maps predictions [n, ...] and labels [n, ...] to one value per example, [n]."""

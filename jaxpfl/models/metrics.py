@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array
 from jaxpfl.models.losses import PerExample, aligned, summed
-from jaxpfl.types import Array
 
 OfClient = Callable[[Array, Array, Array], Array]
 _BINS = 15

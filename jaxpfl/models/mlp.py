@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 from flax import linen as nn
 
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, check_widths, is_head
 from jaxpfl.models.normalisation import BatchNorm, LayerNorm, is_norm
-from jaxpfl.types import Array
 
 
 class MLP(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.models.metrics import (
     Metric,
     PerClient,
@@ -17,6 +16,7 @@ from jaxpfl.models.metrics import (
     of_two_classes,
     right,
 )
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _F1_OF_TWO, _BALANCED_OF_TWO = of_two_classes(macro_f1.function), of_two_classes(balanced_accuracy)
 _CLASSES, _TWO, _SEVERAL, _RANKED, _TOKENS = "classification", "binary", "multilabel", "ranking", "next-token"

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.parameters import Given, nested, value_at
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 def functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 EPSILON = 1e-5
 """Added to a variance, as in PyTorch."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Key, PyTree
+from jaxpfl.core.types import Key, PyTree
 
 
 class Given:

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpfl.core.types import Array
 from jaxpfl.models import convolution
-from jaxpfl.types import Array
 
 MOST_PLACES = 127
 """Largest window, in places: patches are that many copies of the input, and the index of a maximum is an int8."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.models.base import Model
 from jaxpfl.models.cnn import cnn, cnn_bn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
 from jaxpfl.models.gru import gru
@@ -16,6 +15,7 @@ from jaxpfl.models.mlp import mlp, mlp_bn, mlp_ln
 from jaxpfl.models.resnet import CIFAR_WIDTHS, RESNET18_WIDTHS, resnet, resnet18, smallest_for_resnet
 from jaxpfl.models.token_inputs import check_token_shape
 from jaxpfl.models.transformer import transformer
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 Shape = tuple[int, ...]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import jax
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.images import batch_minor, check_image_shape
 from jaxpfl.models.layers import Conv, FeatureDense, is_head
 from jaxpfl.models.normalisation import BatchNorm, GroupNorm, is_norm
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 
 class Block(nn.Module):

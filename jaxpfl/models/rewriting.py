@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives as p
 
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import convolution, products
-from jaxpfl.types import Array, Key, PyTree
 
 Form = Literal["products", "plain"]
 

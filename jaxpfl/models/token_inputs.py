@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array, Key
+from jaxpfl.core.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
 
 
 def check_token_shape(network: str, shape: tuple[int, ...]) -> None:

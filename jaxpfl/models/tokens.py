@@ -22,10 +22,10 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import NO_LABEL, Array
 from jaxpfl.models.losses import class_divergence, class_mixture, cross_entropy
 from jaxpfl.models.metrics import Pooled, correct
-from jaxpfl.types import NO_LABEL, Array
+from jaxpfl.support.errors import JaxpflError
 
 mixture = class_mixture
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, is_head
 from jaxpfl.models.normalisation import LayerNorm, is_norm
 from jaxpfl.models.token_inputs import check_token_shape, embedding
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 _BASE = 10_000.0
 _HEADS = 4

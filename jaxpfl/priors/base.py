@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Examples(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, PyTree
+from jaxpfl.core.types import Array, PyTree
 
 
 class Discrete(NamedTuple):

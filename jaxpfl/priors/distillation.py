@@ -28,11 +28,11 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core.types import Array, Metrics, PyTree, Scalar
 from jaxpfl.models import PerExample, Task
 from jaxpfl.models.losses import class_divergence as divergence
 from jaxpfl.priors.base import Examples, Prior, Rates, as_float
-from jaxpfl.types import Array, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Shared(NamedTuple):

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.priors import location_scale
 from jaxpfl.priors.base import Examples, Prior, mean_square, moved, weighted_mean
-from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Gaussian(NamedTuple):

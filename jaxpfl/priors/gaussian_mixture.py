@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.priors import gaussian
 from jaxpfl.priors.base import Examples, Prior, as_float, weighted_mean
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 class Mixture(NamedTuple):

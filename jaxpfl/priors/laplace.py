@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.priors import location_scale
 from jaxpfl.priors.base import Examples, Prior
-from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Laplace(NamedTuple):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.priors.base import Examples, Penalty, Prior, Rates, as_float, moved
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Family(NamedTuple):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import checks
 from jaxpfl.privacy import banded, events, grids, paper
 from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Poisson, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

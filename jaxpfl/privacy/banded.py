@@ -21,8 +21,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.support.errors import JaxpflError
 
 
 @lru_cache(maxsize=64)

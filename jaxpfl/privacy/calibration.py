@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise
+from jaxpfl.support.errors import JaxpflError
 
 LARGEST_EPSILON = 200.0
 """Largest budget that noise is calibrated to."""

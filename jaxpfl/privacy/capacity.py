@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpfl import checks
+from jaxpfl.core import checks
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:

@@ -10,8 +10,7 @@ from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.participation import Participation
+from jaxpfl.core.participation import Participation
 from jaxpfl.privacy import banded
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.calibration import calibrate
@@ -28,6 +27,7 @@ from jaxpfl.privacy.descriptions import (
 )
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.refusals import Refusal
+from jaxpfl.support.errors import JaxpflError, warn
 
 
 class Run(TypedDict, total=False):

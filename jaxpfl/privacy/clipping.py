@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import trees
-from jaxpfl.types import Array, PyTree, Scalar
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, PyTree, Scalar
 
 _FAR = 4.0
 """Ratio of clipping norm and upload norms, either way, beyond which a run remarks on it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
 from jaxpfl.privacy import paper
 from jaxpfl.privacy.accounting import PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
 from jaxpfl.privacy.refusals import Refusal
+from jaxpfl.support.errors import JaxpflError
 
 
 def theorem5_beside_sound(

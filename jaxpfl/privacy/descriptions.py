@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
 from jaxpfl.privacy import banded
+from jaxpfl.support.errors import JaxpflError
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:

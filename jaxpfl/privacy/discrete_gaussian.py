@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.privacy import noise
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
 
 MOST_STDDEV = 2.0**14
 """Largest sigma in steps; tables have 19 entries per unit of it."""

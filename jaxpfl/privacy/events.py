@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import checks
 from jaxpfl.privacy.descriptions import CentralNoise, Cyclic, FixedSize, Full, Noise, Poisson, Sampling
 from jaxpfl.privacy.refusals import Refusal
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

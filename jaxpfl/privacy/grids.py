@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 SMALLEST_DELTA = 1e-12
 """Least delta of the PLD accountant: its convolutions truncate tails of 1e-15, which is also their rounding error."""

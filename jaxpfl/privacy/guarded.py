@@ -22,16 +22,16 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
-from jaxpfl.local_epochs import LocalEpochs
+from jaxpfl.core import trees
+from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, NoiseStream, Upload
+from jaxpfl.core.randomness import Purpose, stream, words_of
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.wrapping import wrapped_client
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian, bits
 from jaxpfl.privacy.silos import WORD, SiloMechanism
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, NoiseStream, Upload
-from jaxpfl.randomness import Purpose, stream, words_of
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.wrapping import wrapped_client
+from jaxpfl.support.errors import JaxpflError
 
 ExampleLoss = Callable[[PyTree, Key, PyTree, Array], Array]
 """``(parameters, key, x [1, ...], y [1, ...]) -> [1]``."""

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.randomness import numbered
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.privacy import noise
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.randomness import numbered
-from jaxpfl.types import Array, Key, Scalar
 
 
 def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -> float:

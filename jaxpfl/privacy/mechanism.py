@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.core import checks
+from jaxpfl.core.protocol import NoiseStream
+from jaxpfl.core.settings import about, documents_itself
 from jaxpfl.privacy import banded
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.step_noise import StepNoise
-from jaxpfl.protocol import NoiseStream
-from jaxpfl.settings import about, documents_itself
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _LEAST_STDDEV = 1e-30
 """Least standard deviation whose lattice single precision can represent, with shares of a million clients."""

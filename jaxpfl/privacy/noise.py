@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import trees
-from jaxpfl.types import Array, Key, PyTree, Scalar
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Key, PyTree, Scalar
 
 _HALF = np.uint32(2**31)
 _WORD = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpfl.settings import setting
+from jaxpfl.core.settings import setting
 
 NOISE_SEEDS = ("run", "secret")
 

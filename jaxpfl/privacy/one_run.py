@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.support.errors import JaxpflError
 
 _SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of the canaries that are guessed; each is tried at its part of the error."""

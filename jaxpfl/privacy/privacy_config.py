@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.participation import Participation
+from jaxpfl.core import checks
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.settings import documents_itself, part_of, setting
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
 from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
-from jaxpfl.settings import documents_itself, part_of, setting
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 UNITS = ("user", "example")
 _OF_EXAMPLES = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "noise_seed", "accountant", "unit")

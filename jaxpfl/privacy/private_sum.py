@@ -28,12 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy.clipping import clip
-from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.noise import add_banded, add_gaussian
-from jaxpfl.protocol import (
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import (
     Algorithm,
     Client,
     ClientContext,
@@ -44,9 +40,13 @@ from jaxpfl.protocol import (
     ServerContext,
     Upload,
 )
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.wrapping import wrapped_client, wrapped_server
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.wrapping import wrapped_client, wrapped_server
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.noise import add_banded, add_gaussian
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

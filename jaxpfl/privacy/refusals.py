@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 class Refusal(Enum):

@@ -21,14 +21,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap
 from jaxpfl.privacy.descriptions import CentralNoise, Full, Poisson
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
+from jaxpfl.support.errors import JaxpflError
 
 WORD = 2**31
 """Scores of a draw are whole numbers below it, so that rates are multiples of its inverse, exactly."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.similarity import graphs, proximal
 from jaxpfl.similarity.graphs import Graph, Spectrum
-from jaxpfl.types import Array, Scalar
 
 MOST_DENSE = 1400
 """Number of nodes above which conjugate gradients are the default. With a few edges per node a warm round takes 1.39

@@ -15,7 +15,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.core.types import Array, Key, Scalar
 
 
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

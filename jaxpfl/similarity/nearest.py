@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support.errors import JaxpflError
 
 MOST_EXACT = 20_000
 """Number of vectors up to which `nearest` compares all pairs: 20 s for 1024 numbers each on two cores."""

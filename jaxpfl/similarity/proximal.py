@@ -14,8 +14,8 @@ import math
 
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 NORMS = (1.0, 2.0, math.inf)
 

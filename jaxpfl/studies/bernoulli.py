@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import base, bernoulli, bernoulli_private
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli_closed_form import Population
-from jaxpfl.presentation import INK, new_axes, save
 from jaxpfl.studies import probability_priors as priors
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.plots import Curve, color, write_curves
@@ -26,7 +25,8 @@ from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import at_least, check_uploads, senders
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import INK, new_axes, save
 
 
 @dataclass(frozen=True)

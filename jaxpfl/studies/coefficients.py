@@ -10,19 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import common_representation as common
 from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators import regression
-from jaxpfl.presentation import new_axes, save
 from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
 from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table, regression_title
 from jaxpfl.studies.settings import at_least, refuse_given
 from jaxpfl.studies.study import Options, Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import new_axes, save
 
 FLOOR = 1e-6
 """Least variance."""

@@ -20,14 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, data, full_precision
-from jaxpfl.compression import error_feedback
-from jaxpfl.compression.compressors import Compressor, resolve
-from jaxpfl.errors import JaxpflError
+from jaxpfl import data
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Array, Key
 from jaxpfl.studies import compression_demo, compression_report
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import error_feedback
+from jaxpfl.uploads.compression.compressors import Compressor, resolve
 
 COMPRESSORS = (
     "lossless",

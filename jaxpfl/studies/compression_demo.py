@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
-from jaxpfl.compression import error_feedback, total_variation
-from jaxpfl.types import Array
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array
+from jaxpfl.uploads.compression import error_feedback, total_variation
 
 OPTIMUM = (1.0, -1.0, 1.0, -1.0)
 PRINTED = ((-1.0, -1.0, 1.0, 1.0), (1.0, -1.0, 1.0, 1.0), OPTIMUM)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
 from jaxpfl.studies import compression_demo
 from jaxpfl.studies.plots import log_ticks
 from jaxpfl.studies.report import number
 from jaxpfl.studies.study import Block
+from jaxpfl.support.presentation import COLORS, GRID, INK, new_axes, new_table, save
 
 
 def tables(result: dict[str, Any]) -> list[Block]:

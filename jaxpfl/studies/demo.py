@@ -13,12 +13,12 @@ import numpy as np
 from jaxpfl.data import Elections, load_elections
 from jaxpfl.estimators import ebnm, inputs, learned_gaussian
 from jaxpfl.estimators.normal_means import homogeneity, james_stein
-from jaxpfl.presentation import GRID, INK, new_axes, new_table, save
 from jaxpfl.studies import demo_data
 from jaxpfl.studies.demo_counties import counties, polls
 from jaxpfl.studies.demo_shown import Shown
 from jaxpfl.studies.plots import color
 from jaxpfl.studies.study import Block, Read, Results, Study
+from jaxpfl.support.presentation import GRID, INK, new_axes, new_table, save
 
 Example: TypeAlias = Literal["batting", "schools", "elections", "polls"]
 

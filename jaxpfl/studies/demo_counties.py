@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.types import Scalar
 from jaxpfl.data import Elections
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebbinomial_regression, ebnm_groups, learned_bernoulli
 from jaxpfl.studies.demo_shown import Shown
-from jaxpfl.types import Scalar
+from jaxpfl.support.errors import JaxpflError
 
 POLLED = 20
 """Voters of each county that are asked."""

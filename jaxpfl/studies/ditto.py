@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, full_precision, host_memory
-from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core import participation as participations
+from jaxpfl.core.types import Array
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import Simulation
 from jaxpfl.models import Model, Task
@@ -36,7 +37,7 @@ from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.study import Block, Results, Study
-from jaxpfl.types import Array
+from jaxpfl.support import host_memory
 
 _STEPS = 10
 _SHARE = 0.5

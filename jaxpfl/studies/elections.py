@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.data import Elections, load_elections
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
 from jaxpfl.estimators.base import Estimator
-from jaxpfl.presentation import GRID, INK, new_axes, save
 from jaxpfl.studies.plots import Curve, color, write_curves
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import GRID, INK, new_axes, save
 
 PRINTED_GAIN = (0.107, 0.019)
 """The paper's gain, with its spread over six runs."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.compression import quantizers
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
@@ -26,7 +26,7 @@ from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import refuse_given, senders
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.uploads.compression import quantizers
 
 
 class Contender(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxpfl import checks
-from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.core import checks
 from jaxpfl.estimators import radius
 from jaxpfl.studies.settings import NOT_PRIVATE, LocalMechanism, at_least, check_privacy, check_uploads, refuse_given
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
+from jaxpfl.uploads.compression import quantizers
 
 
 @dataclass(frozen=True)

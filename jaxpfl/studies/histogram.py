@@ -8,12 +8,12 @@ from typing import Annotated
 
 from jaxpfl.data.sources.npz import npz_keys
 from jaxpfl.data.sources.token_counts import TokenCounts
-from jaxpfl.errors import JaxpflError
-from jaxpfl.places import NEW_FILE, claim_file
 from jaxpfl.studies.histograms import report, study
 from jaxpfl.studies.histograms.data import read
 from jaxpfl.studies.histograms.settings import HistogramSettings
 from jaxpfl.studies.study import Options, Read, Results, Study
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.places import NEW_FILE, claim_file
 
 
 @dataclass(frozen=True)

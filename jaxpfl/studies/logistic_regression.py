@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import logistic_regression
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression_title
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.sizes import fractions, write_sizes
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key
 
 
 @dataclass(frozen=True)

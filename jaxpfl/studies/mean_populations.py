@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.normal_means import NormalMixture, posterior
-from jaxpfl.types import Array, Key
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal", "needles"]
 

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import base, gaussian, mixture, private_clustering, radius, release
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
@@ -24,7 +23,8 @@ from jaxpfl.studies.repetitions import gain, mean_square, measure, repeat
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import quantizers
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, data, full_precision
+from jaxpfl import data
 from jaxpfl.algorithms import LocalWork
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Federation
 from jaxpfl.data.sources.planted import Planted, PlantedSettings
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import client_graph
 from jaxpfl.engine.fit import Fit, fit
-from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.studies import network_report
 from jaxpfl.studies.repetitions import measure
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Federation
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
 MEASURES = ("error", "ari", "clusters", "accuracy", "validation")

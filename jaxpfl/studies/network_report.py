@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, INK, new_table, plain, save
 from jaxpfl.studies.plots import FEW_ERRORS, log_ticks
 from jaxpfl.studies.report import number, with_error
 from jaxpfl.studies.study import Block
+from jaxpfl.support.presentation import COLORS, INK, new_table, plain, save
 
 _SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": "clusters"}
 

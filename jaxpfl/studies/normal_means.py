@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
 from jaxpfl.estimators.normal_means.area import Likelihood
-from jaxpfl.presentation import new_axes, save
 from jaxpfl.studies.mean_populations import TRUTHS, Truth, bayes_risk, draw, mixture, needles
 from jaxpfl.studies.own_data.client_csv import CsvTable
 from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
@@ -24,7 +23,8 @@ from jaxpfl.studies.repetitions import repeat, report
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import at_least, refuse_given
 from jaxpfl.studies.study import Options, Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.presentation import new_axes, save
 
 Choice: TypeAlias = Literal[
     "normal",

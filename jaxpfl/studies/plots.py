@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, GRID, INK, new_axes, save
+from jaxpfl.support.presentation import COLORS, GRID, INK, new_axes, save
 
 Values: TypeAlias = Sequence[float] | np.ndarray
 

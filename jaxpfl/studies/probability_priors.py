@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.bernoulli_closed_form import Population
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 KINDS = ("beta", "truncnorm", "uniform", "spikes")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from jaxpfl.errors import unknown_name
 from jaxpfl.studies.study import Study
+from jaxpfl.support.errors import unknown_name
 
 STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",

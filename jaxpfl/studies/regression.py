@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
@@ -17,7 +18,6 @@ from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.sizes import fractions, write_sizes
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key
 
 _FLOOR = 1e-6
 """Lower bound of estimated variances."""

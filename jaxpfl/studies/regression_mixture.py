@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression, regression_mixture
 from jaxpfl.estimators.regression_mixture import MixturePopulation
-from jaxpfl.presentation import COLORS, new_axes, save
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.studies.plots import Curve, write_curves
@@ -24,7 +23,8 @@ from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import estimator_table, regression_title
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import COLORS, new_axes, save
 
 _POINTS = 20
 """Number of points of Algorithm 1's curve over its iterations."""

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision, host_memory
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.engine import device_memory as memory
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError
 
 MOST_NUMBERS = 2**24
 """Limit on the samples of repetitions run side by side; more repetitions run in turn."""

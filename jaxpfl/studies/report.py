@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from jaxpfl.presentation import new_table
 from jaxpfl.studies.study import Block
+from jaxpfl.support.presentation import new_table
 
 
 def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = ()) -> list[Block]:

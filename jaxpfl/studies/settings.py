@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import Array
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 NOT_PRIVATE = "needs epsilon, without which nothing is private"
 """Reason for refusing a setting of privacy without epsilon."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.support.errors import JaxpflError
 
 Block: TypeAlias = Any
 """A printed part of the results: a rich table, or a line of plain text."""
@@ -92,6 +92,6 @@ class Study:
             raise JaxpflError(f"a study of {self.settings.__name__} has no options, got {options}")
         if self.reads is not None:
             more.append((self.reads(given) if read is None else read).data)
-        from jaxpfl import full_precision  # starts jax, which settings and help do without
+        from jaxpfl.core import full_precision  # starts jax, which settings and help do without
 
         return full_precision.products(self.results)(given, *more)

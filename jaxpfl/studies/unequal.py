@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Samples
@@ -22,7 +22,7 @@ from jaxpfl.studies.repetitions import gain, measure, repeat, report
 from jaxpfl.studies.report import estimator_table, with_error
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.study import Block, Results, Study
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError
 
 _SHOWN = 8
 """Most sizes with an error of their own."""

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from jaxpfl.estimators import when_to_collaborate as when
-from jaxpfl.presentation import INK, save
 from jaxpfl.studies import gaussian as study
 from jaxpfl.studies.gaussian import GaussianPopulation
 from jaxpfl.studies.plots import log_ticks
 from jaxpfl.studies.study import Results, Study
+from jaxpfl.support.presentation import INK, save
 
 _SHARES = (0.25, 0.5, 0.75)
 

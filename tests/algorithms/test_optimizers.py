@@ -11,8 +11,8 @@ import pytest
 from jaxpfl import ClientContext, ClientData, JaxpflError, LocalWork, classification
 from jaxpfl.algorithms import Descent, run_steps, sgd
 from jaxpfl.algorithms.parts.optimizers import OPTIMIZERS, normalizes, resolve
+from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.models import build_model
-from jaxpfl.protocol import ALL_STEPS
 
 
 def three_steps(optimizer, rate: float = 0.1):

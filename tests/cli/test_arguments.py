@@ -15,7 +15,7 @@ from command import jaxpfl
 from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
 from jaxpfl.cli.parsing import REGISTRY, REQUIRED, Flag, checked, flags_of
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     f"{group} {command.__name__}".strip().replace("_", "-"): command

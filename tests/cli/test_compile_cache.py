@@ -12,7 +12,7 @@ import pytest
 from command import SMALL
 
 from jaxpfl.engine import compiled
-from jaxpfl.experiment import compile_cache
+from jaxpfl.runs import compile_cache
 
 NAMES = (
     "jax_compilation_cache_dir",

@@ -2,7 +2,7 @@
 
 from command import jaxpfl
 
-from jaxpfl.reports import doctor
+from jaxpfl.runs.reports import doctor
 
 
 def test_a_check_that_fails_is_told(capsys, monkeypatch):

@@ -12,7 +12,7 @@ from command import SMALL, jaxpfl
 from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.experiment import lock
+from jaxpfl.runs import lock
 
 pytestmark = pytest.mark.slow  # a dozen seconds of training for all
 

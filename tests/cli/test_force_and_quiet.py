@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import replace
-from jaxpfl.sweep.claims import Claims
-from jaxpfl.sweep.sweep import give_way
+from jaxpfl.runs import replace
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.runs.sweep.sweep import give_way
+from jaxpfl.support.errors import JaxpflError
 
 STORED = Path(__file__).parents[1] / "experiment" / "stored_run" / "config.json"
 STUDY = ("sweep", "estimate", "gaussian", "--clients", "20", "--repetitions", "20")

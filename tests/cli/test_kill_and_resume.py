@@ -146,7 +146,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
 FULL = """
 import resource, sys
 from jaxpfl.cli import main
-from jaxpfl.experiment import checkpoint
+from jaxpfl.runs import checkpoint
 save = checkpoint.Checkpoints.save
 def limited(self, round, state, seconds):
     size = 2000 if round == 10 else resource.RLIM_INFINITY

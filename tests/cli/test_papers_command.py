@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from command import jaxpfl
 
-from jaxpfl import sealed
 from jaxpfl.benchmarks.papers import results
+from jaxpfl.support import sealed
 
 ROW = ["method", "setting", "ours", "std", "printed", "printed_std", "difference", "note"]
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.experiment import secret_noise
-from jaxpfl.experiment.stored_run import last_state, open_run
 from jaxpfl.privacy.statement import CUT, SAME_USERS, SPENT_BEFORE
+from jaxpfl.runs import secret_noise
+from jaxpfl.runs.stored_run import last_state, open_run
 
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
 

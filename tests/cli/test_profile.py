@@ -19,10 +19,10 @@ from jax.profiler import ProfileData
 
 from jaxpfl.engine import compiled
 from jaxpfl.engine.program_key import key_of
-from jaxpfl.experiment import operations, profile, trace
-from jaxpfl.experiment.operations import Event
-from jaxpfl.experiment.profile import PHASES, Recorder
-from jaxpfl.experiment.trace import Tracer
+from jaxpfl.runs import operations, profile, trace
+from jaxpfl.runs.operations import Event
+from jaxpfl.runs.profile import PHASES, Recorder
+from jaxpfl.runs.trace import Tracer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.experiment import lock
+from jaxpfl.runs import lock
 
 
 def without_seconds(summary: dict) -> dict:
@@ -258,7 +258,7 @@ def plan_of(capsys, *args: str) -> list[str]:
 
 
 def test_methods_come_from_the_config_unless_given(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxpfl.experiment.explain.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
+    monkeypatch.setattr("jaxpfl.runs.explain.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     for file, methods in ((one, '["fedavg"]'), (two, '["local", "fedavg"]')):
         file.write_text(f'methods = {methods}\nmodel = "linear"\nclients = 6\nbatch_size = 5\nseeds = 1\n')

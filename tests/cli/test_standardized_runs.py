@@ -7,9 +7,9 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl import data, load
-from jaxpfl.errors import JaxpflWarning
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import load_federation, prepare
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.setup import load_federation, prepare
+from jaxpfl.support.errors import JaxpflWarning
 
 SMALL = ["--model", "linear", "--partition", "iid", "--clients", "6", "--cohort", "3", "--rounds", "2"]
 SMALL += ["--local-steps", "2", "--batch-size", "4", "--seeds", "1", "--test-share", "0.5"]

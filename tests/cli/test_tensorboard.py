@@ -12,7 +12,7 @@ from command import SMALL, jaxpfl
 pytest.importorskip("tensorboardX", reason="the extra jaxpfl[tensorboard] is not installed")
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxpfl.experiment.tracking import means
+from jaxpfl.runs.tracking import means
 
 
 def events(folder: Path) -> dict[tuple[str, int], float]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxpfl.compression import bits, elias, positions, qsgd, run_length, top_k
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import bits, elias, positions, qsgd, run_length, top_k
 
 D = 24  # one size: each count compiles once
 some = settings(max_examples=200, deadline=None, derandomize=True)

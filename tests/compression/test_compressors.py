@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.compression import codebook, error_feedback, fixed_width, qsgd, run_length, top_k
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import codebook, error_feedback, fixed_width, qsgd, run_length, top_k
 
 KEY = jax.random.key(0)
 X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)

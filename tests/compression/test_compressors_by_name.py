@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.compression import codebook, fixed_width, qsgd, resolve, top_k, total_variation
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import codebook, fixed_width, qsgd, resolve, top_k, total_variation
 
 KEY = jax.random.key(0)
 X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import quantizers
 
 DRAWS = 40_000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tv_reference import dynamic_programme, kkt_residual
 
-from jaxpfl.compression import error_feedback, run_length, total_variation
+from jaxpfl.uploads.compression import error_feedback, run_length, total_variation
 
 BATCH, D = 50, 61706
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpfl import Algorithm, Client, ClientContext, JaxpflError, Upload
-from jaxpfl.compression import Compressor, compressed, resolve, uploads
 from jaxpfl.engine.state import Counts, whole
+from jaxpfl.uploads.compression import Compressor, compressed, resolve, uploads
 
 KEY = jax.random.key(0)
 CTX = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), 1, KEY)

@@ -5,8 +5,8 @@ from collections import deque
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.compression.total_variation import Update
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.uploads.compression.total_variation import Update
 
 
 def kkt_residual(g: Array, gamma: Scalar, found: Update) -> Array:

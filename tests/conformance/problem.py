@@ -15,12 +15,12 @@ from jaxpfl.algorithms.cfl import State as CFLState
 from jaxpfl.algorithms.fedamp import Models
 from jaxpfl.algorithms.fedpac import State as FedPACState
 from jaxpfl.algorithms.network_lasso import NetworkState
+from jaxpfl.core.participation import Availability
+from jaxpfl.core.types import Examples
 from jaxpfl.engine.assemble import make_simulation, make_task
 from jaxpfl.engine.client_graph import graph_by_inputs
-from jaxpfl.participation import Availability
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
-from jaxpfl.types import Examples
 
 CLIENTS, CLASSES, FEATURES = 7, 3, 5
 MODELS = {"fedbn": "mlp-ln:6"}

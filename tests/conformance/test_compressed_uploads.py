@@ -14,8 +14,8 @@ from problem import ORDER, assert_close, outcome, padded, ragged_federation, reo
 from toys import CASES
 
 from jaxpfl import ExecutionPlan, data
-from jaxpfl.compression import compressed, resolve
-from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.runs.checkpoint import Checkpoints
+from jaxpfl.uploads.compression import compressed, resolve
 
 OWN = {"fedavg": "tv:gamma=0.01,codebook=3", "toy medians": "qsgd:levels=2", "toy clusters": "top-k:share=0.2"}
 """Between them: uploads that are summed and that are not, weights for parts of them, groups, lost uploads, idle

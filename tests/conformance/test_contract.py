@@ -20,9 +20,9 @@ from jaxpfl import (
     SgdHyper,
     Simulation,
     Upload,
-    contract,
 )
 from jaxpfl.algorithms.parts.averaging import averaging_server
+from jaxpfl.core import contract
 
 
 def toy(**wrong) -> Method:

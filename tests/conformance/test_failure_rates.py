@@ -7,8 +7,8 @@ from problem import assert_close, outcome, simulate
 
 import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan
-from jaxpfl.errors import JaxpflError
-from jaxpfl.participation import availability
+from jaxpfl.core.participation import availability
+from jaxpfl.support.errors import JaxpflError
 
 NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
 

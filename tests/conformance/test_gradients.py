@@ -12,10 +12,11 @@ import pytest
 from problem import CLASSES, CLIENTS, MODELS, graph_of, ragged_federation
 from toys import EVERYBODY, participation
 
-from jaxpfl import METHODS, LocalWork, Simulation, data, trees
+from jaxpfl import METHODS, LocalWork, Simulation, data
+from jaxpfl.core import trees
+from jaxpfl.core.participation import availability, of
 from jaxpfl.engine import ExecutionPlan
 from jaxpfl.engine.assemble import make_task
-from jaxpfl.participation import availability, of
 
 ROUNDS, STEPS = 4, 3
 OPTIONS = {

@@ -21,10 +21,10 @@ from problem import (
 from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, data
-from jaxpfl.compression import compressed
-from jaxpfl.compression import resolve as compressor
 from jaxpfl.engine.assemble import make_task
-from jaxpfl.robust import ATTACKS, attack_of, attacked, resolve, robust
+from jaxpfl.uploads.compression import compressed
+from jaxpfl.uploads.compression import resolve as compressor
+from jaxpfl.uploads.robust import ATTACKS, attack_of, attacked, resolve, robust
 
 CASES_OF = {
     "fedavg": "trimmed-mean:fraction=0.3",

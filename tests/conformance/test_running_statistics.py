@@ -6,7 +6,7 @@ from problem import ORDER, assert_close, outcome, padded, reordered, simulate, s
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork, data
 from jaxpfl.engine.assemble import build, make_task
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 CARRYING = [name for name, method in METHODS.items() if method.statistics]
 

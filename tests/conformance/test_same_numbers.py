@@ -165,7 +165,7 @@ def test_call_lengths_change_no_bit(method, federation):
 
 @pytest.mark.slow
 def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federation, tmp_path):
-    from jaxpfl.experiment.checkpoint import Checkpoints
+    from jaxpfl.runs.checkpoint import Checkpoints
 
     simulation = simulate(method, federation)
     state, _ = simulation.advance(simulation.init([0, 1]), 2)

@@ -11,7 +11,7 @@ import optax
 
 from jaxpfl import METHODS, Algorithm, Client, Message, Method, Reduction, Server, SgdHyper, Stacked, Upload
 from jaxpfl.algorithms import sgd
-from jaxpfl.participation import RELIABLE, Availability, Participation, of, poisson
+from jaxpfl.core.participation import RELIABLE, Availability, Participation, of, poisson
 from jaxpfl.privacy import Mechanism, PrivateHyper, privatize
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxpfl.core.types import Federation
 from jaxpfl.data import Source
-from jaxpfl.types import Federation
 
 
 def real(name: str, *parts: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from data_files import real
 
 from jaxpfl.data import available, federate, load
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 RNG = np.random.default_rng(3)
 N, T = 4, 6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import load_elections
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 HEADER = "fips,win_2016,win_2000,dem_2000,rep_2000"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl import host_memory
 from jaxpfl.data import available, data_directory, known_sources, load, read_idx
 from jaxpfl.data.sources.idx import read_idx_pair
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError
 
 IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
 LABELS = np.array([0, 1, 2, 0, 1, 2], np.uint8)

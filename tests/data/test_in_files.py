@@ -14,10 +14,10 @@ import pytest
 from data_files import real
 
 import jaxpfl
-from jaxpfl import mapped
 from jaxpfl.data import Source, load, pooled, scaled, scaling_of
 from jaxpfl.data.sources import json_members
-from jaxpfl.errors import JaxpflError, JaxpflWarning, UnwritableError
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, UnwritableError
 
 RNG = np.random.default_rng(4)
 

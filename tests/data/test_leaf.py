@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl import host_memory
 from jaxpfl.data import available, federate, federate_unseen, load, seen
 from jaxpfl.data.sources.leaf_text import ALL_LETTERS, PAD
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 RNG = np.random.default_rng(5)
 SIZES = {"f0003_41": 5, "f0001_12": 1, "f0002_07": 8}

@@ -11,7 +11,7 @@ from data_files import real
 
 from jaxpfl.data import available, federate, load
 from jaxpfl.data.sources import libsvm
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 TRAIN = "+1 1:0.5 3:2\n-1 2:1 # a comment\n-1 4:-7\n"
 TEST = "-1 1:1\n+1\n"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from data_files import real, source_of
 
-from jaxpfl import host_memory
 from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])

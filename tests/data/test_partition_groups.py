@@ -12,7 +12,7 @@ from jaxpfl.data import federate, options_of, partitioner, seen, summary
 from jaxpfl.data.partition.classes import deal_superclasses, shards, split_by_class
 from jaxpfl.data.partition.registry import PARTITIONS, PartitionOptions
 from jaxpfl.data.partition.users import choose_users, examples_of
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -21,7 +21,7 @@ from jaxpfl.data.partition.skew import (
     lognormal_by_class,
     lognormal_sizes,
 )
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.core.types import EQUAL, ClientData, Examples
 from jaxpfl.data import passes
 from jaxpfl.data.size_classes import MOST, at_own_length, class_of, size_classes
-from jaxpfl.types import EQUAL, ClientData, Examples
 
 SIZES = (3, 0, 17, 1, 8)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import read_pickle
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 ARRAYS = {
     "bytes": np.arange(12, dtype=np.uint8).reshape(3, 4),

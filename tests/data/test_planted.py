@@ -21,8 +21,8 @@ from jaxpfl.data import (
 )
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.planted import parse
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.support.errors import JaxpflError
 
 LABELS = np.arange(600, dtype=np.int32) % 5
 

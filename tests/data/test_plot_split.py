@@ -12,7 +12,7 @@ from data_files import source_of
 
 from jaxpfl.data import Summary, describe, federate, format_description, plot_split, summary
 from jaxpfl.data.plot import _by_class
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 def counts_of(m: int, num_classes: int, **options: object) -> Summary:

@@ -6,7 +6,7 @@ from scipy.io import savemat
 
 from jaxpfl import JaxpflError
 from jaxpfl.data import available, federate, load
-from jaxpfl.experiment.presets import preset
+from jaxpfl.runs.presets import preset
 
 SIZES = (4, 2, 7)
 

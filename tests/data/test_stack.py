@@ -24,7 +24,7 @@ from jaxpfl.data import (
     uniform,
 )
 from jaxpfl.data.uniform import Examples
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SIZES = (3, 5, 2)
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import Federation, JaxpflError, mapped
+from jaxpfl import Federation, JaxpflError
+from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import open_stored, stored
-from jaxpfl.types import ClientData, Examples
+from jaxpfl.support import mapped
 
 
 def federation() -> Federation:

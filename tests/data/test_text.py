@@ -8,7 +8,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl.data import describe, format_description, load, summary
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 T = 4
 

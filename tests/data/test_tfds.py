@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import available, load
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("array_record")  # TFDS asks for it on Linux alone

@@ -11,7 +11,7 @@ from data_files import real
 
 from jaxpfl.data.sources import dirichlet_mixture, token_counts, token_files
 from jaxpfl.data.sources.token_counts import TokenCounts
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 ROWS = [("ann", "a", 3), ("bob", "b", 1), ("ann", "c", 2), ("cid", "a", 5), ("bob", "a", 4), ("cid", "c", 1)]
 

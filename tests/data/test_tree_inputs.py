@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.core.types import ClientData
 from jaxpfl.data import (
     Source,
     describe,
@@ -23,8 +24,7 @@ from jaxpfl.data import (
     summary,
     take,
 )
-from jaxpfl.errors import JaxpflError
-from jaxpfl.types import ClientData
+from jaxpfl.support.errors import JaxpflError
 
 
 class Text(NamedTuple):

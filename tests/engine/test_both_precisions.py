@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import METHODS, JaxpflError, LocalWork, models, participation
+from jaxpfl import METHODS, JaxpflError, LocalWork, models
 from jaxpfl.algorithms import l2gd
 from jaxpfl.algorithms.parts import hyper
+from jaxpfl.core import participation
+from jaxpfl.core.participation import Availability
 from jaxpfl.data.batching import draw_batches, plan_batches
 from jaxpfl.models import classification
-from jaxpfl.participation import Availability
 from jaxpfl.priors import Rates, distillation, gaussian, laplace
 from jaxpfl.priors.base import moved
 from jaxpfl.privacy import noise

@@ -11,8 +11,8 @@ from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import bucket_of, explain
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.support.errors import JaxpflError
 
 BUCKET = ExecutionPlan(client_bucket=104, rounds_per_call=5)
 PLAIN = ExecutionPlan(rounds_per_call=5)

@@ -11,7 +11,7 @@ import pytest
 from lowered_products import products
 
 import jaxpfl
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Training

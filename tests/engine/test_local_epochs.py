@@ -6,8 +6,8 @@ import pytest
 
 import jaxpfl
 from jaxpfl import JaxpflError
+from jaxpfl.core.local_epochs import LocalEpochs
 from jaxpfl.data.batching import draw_batches, plan_batches
-from jaxpfl.local_epochs import LocalEpochs
 
 SIZES = (3, 8, 17, 24)
 BATCH = 5

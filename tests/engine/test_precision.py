@@ -12,8 +12,8 @@ from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import explain, resolve
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Training, Work
-from jaxpfl.experiment import config as configs
 from jaxpfl.privacy import Mechanism
+from jaxpfl.runs import config as configs
 
 
 @pytest.fixture(scope="module")

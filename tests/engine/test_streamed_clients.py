@@ -17,6 +17,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, JaxpflWarning
+from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.engine.assembly import Assembled
 from jaxpfl.engine.assembly import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
@@ -25,7 +26,6 @@ from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.engine.streamed import blocks, examples, simulation
 from jaxpfl.engine.streamed.rounds import _places
 from jaxpfl.privacy import Mechanism
-from jaxpfl.types import ClientData, Examples
 
 SETTINGS: dict[str, Any] = {
     "cohort": 7,

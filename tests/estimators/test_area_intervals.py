@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import fay_herriot
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

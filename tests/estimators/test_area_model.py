@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import fay_herriot
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

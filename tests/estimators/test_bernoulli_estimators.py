@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, bernoulli, bernoulli_closed_form, bernoulli_private, beta_binomial, posterior
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.studies import probability_priors as priors
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import NormalMixture, PointLaplace, bootstrap, posterior
 from jaxpfl.estimators.normal_means.refits import GridRefits, Refits
 from jaxpfl.estimators.normal_means.smooth import smoothest
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

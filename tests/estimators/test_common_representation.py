@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import common_representation as common
 from jaxpfl.estimators.random_coefficients import message
+from jaxpfl.support.errors import JaxpflError
 
 FLOOR = 1e-10
 

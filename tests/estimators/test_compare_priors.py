@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import compare_priors, ebnm
 from jaxpfl.estimators.normal_means import NormalMixture, PriorScores, best, leads, posterior
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import (
     base,
     bernoulli,
@@ -23,6 +22,7 @@ from jaxpfl.estimators import (
 )
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.priors.discrete import Discrete
+from jaxpfl.support.errors import JaxpflError
 
 KNOWN = Discrete(jnp.array([0.4, 0.6]), jnp.array([[-1.0], [1.0]]))
 VECTORS: dict[str, Estimator] = {

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, ebnm, gaussian_columns, mixture
 from jaxpfl.estimators.clustering import Clusters
 from jaxpfl.estimators.normal_means.robust import robust_intervals
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.mark.parametrize(

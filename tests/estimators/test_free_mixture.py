@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import NormalMixture
 from jaxpfl.estimators.normal_means.free_mixture import em_step
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

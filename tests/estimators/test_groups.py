@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm_groups
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood, floored, kl, small, users_of
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import dimred as histogram_dimred
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
@@ -16,6 +15,7 @@ from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.clusters import cluster
 from jaxpfl.estimators.histograms.start import far_apart
+from jaxpfl.support.errors import JaxpflError
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small()
 Q = COUNTS / COUNTS.sum(1, keepdims=True)

@@ -12,7 +12,6 @@ from histogram_reference import FLOOR, floored, small, users_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import dimred as histogram_dimred
 from jaxpfl.estimators.histograms import printed as histogram_printed
@@ -20,6 +19,7 @@ from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms.private import MASS_WEIGHT, Release
 from jaxpfl.privacy.audit import epsilon_lower_bound
+from jaxpfl.support.errors import JaxpflError
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small(seed=2, n=24, d=12)
 CENTERS = jnp.asarray(floored(POPULATION.centers), jnp.float32)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import ebbinomial, ebmultinomial, ebnm, ebnm_groups, ebpoisson, fay_herriot, marginals
 from jaxpfl.estimators.normal_means import ebnm_vectors
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 S = np.full(8, 1.0)
 X = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.0, 2.0, -3.0])

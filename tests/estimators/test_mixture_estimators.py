@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, clustering, mixture, private_clustering
 from jaxpfl.estimators.base import Samples
 from jaxpfl.priors.discrete import Discrete
+from jaxpfl.support.errors import JaxpflError
 
 CENTERS = np.array([[0.0, 0.5], [0.43, -0.25], [-0.43, -0.25]])
 

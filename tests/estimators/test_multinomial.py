@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebmultinomial
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import (
     FAMILIES,
@@ -21,6 +20,7 @@ from jaxpfl.estimators.normal_means import (
     posterior,
     simplex,
 )
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 GRID = {"npmle": 80}
 """A coarser grid than by default: half the least error of the data, apart."""

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import NormalMixture, ebnm_vectors
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

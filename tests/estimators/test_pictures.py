@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebnm, ebpoisson, fay_herriot, pictures, rate_scores
+from jaxpfl.support.errors import JaxpflError
 
 X, S = np.array([1.0, -2.0, 0.5, 3.0, 1.5, 0.2]), np.full(6, 1.0)
 Z, N = np.array([1, 5, 0, 9, 4, 30]), np.array([10, 12, 4, 20, 11, 34])

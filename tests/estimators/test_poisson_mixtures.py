@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebpoisson
 from jaxpfl.estimators.poisson_mixtures import Gammas, Places, _shape_of, em_step
 from jaxpfl.estimators.rate_mixtures import mean_log_likelihood, posterior
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import private
 from jaxpfl.estimators.normal_means.private import Cells, Released, private_ebnm
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 GRID = Cells(-7.0, 7.0, 1.0, 1.0, 28)
 TWO = Cells(-3.0, 3.0, 0.5, 2.0, 5, error_bins=2)

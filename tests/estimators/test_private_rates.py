@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import ebbinomial, private_rates
 from jaxpfl.estimators.private_rates import private_ebbinomial, private_ebpoisson
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 KEY = jax.random.key(0)
 

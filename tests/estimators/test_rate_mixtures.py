@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import compare_components, ebbinomial
 from jaxpfl.estimators.rate_answers import RateMixture
 from jaxpfl.estimators.rate_components import best_components
@@ -20,6 +19,7 @@ from jaxpfl.estimators.rate_mixtures import (
     mean_log_likelihood,
     posterior,
 )
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import compare_binomial_priors, compare_poisson_priors, ebbinomial, ebpoisson
 from jaxpfl.estimators.normal_means import best, leads
 from jaxpfl.estimators.rate_folds import CountScores
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebpoisson, learned_bernoulli, learned_poisson, learned_rates, rate_draws
 from jaxpfl.estimators.normal_means import ranks
 from jaxpfl.estimators.poisson_mixtures import Gammas, Places
@@ -17,6 +16,7 @@ from jaxpfl.estimators.rate_answers import Rates
 from jaxpfl.estimators.rate_mixtures import Atoms, Betas
 from jaxpfl.estimators.rate_mixtures import posterior as mixed
 from jaxpfl.estimators.rates import posterior
+from jaxpfl.support.errors import JaxpflError
 
 Z, N = np.array([3, 0, 12, 7, 20]), np.array([20, 15, 20, 20, 21])
 WEIGHTS, MEANS, SIZES = np.array([0.3, 0.7]), np.array([0.2, 0.6]), np.array([6.0, 20.0])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebpoisson
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

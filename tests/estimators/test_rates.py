@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import beta_binomial
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 from jaxpfl.estimators.rising import log_rise
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

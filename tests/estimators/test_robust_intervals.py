@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm, intervals
 from jaxpfl.estimators.normal_means import NormalMixture, critical_value, posterior, ranks, robust, robust_intervals
+from jaxpfl.support.errors import JaxpflError
 
 TRACED = jax.jit(lambda t, kurtosis, chi: robust.worst_miss(1.0 * t, 1.0 * kurtosis, 1.0 * chi, jnp))
 

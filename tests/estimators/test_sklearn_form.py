@@ -9,9 +9,9 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial, ebnm, ebpoisson
 from jaxpfl.estimators.sklearn import EmpiricalBayes
+from jaxpfl.support.errors import JaxpflError
 
 
 def test_it_fits_transforms_and_is_cloned():

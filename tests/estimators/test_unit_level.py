@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.normal_means import UnitMeans, unit_level
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(autouse=True)

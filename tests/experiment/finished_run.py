@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from jaxpfl.experiment import warm_start
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.run import open_folder, run_methods
-from jaxpfl.experiment.setup import prepare
+from jaxpfl.runs import warm_start
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.run import open_folder, run_methods
+from jaxpfl.runs.setup import prepare
 
 SETTINGS = {
     "model": "linear",

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.ahead import Ahead
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import prepare
+from jaxpfl.runs.ahead import Ahead
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.setup import prepare
+from jaxpfl.support.errors import JaxpflError
 
 SMALL = {"data": "digits", "clients": 6, "cohort": 3, "rounds": 2, "model": "linear", "seeds": 1, "local_steps": 2}
 

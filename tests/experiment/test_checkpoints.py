@@ -14,8 +14,8 @@ import pytest
 from jaxpfl import JaxpflError
 from jaxpfl.engine import RunState
 from jaxpfl.engine.state import Counts
-from jaxpfl.experiment import checkpoint
-from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.runs import checkpoint
+from jaxpfl.runs.checkpoint import Checkpoints
 
 
 def state(round: int) -> RunState:

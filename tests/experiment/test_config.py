@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl import JaxpflError, choices
-from jaxpfl.experiment.config import RunConfig, differences, method_settings, preset_words, resolve, to_json
-from jaxpfl.experiment.config_file import from_mapping, read, read_file
+from jaxpfl import JaxpflError
+from jaxpfl.core import choices
+from jaxpfl.runs.config import RunConfig, differences, method_settings, preset_words, resolve, to_json
+from jaxpfl.runs.config_file import from_mapping, read, read_file
 
 
 def test_presets_fill_what_is_not_given():

@@ -12,12 +12,12 @@ import pytest
 from finished_run import SETTINGS, Silent, run
 
 from jaxpfl import JaxpflError, load_models
-from jaxpfl.experiment import stored_run, warm_start
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.config_file import read
-from jaxpfl.experiment.export import Wanted, export
-from jaxpfl.experiment.run import open_folder, run_methods
-from jaxpfl.experiment.setup import prepare
+from jaxpfl.runs import stored_run, warm_start
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.config_file import read
+from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.run import open_folder, run_methods
+from jaxpfl.runs.setup import prepare
 
 METHODS = ("local", "fedavg")
 OTHERS: tuple[Any, ...] = (None, True, -1, 10**30, 1.5, float("nan"), "", "x", [], [None], {}, {"x": []})
@@ -182,7 +182,7 @@ def same(found: dict, want: dict) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxpfl.errors.JaxpflWarning")
+@pytest.mark.filterwarnings("ignore::jaxpfl.support.errors.JaxpflWarning")
 def test_damaged_files_are_one_line_or_change_nothing(finished, exported, experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(stored_run, "prepare", cached(stored_run.prepare))
     refused = sweep(finished, exported, experiment, tmp_path, most=2)

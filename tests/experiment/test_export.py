@@ -12,9 +12,9 @@ import pytest
 from finished_run import run
 
 from jaxpfl import JaxpflError, load, load_models
-from jaxpfl.experiment import export as export_module
-from jaxpfl.experiment.export import Wanted, export
-from jaxpfl.experiment.stored_run import open_run
+from jaxpfl.runs import export as export_module
+from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.stored_run import open_run
 
 pytestmark = pytest.mark.slow  # the run of three methods that they export
 
@@ -237,7 +237,7 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
 def test_a_machine_with_other_devices_reads_the_run(finished, exported, tmp_path):
     output = tmp_path / "models"
     script = (
-        "import sys, jax; from pathlib import Path; from jaxpfl.experiment.export import export\n"
+        "import sys, jax; from pathlib import Path; from jaxpfl.runs.export import export\n"
         "assert len(jax.devices()) == 1; export(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     subprocess.run([sys.executable, "-c", script, finished, output], check=True)

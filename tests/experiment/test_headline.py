@@ -5,13 +5,13 @@ import pytest
 
 from jaxpfl import JaxpflError, stack_clients
 from jaxpfl.engine.assemble import make_task
-from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
-from jaxpfl.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
 from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
-from jaxpfl.records import DONE, Record
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.summary import summarize
-from jaxpfl.sweep.tables import best_sheet
+from jaxpfl.runs.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
+from jaxpfl.runs.records import DONE, Record
+from jaxpfl.runs.summary import best_on_validation, fraction_hurt, over_clients
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.runs.sweep.tables import best_sheet
 
 RMSE = HEADLINES["rmse"]
 

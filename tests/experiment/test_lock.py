@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.errors import JaxpflWarning
-from jaxpfl.experiment import lock
+from jaxpfl.runs import lock
+from jaxpfl.support.errors import JaxpflWarning
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from jaxpfl.experiment.lock import held
+from jaxpfl.runs.lock import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, JaxpflWarning, files
+from jaxpfl import JaxpflError, JaxpflWarning
 from jaxpfl.data import Split
 from jaxpfl.engine.assembly import assemble, simulation_of
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec_parts import PARTS, Settings
-from jaxpfl.experiment.config import RunConfig, completed, default_folder, differences, resolve, spec_for, to_json
-from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.experiment.run import open_folder
-from jaxpfl.experiment.setup import Experiment, load_federation, prepare
-from jaxpfl.experiment.stored_run import open_run
 from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
+from jaxpfl.runs.config import RunConfig, completed, default_folder, differences, resolve, spec_for, to_json
+from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.run import open_folder
+from jaxpfl.runs.setup import Experiment, load_federation, prepare
+from jaxpfl.runs.stored_run import open_run
 from jaxpfl.similarity import graphs
+from jaxpfl.support import files
 
 STORED = Path(__file__).parent / "stored_run" / "config.json"
 """Config of a run that version 0.1 stored before there was a `RunSpec`."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import Model, classification
-from jaxpfl.experiment.parameters import Witness
+from jaxpfl.runs.parameters import Witness
 
 
 @pytest.fixture

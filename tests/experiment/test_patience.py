@@ -6,10 +6,10 @@ import pytest
 from finished_run import SETTINGS, Silent, run
 
 from jaxpfl import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.run import open_folder, run_methods
-from jaxpfl.experiment.setup import prepare
-from jaxpfl.experiment.stored_run import last_state, open_run
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.run import open_folder, run_methods
+from jaxpfl.runs.setup import prepare
+from jaxpfl.runs.stored_run import last_state, open_run
 
 STOPPING = SETTINGS | {
     "rounds": 40,

@@ -5,8 +5,8 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.data import PARTITIONS, Source, known_sources, options_of
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.presets import PRESETS, model_for, preset
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.presets import PRESETS, model_for, preset
 
 ALWAYS = ("partition", "test_share", "local_steps", "batch_size", "rounds", "seeds")
 NAMED = [name for name in known_sources() if ":" not in name]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.errors import UnwritableError
-from jaxpfl.files import Records
+from jaxpfl.support.errors import UnwritableError
+from jaxpfl.support.files import Records
 
 
 def record(round: int, kind: str = "round", method: str = "local", **more) -> dict:

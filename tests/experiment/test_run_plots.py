@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxpfl import JaxpflError, presentation
-from jaxpfl.experiment import plots
-from jaxpfl.presentation import shades
+from jaxpfl import JaxpflError
+from jaxpfl.runs import plots
+from jaxpfl.support import presentation
+from jaxpfl.support.presentation import shades
 
 COLORS = {"local": "#111111", "adaped": "#222222"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.services import MLflow, WandB
-from jaxpfl.experiment.tracking import ended
-from jaxpfl.files import Records
+from jaxpfl.runs.services import MLflow, WandB
+from jaxpfl.runs.tracking import ended
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.files import Records
 
 STORED = Path(__file__).with_name("stored_run") / "config.json"
 ROUNDS: list[dict[str, Any]] = [
@@ -97,7 +97,7 @@ class TestMLflow:
 
     @pytest.mark.parametrize("uri", ["nonsense://x", "sqlite:///mlflow.db"])
     def test_an_address_of_nothing_is_one_line(self, folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("jaxpfl.experiment.services.find_spec", lambda name: None)
+        monkeypatch.setattr("jaxpfl.runs.services.find_spec", lambda name: None)
         with pytest.raises(JaxpflError, match=rf"^--mlflow {uri}: .+$"):
             MLflow(folder, uri)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxpfl.engine.example_means import mean_over_examples
-from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
-from jaxpfl.headline import Headline
+from jaxpfl.runs.headline import Headline
+from jaxpfl.runs.summary import best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
 
 
 def test_statistics_over_clients():

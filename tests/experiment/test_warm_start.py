@@ -10,11 +10,11 @@ from finished_run import SETTINGS, run
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.experiment import warm_start
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.export import Wanted, export
-from jaxpfl.experiment.run import open_folder
-from jaxpfl.experiment.setup import prepare
+from jaxpfl.runs import warm_start
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.run import open_folder
+from jaxpfl.runs.setup import prepare
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def flat(exported, tmp_path) -> Path:
     return path
 
 
-def prepared(start: str | Path | None, *methods: str, **changes) -> jaxpfl.experiment.setup.Experiment:
+def prepared(start: str | Path | None, *methods: str, **changes) -> jaxpfl.runs.setup.Experiment:
     where = None if start is None else str(start)
     initial = None if where is None else warm_start.read(where)
     return prepare(resolve(RunConfig(**SETTINGS | {"warm_start": where} | changes)), methods, initial=initial)

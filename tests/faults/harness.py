@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jaxpfl.records import load_sweep
+from jaxpfl.runs.records import load_sweep
 
 FAULTS = ("count", "kill", "full", "broken", "read-only", "vanish", "term", "slow", "clock", "memory")
 """None; kill -9; a disk that is full from a call on; one call that fails (EIO); a file system that is read-only from a

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, checksums, files, parquet
+from jaxpfl import JaxpflError
 from jaxpfl.data import load, read_idx, read_pickle
 from jaxpfl.data.sources import csv_text, matlab
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.experiment import config_file
-from jaxpfl.records import Journal
-from jaxpfl.sweep import claims
+from jaxpfl.runs import config_file
+from jaxpfl.runs.records import Journal
+from jaxpfl.runs.sweep import claims
+from jaxpfl.support import checksums, files, parquet
 
 ROOT = Path(jaxpfl.__file__).parent
 
@@ -104,17 +105,17 @@ def test_a_pipe_is_not_appended_to(tmp_path: Path, write: Callable[[Path], Any])
 
 
 OWN = {
-    "distributed.py",  # /proc
+    "support/distributed.py",  # /proc
     "engine/compiled.py",  # /proc
     "engine/streamed/disk.py",  # what it has just made
     "engine/streamed/row_file.py",  # behind `read_npy`
-    "experiment/compile_cache.py",  # /proc, and a folder of one's own
-    "experiment/trace.py",  # what JAX has just written
-    "files.py",
-    "host_memory.py",  # /proc and /sys
-    "reports/page.py",  # the package's own
-    "sweep/processes.py",  # /proc
-    "sweep/workers.py",  # the log that it has just opened
+    "runs/compile_cache.py",  # /proc, and a folder of one's own
+    "runs/trace.py",  # what JAX has just written
+    "support/files.py",
+    "support/host_memory.py",  # /proc and /sys
+    "runs/reports/page.py",  # the package's own
+    "runs/sweep/processes.py",  # /proc
+    "runs/sweep/workers.py",  # the log that it has just opened
 }
 """Modules that open files in other ways, none of which a user names."""
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from forking import TYPES
 
-from jaxpfl import files, records
-from jaxpfl.errors import UnwritableError
+from jaxpfl.runs import records
+from jaxpfl.support import files
+from jaxpfl.support.errors import UnwritableError
 
 FAULTS = {"kill": 1, "full": 2, "broken": 3, "read-only": 4}
 """Numbers of the faults in `faults.c`."""

@@ -19,20 +19,21 @@ import good_runs
 import numpy as np
 from fuzz_target import Target, copied, of_folder
 
-from jaxpfl import checksums, files, load_models, sealed
+from jaxpfl import load_models
 from jaxpfl.benchmarks.papers import results as papers
 from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import results, stored_run, warm_start
-from jaxpfl.parquet import read_table
-from jaxpfl.records import Journal, load_sweep
-from jaxpfl.reports import compare, report
-from jaxpfl.reports.check import check
-from jaxpfl.reports.folders import below
-from jaxpfl.sweep import definition as definitions
-from jaxpfl.sweep.claims import Claims
+from jaxpfl.runs import results, stored_run, warm_start
+from jaxpfl.runs.records import Journal, load_sweep
+from jaxpfl.runs.reports import compare, report
+from jaxpfl.runs.reports.check import check
+from jaxpfl.runs.reports.folders import below
+from jaxpfl.runs.sweep import definition as definitions
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.support import checksums, files, sealed
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.parquet import read_table
 
 GOOD = Path(tempfile.gettempdir())
 """Replaced by `fuzz`."""
@@ -104,7 +105,7 @@ def state() -> Any:
 
 
 def checkpoint(folder: Path) -> Any:
-    from jaxpfl.experiment.checkpoint import Checkpoints
+    from jaxpfl.runs.checkpoint import Checkpoints
 
     found, seconds = Checkpoints(folder).restore(state(), ROUNDS, lambda text: None)
     assert np.ravel(found.round).tolist() == [ROUNDS] * len(np.ravel(found.round))

@@ -18,7 +18,7 @@ import numpy as np
 from mutate import archive, damaged, damaged_text, odd_array, odd_tree
 
 from jaxpfl.data import Source
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 SLOWEST = 10.0
 """Seconds of CPU for one input of some kilobytes; a hang is a failure."""

@@ -14,20 +14,20 @@ import pandas
 sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
 
-from jaxpfl import files, sealed
 from jaxpfl.benchmarks.papers import results
 from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.cli import main
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.undo import Journal as Undo
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.experiment.export import export
-from jaxpfl.parquet import write_table
-from jaxpfl.records import FAILED, Journal, Record
-from jaxpfl.sweep import definition as definitions
-from jaxpfl.sweep.claims import Claims
-from jaxpfl.sweep.grid import Grid, parse
-from jaxpfl.sweep.summary import summarize
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.export import export
+from jaxpfl.runs.records import FAILED, Journal, Record
+from jaxpfl.runs.sweep import definition as definitions
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.runs.sweep.grid import Grid, parse
+from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.support import files, sealed
+from jaxpfl.support.parquet import write_table
 
 METHODS = ("local", "adaped")
 ROWS = 6

@@ -12,10 +12,10 @@ import numpy as np
 from fuzz_target import Target, of_file, whole
 
 from jaxpfl.data.sources import csv_text, tables
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies import coefficients as coefficients_study
 from jaxpfl.studies import normal_means as normal_means_study
 from jaxpfl.studies.own_data import categories, coefficients, normal_means, summary_csv
+from jaxpfl.support.errors import JaxpflError
 
 CATEGORIES = (
     b"client,count:red,count:blue\na,3,1\nb,0,4\nc,2,2\n",

@@ -18,10 +18,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import JaxpflError, checksums
+from jaxpfl import JaxpflError
 from jaxpfl.engine import RunState
 from jaxpfl.engine.state import Counts
-from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.runs.checkpoint import Checkpoints
+from jaxpfl.support import checksums
 
 ROUND = 2
 

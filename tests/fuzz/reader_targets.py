@@ -22,7 +22,7 @@ from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.elections import FILE, load_elections
 from jaxpfl.data.sources.school import load_school
 from jaxpfl.engine import model_files
-from jaxpfl.experiment import config_file, graph_file, warm_start
+from jaxpfl.runs import config_file, graph_file, warm_start
 from jaxpfl.studies.own_data import client_csv, summary_csv
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from folder_targets import FOLDERS
 from fuzz import TARGETS
 from fuzz_target import MOST, outcome
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "10000"))
 """Damaged inputs a reader of files in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""

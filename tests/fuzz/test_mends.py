@@ -12,24 +12,25 @@ import pytest
 import scipy.io
 
 import jaxpfl
-from jaxpfl import JaxpflError, checksums, sealed
+from jaxpfl import JaxpflError
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
 from jaxpfl.benchmarks.papers.results import Result, Row
 from jaxpfl.benchmarks.papers.results import read as read_result
-from jaxpfl.choices import literal, typed
-from jaxpfl.compression import qsgd, run_length, top_k
+from jaxpfl.core.choices import literal, typed
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
-from jaxpfl.errors import expecting
-from jaxpfl.records import Journal, Record
-from jaxpfl.reports.check import _lost, check
-from jaxpfl.reports.page import page
+from jaxpfl.runs.records import Journal, Record
+from jaxpfl.runs.reports.check import _lost, check
+from jaxpfl.runs.reports.page import page
+from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.probability_priors import parse as parse_prior
-from jaxpfl.sweep.grid import parse
+from jaxpfl.support import checksums, sealed
+from jaxpfl.support.errors import expecting
+from jaxpfl.uploads.compression import qsgd, run_length, top_k
 
 
 def cells(*arrays: np.ndarray) -> np.ndarray:

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from planted import Payload
 
-from jaxpfl import JaxpflError, checksums, files, load_models, records
+from jaxpfl import JaxpflError, load_models
 from jaxpfl.data import read_pickle
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.npz import load_npz, read_npz
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
-from jaxpfl.experiment import config_file, stored_run, warm_start
-from jaxpfl.experiment.checkpoint import Checkpoints
-from jaxpfl.reports import report
-from jaxpfl.reports.check import check
-from jaxpfl.sweep.claims import Claims
+from jaxpfl.runs import config_file, records, stored_run, warm_start
+from jaxpfl.runs.checkpoint import Checkpoints
+from jaxpfl.runs.reports import report
+from jaxpfl.runs.reports.check import check
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.support import checksums, files
 
 ROOT = Path(__file__).parents[2] / "jaxpfl"
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from fuzz_target import Target, of_file
 
-from jaxpfl import client_times
 from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
-from jaxpfl.compression import compressors, qsgd, run_length, top_k
+from jaxpfl.core import client_times
 from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
-from jaxpfl.robust import aggregators, attacks
+from jaxpfl.runs.sweep import grid
 from jaxpfl.studies import probability_priors
-from jaxpfl.sweep import grid
+from jaxpfl.uploads.compression import compressors, qsgd, run_length, top_k
+from jaxpfl.uploads.robust import aggregators, attacks
 
 D = 24
 """Entries of the vector that a message is of."""

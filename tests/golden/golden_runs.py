@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpfl
-from jaxpfl import Federation, participation
+from jaxpfl import Federation
+from jaxpfl.core import participation
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import base, bernoulli, ebnm, gaussian, mixture, regression
 from jaxpfl.privacy import Mechanism, clipping, noise
 from jaxpfl.privacy.claim import plan_of
-from jaxpfl.types import Array
 
 FILE = Path(__file__).with_name("golden.json")
 ROUNDS, CLIENTS, CLASSES, FEATURES, DELTA = 4, 6, 3, 4, 1e-3
@@ -78,7 +79,7 @@ class Training(NamedTuple):
 
     def resumed(self, folder: Path) -> Numbers:
         """Loss and scales of each round, and final states, of a run that goes on from a checkpoint in its middle."""
-        from jaxpfl.experiment.checkpoint import Checkpoints
+        from jaxpfl.runs.checkpoint import Checkpoints
 
         defaults = {"model": "linear", "rounds": ROUNDS // 2, "cohort": 4, "local_steps": 2, "batch_size": 4}
         fit = jaxpfl.fit(self.method, federation(), **(defaults | dict(self.given)))

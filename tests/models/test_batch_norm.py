@@ -8,11 +8,11 @@ from flax import linen as nn
 
 import jaxpfl
 from jaxpfl.algorithms.parts.server_optimizer import trained_part
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import build_model, classification, from_linen, lora
 from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.normalisation import BatchNorm
 from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.support.errors import JaxpflError
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 VALID = np.array([True] * 4 + [False] * 2)

@@ -11,9 +11,9 @@ from flax import linen as nn
 
 import jaxpfl
 from jaxpfl.data.sources.leaf_text import ALL_LETTERS
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import build_model, classification, gru
 from jaxpfl.models.gru import Recurrent
+from jaxpfl.support.errors import JaxpflError
 
 # Runs once: compiling is what takes the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

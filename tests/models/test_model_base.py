@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Model, build_model, classification, from_linen
+from jaxpfl.support.errors import JaxpflError
 
 
 class Normalised(nn.Module):

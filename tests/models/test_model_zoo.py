@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import available, build_model, classification
+from jaxpfl.support.errors import JaxpflError
 
 PARAMETERS = [
     ("linear", (28, 28, 1), 10, 7_850),

@@ -8,10 +8,10 @@ from scipy.special import logsumexp
 from sklearn import metrics as sklearns
 
 from jaxpfl import JaxpflError
-from jaxpfl.headline import HEADLINES
 from jaxpfl.models import TASKS, PerClient, Task
 from jaxpfl.models.base import Model
 from jaxpfl.models.named_metrics import NAMED_METRICS, by_name, of_task
+from jaxpfl.runs.headline import HEADLINES
 
 N, REAL, CLASSES = 60, 47, 4
 RNG = np.random.default_rng(0)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import ResNet, build_model, from_linen
 from jaxpfl.models.normalisation import EPSILON
+from jaxpfl.support.errors import JaxpflError
 
 # Runs once: compiling is what takes the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import build_model
 from jaxpfl.models.transformer import rotated
+from jaxpfl.support.errors import JaxpflError
 
 V, T, WIDTH, HEADS = 7, 6, 8, 2
 NAME = f"transformer:{WIDTH},2,{HEADS}"

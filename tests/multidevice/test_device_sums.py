@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl import trees
+from jaxpfl.core import trees
 from jaxpfl.engine.device_sums import all_summed
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -54,7 +54,7 @@ def test_the_layout_is_along_the_largest_dimension_that_divides():
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_parts(tmp_path):
-    from jaxpfl.experiment.checkpoint import Checkpoints
+    from jaxpfl.runs.checkpoint import Checkpoints
 
     whole, parts = (
         simulate(CASES["adaped"], ragged_federation(), plan=ExecutionPlan(devices=n, model_shards=n)) for n in (1, 2)

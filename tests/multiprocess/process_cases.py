@@ -12,11 +12,12 @@ import numpy as np
 import toys
 from problem import outcome, ragged_federation, simulate
 
-from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation, processes
+from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation
 from jaxpfl.engine import same_data
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.state import RunState
 from jaxpfl.privacy import Mechanism
+from jaxpfl.support import processes
 
 EVERYONE = ("local", "fedper", "scaffold", "toy clusters", "adaped, idle")
 """Methods that are run with all clients in every round; the others with a cohort, of a fixed size or Poisson."""

@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError, distributed, processes
+from jaxpfl import JaxpflError
 from jaxpfl.cli import main
+from jaxpfl.support import distributed, processes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ from jaxpfl.cli import main
         (("localhost:12", 2, 0, "short"), "the processes' token must have at least 16 characters, got 5"),
         (("10.0.0.1:12", 2, 0, "0123456789abcdef"), "JAX is running already"),
         (("[::1]:12", 2, 0), "JAX is running already"),
-        (("localhost:12", 2, 0), "JAX is running already: call jaxpfl.distributed.start before any other use of it"),
+        (("localhost:12", 2, 0), "JAX is running already: call distributed.start before any other use of it"),
     ],
 )
 def test_a_start_that_cannot_be(given, message):

@@ -19,7 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join(f"--xla_{flag}" for flag in flags)
 def main(address: str, count: int, number: int, devices: int, out: str, names: list[str]) -> None:
     import jax
 
-    from jaxpfl import distributed, processes
+    from jaxpfl.support import distributed, processes
 
     if count > 1:
         distributed.start(address, count, number, cpu_devices=devices)

@@ -32,8 +32,8 @@ from oracle_setup import (
     world,
 )
 
-from jaxpfl.participation import RELIABLE, Availability
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.participation import RELIABLE, Availability
+from jaxpfl.core.randomness import Purpose
 
 ROUNDS = 4
 SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

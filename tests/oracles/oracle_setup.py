@@ -11,13 +11,13 @@ import numpy as np
 from numpy_reference import Batch, World
 
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Model, Simulation, Task, classification
-from jaxpfl.compression import compressed, resolve
+from jaxpfl.core.participation import Participation, full, uniform
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import draw_batches, plan_batches
 from jaxpfl.engine.client_graph import graph_by_inputs
-from jaxpfl.participation import Participation, full, uniform
 from jaxpfl.privacy import Mechanism, privatize
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import ClientData, Examples
+from jaxpfl.uploads.compression import compressed, resolve
 
 FEATURES, HIDDEN, CLASSES, STEPS, SEED = 4, 5, 3, 3, 17
 HEAD = ("w2", "b2")

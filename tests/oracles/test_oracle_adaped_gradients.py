@@ -12,8 +12,8 @@ from numpy_reference import adaped_objective, distillation, forward
 from oracle_setup import classification_problem, clients, perceptron, simulation
 
 from jaxpfl.algorithms.adaped import Shared
+from jaxpfl.core.protocol import ClientContext, Message
 from jaxpfl.priors.distillation import divergence, scale_gradient
-from jaxpfl.protocol import ClientContext, Message
 
 ETA1, ETA2, ETA3, PSI, C, EPS = 0.3, 0.2, 0.01, 0.9, 5.0, 1e-5
 

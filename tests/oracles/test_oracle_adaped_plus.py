@@ -36,8 +36,8 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError
-from jaxpfl.participation import RELIABLE, Availability, full
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.participation import RELIABLE, Availability, full
+from jaxpfl.core.randomness import Purpose
 
 pytestmark = pytest.mark.usefixtures("float64")
 

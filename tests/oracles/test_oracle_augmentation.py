@@ -9,8 +9,8 @@ from oracle_setup import clients, stack
 import jaxpfl
 from jaxpfl import JaxpflError, Model
 from jaxpfl.algorithms.parts import augmentation
+from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.randomness import Purpose, stream
 
 B, H, W, C, CLASSES = 40, 5, 6, 2, 3
 

@@ -18,8 +18,8 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError
-from jaxpfl.participation import Availability, availability
-from jaxpfl.protocol import ALL_STEPS
+from jaxpfl.core.participation import Availability, availability
+from jaxpfl.core.protocol import ALL_STEPS
 
 ROUNDS = 6
 HYPER = {"lr": 0.3, "lr_decay": 1.0, "decay_every": 60.0, "weight_decay": 0.02}

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import jaxpfl
+from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import Mechanism, banded, noise
-from jaxpfl.randomness import Purpose, stream
 
 pytestmark = pytest.mark.usefixtures("float64")
 

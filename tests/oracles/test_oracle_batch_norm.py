@@ -33,7 +33,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import classification
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.randomness import Purpose
 
 ROUNDS, EPSILON, MOMENTUM, ADAPT, TUNE = 3, 1e-3, 0.8, 3, 4
 SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 3.0, "weight_decay": 0.02}

@@ -26,10 +26,10 @@ from oracle_setup import (
     stack,
 )
 
-from jaxpfl.compression import elias, qsgd, run_length, top_k
-from jaxpfl.participation import Availability, full, uniform
-from jaxpfl.protocol import ALL_STEPS
-from jaxpfl.randomness import Purpose, stream
+from jaxpfl.core.participation import Availability, full, uniform
+from jaxpfl.core.protocol import ALL_STEPS
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.uploads.compression import elias, qsgd, run_length, top_k
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "compression"))
 

@@ -10,11 +10,11 @@ from numpy_reference import Params, backward, cross_entropy, forward, step
 from oracle_setup import SIZES, STEPS, Run, classification_problem, client_row, clients, perceptron, run
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork, Simulation
-from jaxpfl.participation import full
+from jaxpfl.core.participation import full
+from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.privacy.guarded import guard_examples
 from jaxpfl.privacy.noise import gaussian
 from jaxpfl.privacy.silos import WORD, SiloMechanism, mechanism_of
-from jaxpfl.randomness import Purpose, stream
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -24,7 +24,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.randomness import Purpose
 
 ETA, WEIGHT_STEPS = 6.0, 4
 HYPER = SGD | {"lr_weights": ETA}

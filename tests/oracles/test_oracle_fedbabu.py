@@ -22,7 +22,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.randomness import Purpose
 
 HYPER = SGD | {"fine_tune_factor": 0.3}
 DEFECTS = ("head steps too", "uniform mean")

@@ -12,9 +12,10 @@ from numpy_reference import Round, decay, sgd, subtract
 from oracle_methods import SGD, assert_rounds, assert_scores, difference
 from oracle_setup import IDS, SEED, SIZES, STEPS, Run, assert_same, classification_problem, draws, run, simulation
 
-from jaxpfl import JaxpflError, client_times
-from jaxpfl.participation import Availability, Participation, full, poisson, uniform
-from jaxpfl.randomness import Purpose, client_scores, stream
+from jaxpfl import JaxpflError
+from jaxpfl.core import client_times
+from jaxpfl.core.participation import Availability, Participation, full, poisson, uniform
+from jaxpfl.core.randomness import Purpose, client_scores, stream
 
 HYPER = SGD | {"server_lr": 0.7, "staleness": 0.8}
 M, ROUNDS, BATCH = 2, 7, 6

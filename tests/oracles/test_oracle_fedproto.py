@@ -22,9 +22,9 @@ from oracle_setup import (
 
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.algorithms.fedproto import Prototypes, fedproto
+from jaxpfl.core.protocol import Message
+from jaxpfl.core.types import Splits
 from jaxpfl.models import build_model, classification
-from jaxpfl.protocol import Message
-from jaxpfl.types import Splits
 
 HYPER = SGD | {"lam": 0.7}
 

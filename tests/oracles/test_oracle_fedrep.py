@@ -23,8 +23,8 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS, JaxpflError, LocalWork
-from jaxpfl.participation import availability
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.participation import availability
+from jaxpfl.core.randomness import Purpose
 
 ROUNDS, BATCH = 4, 6
 HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

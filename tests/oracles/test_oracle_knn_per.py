@@ -22,8 +22,8 @@ from oracle_setup import (
 
 from jaxpfl import METHODS, JaxpflError, LocalWork
 from jaxpfl.algorithms.knn_per import knn_per
-from jaxpfl.protocol import ClientContext, Message
-from jaxpfl.types import Splits
+from jaxpfl.core.protocol import ClientContext, Message
+from jaxpfl.core.types import Splits
 
 HYPER = SGD | {"scale": 0.3}
 K = 3

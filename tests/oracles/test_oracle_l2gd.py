@@ -34,7 +34,7 @@ from oracle_setup import (
 
 from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms.l2gd import probability
-from jaxpfl.randomness import Purpose, stream
+from jaxpfl.core.randomness import Purpose, stream
 
 HYPER = SGD | {"lam": 0.6, "p": 0.3}
 

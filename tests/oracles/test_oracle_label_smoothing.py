@@ -13,7 +13,7 @@ from oracle_setup import CLASSES, assert_same, classification_problem, clients, 
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.experiment.config import RunConfig, differences, resolve, to_json
+from jaxpfl.runs.config import RunConfig, differences, resolve, to_json
 
 RATE = 0.3
 

@@ -11,7 +11,7 @@ from oracle_setup import SIZES, assert_same, classification_problem, clients, on
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, JaxpflWarning
 from jaxpfl.algorithms.parts import schedules
-from jaxpfl.experiment.config import RunConfig, default_folder, differences, resolve, to_json
+from jaxpfl.runs.config import RunConfig, default_folder, differences, resolve, to_json
 
 ROUNDS, STEPS = 4, 2
 RATE, PERSONAL, PULL, WEIGHT_DECAY = 0.4, 0.3, 0.7, 0.02

@@ -21,7 +21,7 @@ from oracle_setup import (
 
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.algorithms import METHODS
-from jaxpfl.participation import uniform
+from jaxpfl.core.participation import uniform
 
 ROUNDS = 4
 COHORT = uniform(len(SIZES), 4)

@@ -31,7 +31,7 @@ from oracle_setup import (
     stack,
 )
 
-from jaxpfl.randomness import Purpose
+from jaxpfl.core.randomness import Purpose
 
 HYPER = SGD | {"alpha": 0.3}
 

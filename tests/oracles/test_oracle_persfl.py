@@ -30,8 +30,8 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS, LocalWork
-from jaxpfl.protocol import ALL_STEPS, ClientContext, Message
-from jaxpfl.randomness import Purpose, stream
+from jaxpfl.core.protocol import ALL_STEPS, ClientContext, Message
+from jaxpfl.core.randomness import Purpose, stream
 
 ROUNDS, BATCH, DISTILL = 5, 6, 4
 HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

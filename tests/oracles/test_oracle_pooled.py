@@ -21,9 +21,10 @@ from oracle_setup import (
     simulation,
 )
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data, participation
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data
+from jaxpfl.core import participation
+from jaxpfl.core.randomness import Purpose
 from jaxpfl.engine.assemble import make_simulation
-from jaxpfl.randomness import Purpose
 
 ROUNDS, STEPS = 4, 3
 HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

@@ -24,7 +24,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS
-from jaxpfl.participation import full, poisson, uniform
+from jaxpfl.core.participation import full, poisson, uniform
 from jaxpfl.privacy import Mechanism
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -28,9 +28,9 @@ from oracle_setup import (
     world,
 )
 
-from jaxpfl.protocol import ClientContext, Message
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Splits
+from jaxpfl.core.protocol import ClientContext, Message
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Splits
 
 ROUNDS, TUNE = 4, 5
 SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

@@ -9,7 +9,7 @@ from oracle_methods import KINDS, SGD, assert_rounds, assert_scores, batches, co
 from oracle_setup import SIZES, STEPS, Run, least_squares, on_host, simulation, stack, three_quadratics
 
 from jaxpfl import ExecutionPlan
-from jaxpfl.participation import uniform
+from jaxpfl.core.participation import uniform
 
 HYPER = SGD | {"server_lr": 0.7}
 

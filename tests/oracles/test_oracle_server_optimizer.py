@@ -16,7 +16,7 @@ from oracle_setup import SEED, Run, assert_same, classification_problem, distanc
 
 from jaxpfl import JaxpflError
 from jaxpfl.algorithms.parts.server_optimizer import Served, with_server_optimizer
-from jaxpfl.protocol import Reduced, Reduction, ServerContext
+from jaxpfl.core.protocol import Reduced, Reduction, ServerContext
 
 ROUNDS, RATE = 4, 0.3
 TAU, B1, B2 = 1e-3, 0.9, 0.99

@@ -12,8 +12,8 @@ from numpy_reference import sgd
 from oracle_setup import IDS, SEED, STEPS, assert_same, classification_problem, clients, on_host, simulation
 
 from jaxpfl import ExecutionPlan
+from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.data import order_at
-from jaxpfl.randomness import Purpose, stream
 
 SIZE, BATCH, ROUNDS, RATE, DECAY = 13, 4, 40, 0.2, 0.01
 

@@ -21,8 +21,8 @@ from oracle_setup import (
 
 from jaxpfl import JaxpflError, Message, Simulation
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.participation import full
-from jaxpfl.randomness import Purpose, stream
+from jaxpfl.core.participation import full
+from jaxpfl.core.randomness import Purpose, stream
 
 ROUNDS, ADAPT, TUNE, BATCH = 3, 4, 5, 6
 SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import trees
-from jaxpfl.protocol import Reduced
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Reduced
 
 
 @pytest.fixture(autouse=True)

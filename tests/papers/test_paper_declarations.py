@@ -9,9 +9,9 @@ from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.benchmarks.papers import board, estimate, reaching, registry, results, run, train
 from jaxpfl.benchmarks.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
 from jaxpfl.engine.assembly import hyper_of
-from jaxpfl.experiment.config import resolve, spec_for
-from jaxpfl.experiment.setup import prepare
-from jaxpfl.sweep.axes import applied
+from jaxpfl.runs.config import resolve, spec_for
+from jaxpfl.runs.setup import prepare
+from jaxpfl.runs.sweep.axes import applied
 
 EVERY = list(registry.EXPERIMENTS.values())
 CASES = [(one, case) for one in EVERY for case in one.cases]

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError, files, sealed
+from jaxpfl import JaxpflError
 from jaxpfl.benchmarks.papers import estimate, registry, results, run, show, whole
 from jaxpfl.benchmarks.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.benchmarks.papers.train import QUICK_NOTE, Interrupted, Way
-from jaxpfl.errors import JaxpflWarning
-from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.loaded import Data
+from jaxpfl.support import files, sealed
+from jaxpfl.support.errors import JaxpflWarning
 
 RAN = []
 

@@ -7,14 +7,15 @@ from statistics import mean, stdev
 
 import pytest
 
-from jaxpfl import JaxpflError, sealed
+from jaxpfl import JaxpflError
 from jaxpfl.benchmarks.papers import registry, results, run, train
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Students, Training
 from jaxpfl.benchmarks.papers.users import over_users
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
-from jaxpfl.sweep.definition import read as read_definition
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.sweep.definition import read as read_definition
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support import sealed
 
 TABLE_2 = [85.5, 78.2, 82.2, 82.1, 79.4, 77.1, 75.6, 79.7, 87.7, 91.0]
 """PersFL on CIFAR-10, DS-1: each user's accuracy, a mean over five runs."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import audit
+from jaxpfl.support.errors import JaxpflError
 
 DELTA = 0.1
 Z = 1.0

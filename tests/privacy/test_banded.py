@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import jaxpfl
+from jaxpfl.core.participation import cyclic, full, of, poisson, uniform
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import differences
-from jaxpfl.participation import cyclic, full, of, poisson, uniform
 from jaxpfl.privacy import CentralNoise, Cyclic, Mechanism, PrivacyConfig, PrivacyPlan, banded, plan_of
+from jaxpfl.runs.config import differences
+from jaxpfl.support.errors import JaxpflError
 
 SETTING = {"model": "linear", "local_steps": 2, "batch_size": 5, "cohort": 2, "participation": "cyclic"}
 BANDED = Mechanism(1.5, 0.3, noise="banded")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.participation import full, poisson, uniform
+from jaxpfl.core.participation import full, poisson, uniform
 from jaxpfl.privacy import (
     CentralNoise,
     DistributedNoise,

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxpfl.compression import resolve
 from jaxpfl.engine.code_fingerprint import checksum
+from jaxpfl.uploads.compression import resolve
 
 FACTOR = 2.0
 
@@ -72,7 +72,7 @@ def test_objects_that_hold_themselves_end():
 @pytest.mark.slow
 def test_another_process_finds_the_same():
     code = (
-        "import optax, flax.linen as nn; from jaxpfl.compression import resolve;"
+        "import optax, flax.linen as nn; from jaxpfl.uploads.compression import resolve;"
         "from jaxpfl.engine.code_fingerprint import checksum;"
         "print(checksum(resolve('qsgd:levels=4'), nn.Dense(3), optax.adam, {'b': 1, 'a': {2, 'x'}}))"
     )

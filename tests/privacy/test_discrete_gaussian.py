@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.support.errors import JaxpflError
 
 JOIN = 2.0**32
 

@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import trees
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
 from jaxpfl.algorithms.parts.averaging import mean_server
+from jaxpfl.audit import Audit, Subject, audit, games, white_box
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Participation, full, poisson, uniform
+from jaxpfl.core.protocol import Algorithm, Client, Upload
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import ExecutionPlan, assemble
 from jaxpfl.engine.assemble import make_task
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.audit import Audit, Subject, audit, games, white_box
-from jaxpfl.participation import Participation, full, poisson, uniform
 from jaxpfl.priors.distillation import Shared
 from jaxpfl.privacy import Mechanism, private_sum, privatize
 from jaxpfl.privacy.clipping import clip
-from jaxpfl.protocol import Algorithm, Client, Upload
+from jaxpfl.support.errors import JaxpflError
 
 Z, C, CLIENTS = 1.0, 0.5, 4
 CENTRAL = Mechanism(Z, C)

@@ -8,11 +8,11 @@ import pytest
 
 import jaxpfl
 from jaxpfl.algorithms.parts import private_em
+from jaxpfl.core.participation import full, poisson, uniform
 from jaxpfl.engine import accounted
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.participation import full, poisson, uniform
 from jaxpfl.privacy import Mechanism, PrivacyConfig, clipping, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
 DELTA = 1e-3

@@ -14,16 +14,16 @@ import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Method, Upload, stack_clients
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_steps, sgd
+from jaxpfl.core.participation import full
+from jaxpfl.core.types import ClientData
 from jaxpfl.engine.assemble import build, make_task
 from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.guarded import uses_of
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Neighbourhood, Work
-from jaxpfl.participation import full
 from jaxpfl.privacy import PrivacyConfig, guarded
 from jaxpfl.privacy.guarded import Ledger
 from jaxpfl.privacy.silos import WORD, mechanism_of
-from jaxpfl.types import ClientData
 
 DELTA = 1e-3
 NOISE = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA)

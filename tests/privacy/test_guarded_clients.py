@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.privacy import guarded, silos
-from jaxpfl.types import ClientData, Examples
 
 SIZES = (3, 5, 2)
 CLIP = 0.8

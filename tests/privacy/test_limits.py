@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.participation import cyclic, full, poisson
+from jaxpfl.core.participation import cyclic, full, poisson
 from jaxpfl.privacy import (
     CentralNoise,
     Cyclic,

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.support.errors import JaxpflError
 
 KEY = jax.random.key(3)
 ODD = [0.0, 0.3, -1.0, 1.0, 7.0, -1e30, np.inf, -np.inf, np.nan]

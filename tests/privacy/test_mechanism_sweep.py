@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import Mechanism
+from jaxpfl.support.errors import JaxpflError
 
 SEEDS, NOISE, NORMS = (3, 4, 5), (0.0, 0.7, 2.0), (0.5, 0.05, 0.2)
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 5}

@@ -17,13 +17,13 @@ from noise_sites import RELEASES
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation, fit, stack_clients
 from jaxpfl.algorithms.parts import private_em
+from jaxpfl.core.participation import availability
 from jaxpfl.engine import noise_stream
 from jaxpfl.estimators import base, gaussian, private_clustering, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.participation import availability
 from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, private_sum, step_noise
 from jaxpfl.studies.histograms import private_methods as histogram_private_methods
 from jaxpfl.studies.histograms.settings import HistogramSettings

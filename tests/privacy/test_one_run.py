@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy.one_run import one_run_lower_bound, p_value
+from jaxpfl.support.errors import JaxpflError
 
 
 def theorem(n: int, r: int, v: int, epsilon: float, delta: float) -> float:

@@ -8,7 +8,6 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import (
     CentralNoise,
     DistributedNoise,
@@ -22,6 +21,7 @@ from jaxpfl.privacy import (
     grids,
     poisson_cap,
 )
+from jaxpfl.support.errors import JaxpflError
 
 PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, min_uploads=50)
 

@@ -13,7 +13,7 @@ from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Adversary, Aggregation, Cohorts, Training
 from jaxpfl.privacy import Mechanism
-from jaxpfl.robust import drawn, poisoned
+from jaxpfl.uploads.robust import drawn, poisoned
 
 SMALL: dict[str, Any] = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 5}
 

@@ -7,21 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import (
-    Algorithm,
-    Client,
-    ExecutionPlan,
-    JaxpflError,
-    Message,
-    Server,
-    Simulation,
-    Upload,
-    participation,
-    stack_clients,
-)
+from jaxpfl import Algorithm, Client, ExecutionPlan, JaxpflError, Message, Server, Simulation, Upload, stack_clients
+from jaxpfl.core import participation
+from jaxpfl.core.participation import Availability
 from jaxpfl.engine.assemble import make_task
-from jaxpfl.participation import Availability
-from jaxpfl.robust import attack_of, attacked, resolve, robust
+from jaxpfl.uploads.robust import attack_of, attacked, resolve, robust
 
 CLIENTS = 9
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.robust import resolve, rules
+from jaxpfl.uploads.robust import resolve, rules
 
 VALID = {
     "all": np.ones(9, bool),

@@ -5,15 +5,15 @@ import pytest
 
 import jaxpfl
 from jaxpfl import JaxpflError, LocalWork
+from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import pad, permute
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
-from jaxpfl.errors import JaxpflWarning
-from jaxpfl.experiment import graph_file
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import prepare
+from jaxpfl.runs import graph_file
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.setup import prepare
 from jaxpfl.similarity import graphs
-from jaxpfl.types import ClientData, Examples
+from jaxpfl.support.errors import JaxpflWarning
 
 SIZES = (120, 164, 140, 132, 152, 144)
 IDS = [7, 3, 12, 0, 5, 9]

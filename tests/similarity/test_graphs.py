@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.similarity import features, graphs
+from jaxpfl.support.errors import JaxpflError
 
 
 def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:

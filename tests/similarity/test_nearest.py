@@ -7,8 +7,8 @@ import pytest
 
 import jaxpfl
 from jaxpfl.engine.client_graph import client_graph
-from jaxpfl.errors import JaxpflError
 from jaxpfl.similarity import graphs, nearest
+from jaxpfl.support.errors import JaxpflError
 
 
 def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:

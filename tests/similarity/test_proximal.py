@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.similarity import proximal
+from jaxpfl.support.errors import JaxpflError
 
 NORMS = [1, 2, math.inf]
 DUAL = {1: math.inf, 2: 2, math.inf: 1}

@@ -13,10 +13,10 @@ import pytest
 from scipy import stats
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork, Model, Simulation, Task, stack_clients
+from jaxpfl.core.participation import Participation, full, poisson
+from jaxpfl.core.types import PyTree
 from jaxpfl.models import classification
-from jaxpfl.participation import Participation, full, poisson
 from jaxpfl.privacy import Mechanism, privatize
-from jaxpfl.types import PyTree
 
 ENTRIES, CLIENTS, C, Z, RATE = 4000, 6, 0.5, 0.8, 0.05
 LEVEL = 1e-4

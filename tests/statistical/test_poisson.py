@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl import JaxpflError
-from jaxpfl.participation import of, poisson
+from jaxpfl.core.participation import of, poisson
 
 M, RATE, ROUNDS = 20, 0.3, 4000
 IDS = jnp.arange(100, 100 + M)

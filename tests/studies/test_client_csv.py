@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.client_csv import CsvLayout
+from jaxpfl.support.errors import JaxpflError
 
 OTHER = {"encoding": "cp1252", "missing_words": "."}
 

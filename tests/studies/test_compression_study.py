@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxpfl.compression import total_variation
 from jaxpfl.data import federate, load
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies import compression, compression_demo
 from jaxpfl.studies.compression import CompressionSettings
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import total_variation
 
 SMALL = CompressionSettings(
     data="planted:clients=4,clusters=2,examples=30,dim=5,seed=3",

@@ -11,10 +11,10 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.data.sources.elections import Elections
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebbinomial
 from jaxpfl.studies import demo
 from jaxpfl.studies.demo import DemoSettings
+from jaxpfl.support.errors import JaxpflError
 
 
 def test_batters_have_the_published_errors(capsys):

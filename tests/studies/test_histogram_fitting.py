@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.data.sources.token_counts import TokenCounts, build
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.histograms import data as histogram_data
 from jaxpfl.studies.histograms import fitting as histogram_fitting
 from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.support.errors import JaxpflError
 
 OWN = HistogramSettings(data="csv:own.csv")
 

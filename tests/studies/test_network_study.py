@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from jaxpfl.data import PlantedSettings, draw_planted
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies import network, network_report
 from jaxpfl.studies.network import METHODS, NetworkSettings
+from jaxpfl.support.errors import JaxpflError
 
 SMALL = NetworkSettings(
     clients=12,

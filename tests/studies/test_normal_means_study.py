@@ -12,13 +12,13 @@ from scipy import integrate, special, stats
 
 from jaxpfl.cli import main
 from jaxpfl.data.sources import csv_text
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import fay_herriot
 from jaxpfl.estimators.normal_means import FAMILIES
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 from jaxpfl.studies import demo_data, mean_populations, normal_means
 from jaxpfl.studies.normal_means import NormalMeansOptions, NormalMeansSettings
 from jaxpfl.studies.own_data import diagnostics, summary_csv
+from jaxpfl.support.errors import JaxpflError
 
 
 def made(tmp_path: Path, text: str, name: str = "own.csv") -> Path:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import bernoulli as own_bernoulli
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data import gaussian as own_gaussian
 from jaxpfl.studies.own_data.client_csv import CsvLayout
+from jaxpfl.support.errors import JaxpflError
 
 _RNG = np.random.default_rng(5)
 K = [f"K{i}" for i in range(4)]

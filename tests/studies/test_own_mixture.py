@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.mixture import MixtureSettings
 from jaxpfl.studies.own_data import mixture
+from jaxpfl.support.errors import JaxpflError
 
 CENTERS = np.array([[10.0, -2.0], [14.0, 1.0], [20.0, 0.0]])
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import gaussian_closed_form
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
@@ -13,6 +12,7 @@ from jaxpfl.studies.own_data import bernoulli as own_bernoulli
 from jaxpfl.studies.own_data import gaussian as own_gaussian
 from jaxpfl.studies.own_data import output
 from jaxpfl.studies.own_data.client_csv import CsvLayout
+from jaxpfl.support.errors import JaxpflError
 
 
 def columns(d: int) -> CsvLayout:

@@ -12,9 +12,9 @@ import pytest
 from normal_means_command import numbered, refused
 
 from jaxpfl.cli import main
+from jaxpfl.core.randomness import named
 from jaxpfl.estimators import ebbinomial
 from jaxpfl.estimators.private_rates import private_ebbinomial, private_ebpoisson
-from jaxpfl.randomness import named
 from jaxpfl.studies.own_data import private_fits
 
 

@@ -16,14 +16,14 @@ from tyro.conf import Positional
 
 from jaxpfl.cli import estimate, main
 from jaxpfl.cli.parsing import SettingsField, fields_of
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import jsonable
-from jaxpfl.presentation import signature
+from jaxpfl.runs.sweep.estimate import StudySweep, define_study, metrics_of
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.grid import Axis, Grid
 from jaxpfl.studies import histogram, registry
 from jaxpfl.studies.study import Options, Read, Results, Study
-from jaxpfl.sweep.estimate import StudySweep, define_study, metrics_of
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.grid import Axis, Grid
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import jsonable
+from jaxpfl.support.presentation import signature
 
 SMALL = {
     "clients": 12, "samples": 6, "dim": 3, "repetitions": 3, "iterations": 2, "em_steps": 2, "gradient_steps": 2,

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from jaxpfl.data.sources import base as source
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.studies import bernoulli, elections, gaussian, mixture, repetitions, when
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.histograms.settings import HistogramSettings
 from jaxpfl.studies.mixture import MixtureSettings
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SMALL = GaussianSettings(clients=30, samples=3, sigma_theta=0.4, sigma_x=0.9, radius=0.5, mean=0.2, repetitions=1500)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies import bernoulli, unequal
 from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.unequal import UnequalSettings
+from jaxpfl.support.errors import JaxpflError
 
 
 def test_equal_sizes_are_the_bernoulli_study():

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.sweep.definition import Definition, Search, define
-from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.sweep.definition import Definition, Search, define
+from jaxpfl.runs.sweep.grid import Grid, parse
 
 CONFIG: dict[str, Any] = {
     "model": "linear",

@@ -3,11 +3,11 @@
 import pytest
 
 from jaxpfl import METHODS
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.sweep.axes import applied, cohort_of, concerns, is_traced, named
-from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.sweep.axes import applied, cohort_of, concerns, is_traced, named
+from jaxpfl.runs.sweep.grid import Grid, parse
+from jaxpfl.support.errors import JaxpflError
 
 
 def of(text: str, *methods: str):

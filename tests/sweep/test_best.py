@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, method_settings
-from jaxpfl.experiment.config_file import read
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.sweep.best import best_config, write_best
+from jaxpfl.runs.config import RunConfig, method_settings
+from jaxpfl.runs.config_file import read
+from jaxpfl.runs.sweep.best import best_config, write_best
+from jaxpfl.support.errors import JaxpflError
 
 
 def back(tmp_path: Path, *args: Any, **more: Any) -> tuple[RunConfig, dict[str, str]]:

@@ -7,13 +7,13 @@ import pytest
 from small import CONFIG, sweep_of
 
 from jaxpfl import algorithms
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.records import load_sweep
-from jaxpfl.sweep.budget import rounds_of
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.plan import groups_of, runs_of
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.records import load_sweep
+from jaxpfl.runs.sweep.budget import rounds_of
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflError
 
 STEPS = {"budget": "steps"}
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.errors import JaxpflError, UnwritableError
-from jaxpfl.sweep import claims as module
-from jaxpfl.sweep import processes
-from jaxpfl.sweep.claims import Claims
+from jaxpfl.runs.sweep import claims as module
+from jaxpfl.runs.sweep import processes
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 LEASE = 60.0
 HOLD = """
 import sys, time
 from pathlib import Path
-from jaxpfl.sweep.claims import Claims
+from jaxpfl.runs.sweep.claims import Claims
 claim = Claims(Path(sys.argv[1]), "other", lease=float(sys.argv[2])).take("g")
 print("held" if claim else "refused", flush=True)
 sys.stdin.readline()
@@ -108,7 +108,7 @@ def test_of_many_that_want_it_one_wins(tmp_path: Path, stale: bool):
 
 def test_of_two_processes_one_wins_each_of_many(tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path; from jaxpfl.sweep.claims import Claims\n"
+        "import sys; from pathlib import Path; from jaxpfl.runs.sweep.claims import Claims\n"
         "claims = Claims(Path(sys.argv[1]), sys.argv[2]); input()\n"
         "held = [c for i in range(200) if (c := claims.take(f'g{i}'))]; print(*(c.name for c in held)); input()"
     )

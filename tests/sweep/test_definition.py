@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.sweep.definition import FILE, SHARE, Definition, Search, define, grown, read
-from jaxpfl.sweep.grid import Grid, parse
-from jaxpfl.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.sweep.definition import FILE, SHARE, Definition, Search, define, grown, read
+from jaxpfl.runs.sweep.grid import Grid, parse
+from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.support.errors import JaxpflError
 
 CONFIG = RunConfig(rounds=5, seeds=3)
 

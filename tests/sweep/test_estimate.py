@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from jaxpfl import files
 from jaxpfl.cli import main
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import load_sweep
+from jaxpfl.runs.records import load_sweep
+from jaxpfl.runs.sweep import stored
+from jaxpfl.runs.sweep.estimate import StudySweep, define_study
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.studies import registry
-from jaxpfl.sweep import stored
-from jaxpfl.sweep.estimate import StudySweep, define_study
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError
 
 SMALL = ["--samples", "6", "--repetitions", "3"]
 

@@ -8,17 +8,17 @@ import pytest
 from small import CONFIG, sweep_of
 
 import jaxpfl
-from jaxpfl.errors import OutOfMemoryError
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.setup import load_federation
-from jaxpfl.records import Record, load_sweep
-from jaxpfl.sweep import execute
-from jaxpfl.sweep.execute import Reporter, run_group
-from jaxpfl.sweep.loaded import Data
-from jaxpfl.sweep.outcome import caveats
-from jaxpfl.sweep.plan import groups_of, runs_of
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.records import Record, load_sweep
+from jaxpfl.runs.setup import load_federation
+from jaxpfl.runs.sweep import execute
+from jaxpfl.runs.sweep.execute import Reporter, run_group
+from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.outcome import caveats
+from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import OutOfMemoryError
 
 
 def records_of(definition: Any) -> list[Record]:

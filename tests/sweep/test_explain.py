@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from small import sweep_of
 
-from jaxpfl.errors import OutOfMemoryError
-from jaxpfl.sweep import explain
-from jaxpfl.sweep.execute import Reporter, prepared
-from jaxpfl.sweep.explain import explain_plan, print_explanation
-from jaxpfl.sweep.loaded import Data
-from jaxpfl.sweep.outcome import finish
-from jaxpfl.sweep.plan import groups_of, runs_of
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.sweep import explain
+from jaxpfl.runs.sweep.execute import Reporter, prepared
+from jaxpfl.runs.sweep.explain import explain_plan, print_explanation
+from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.outcome import finish
+from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import OutOfMemoryError
 
 SHARED: dict[str, Any] = {"partition": "iid", "seeds": 1}
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.sweep.grid import Axis, Grid, axis, parse
+from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 from small import sweep_of
 
 from jaxpfl.engine import Simulation
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record, load_sweep
-from jaxpfl.sweep import halving
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.halving import rungs
-from jaxpfl.sweep.plan import Group
-from jaxpfl.sweep.states import States
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, load_sweep
+from jaxpfl.runs.sweep import halving
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.halving import rungs
+from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep.states import States
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflError
 
 LRS = "lr=.001,.01,.1,.2,.3,.4,.5,.6,.7"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 import pytest
 
-from jaxpfl.records import load_sweep
+from jaxpfl.runs.records import load_sweep
 
 COMMAND = [
     *("fedavg", "local", "--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2"),

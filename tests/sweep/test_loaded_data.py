@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from small import sweep_of
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import config, data_sets
-from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.sweep.loaded import Data
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs import config, data_sets
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflError
 
 CONFIG = resolve(RunConfig(data="digits"))
 

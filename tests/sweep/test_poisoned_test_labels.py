@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from small import sweep_of
 
-from jaxpfl.records import Record
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.selection import Choice, select
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.records import Record
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.selection import Choice, select
+from jaxpfl.runs.sweep.sweep import Sweep
 
 CLASSES = 3
 

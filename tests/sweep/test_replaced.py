@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from small import sweep_of
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import Journal, Record
-from jaxpfl.sweep import definition
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs.records import Journal, Record
+from jaxpfl.runs.sweep import definition
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflError
 
 
 def test_nothing_of_the_earlier_sweep_counts_in_the_new_one(tmp_path: Path):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.sweep.order import in_grid_order, setting_key
-from jaxpfl.sweep.selection import Tried, choose, select
+from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
+from jaxpfl.runs.sweep.order import in_grid_order, setting_key
+from jaxpfl.runs.sweep.selection import Tried, choose, select
+from jaxpfl.support.errors import JaxpflError
 
 SEEDS = (0, 1, 2)
 

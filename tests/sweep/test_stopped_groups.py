@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from small import sweep_of
 
-from jaxpfl.errors import JaxpflWarning, UnwritableError
-from jaxpfl.experiment import checkpoint, unfinished
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.records import Record
-from jaxpfl.sweep import saves
-from jaxpfl.sweep.definition import Definition
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.runs import checkpoint, unfinished
+from jaxpfl.runs.records import Record
+from jaxpfl.runs.sweep import saves
+from jaxpfl.runs.sweep.definition import Definition
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support.errors import JaxpflWarning, UnwritableError
 
 ROUNDS = 6
 
@@ -42,7 +42,7 @@ class Seen(Reporter):
 @pytest.fixture(autouse=True)
 def _a_round_a_call(monkeypatch: pytest.MonkeyPatch):
     """So that a group of six small rounds has a way on which it can be stopped."""
-    monkeypatch.setattr("jaxpfl.experiment.pace._SECONDS_PER_CALL", 0.0)
+    monkeypatch.setattr("jaxpfl.runs.pace._SECONDS_PER_CALL", 0.0)
 
 
 def definition(**changes: Any) -> Definition:
@@ -164,7 +164,7 @@ def test_a_group_that_another_worker_has_is_not_saved(tmp_path: Path):
 @pytest.mark.slow
 def test_another_machine_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     session(tmp_path, stop_at=3)
-    monkeypatch.setattr("jaxpfl.sweep.execute.jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("jaxpfl.runs.sweep.execute.jax.default_backend", lambda: "gpu")
     assert session(tmp_path).rounds == list(range(1, ROUNDS + 1))
     assert not (tmp_path / "unfinished").exists()
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxpfl.presentation import signature, signed
-from jaxpfl.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.sweep import heatmaps, plots, study_plots
-from jaxpfl.sweep.points import along, axes_of, is_drawn, points_of
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.summary import summarize
+from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
+from jaxpfl.runs.sweep import heatmaps, plots, study_plots
+from jaxpfl.runs.sweep.points import along, axes_of, is_drawn, points_of
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.support.presentation import signature, signed
 
 SEEDS = (0, 1)
 RATES = (0.01, 0.1, 1.0)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import jaxpfl
-from jaxpfl.errors import JaxpflError, UnwritableError
-from jaxpfl.records import STOPPED, Journal, Record, load_sweep, rows
-from jaxpfl.sweep.best import write_best
-from jaxpfl.sweep.claims import Claims
+from jaxpfl.runs.records import STOPPED, Journal, Record, load_sweep, rows
+from jaxpfl.runs.sweep.best import write_best
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 ONE = Record("local", {"lr": 0.1, "clients": 10}, 0, metrics={"validation_accuracy": 0.5}, seconds=1.0, group="g0")
 TWO = dataclasses.replace(ONE, seed=1, metrics={"validation_accuracy": float("nan")})

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.sweep.outcome import caveats
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.summary import UNFINISHED, summarize
+from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
+from jaxpfl.runs.sweep.outcome import caveats
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.summary import UNFINISHED, summarize
 
 SEEDS = (0, 1, 2)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from jaxpfl.console import Console
-from jaxpfl.errors import JaxpflError
-from jaxpfl.records import DIVERGED, FAILED, Record
-from jaxpfl.sweep.selection import select
-from jaxpfl.sweep.summary import summarize
-from jaxpfl.sweep.tables import MOST_ROWS, print_sweep, text_table
+from jaxpfl.runs.records import DIVERGED, FAILED, Record
+from jaxpfl.runs.sweep.selection import select
+from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.runs.sweep.tables import MOST_ROWS, print_sweep, text_table
+from jaxpfl.support.console import Console
+from jaxpfl.support.errors import JaxpflError
 
 SEEDS = (0, 1)
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from small import sweep_of
 
-from jaxpfl.errors import JaxpflError, UnwritableError
-from jaxpfl.records import Journal, Record
-from jaxpfl.sweep import processes, ray_workers, worker, workers
-from jaxpfl.sweep import sweep as module
-from jaxpfl.sweep.claims import Claims
-from jaxpfl.sweep.execute import Reporter
-from jaxpfl.sweep.plan import Group
-from jaxpfl.sweep.sweep import CLAIMS, Sweep
+from jaxpfl.runs.records import Journal, Record
+from jaxpfl.runs.sweep import processes, ray_workers, worker, workers
+from jaxpfl.runs.sweep import sweep as module
+from jaxpfl.runs.sweep.claims import Claims
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep.sweep import CLAIMS, Sweep
+from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 TIMES = {"compile_seconds"}
 
@@ -150,7 +150,9 @@ def test_devices_are_those_that_the_sweep_began_with(tmp_path: Path, versions: d
 
 def test_a_folder_without_a_sweep_has_no_workers(tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-m", "jaxpfl.sweep.worker", str(tmp_path), "--name", "w0"], capture_output=True, text=True
+        [sys.executable, "-m", "jaxpfl.runs.sweep.worker", str(tmp_path), "--name", "w0"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: cannot read {tmp_path}")
@@ -245,8 +247,9 @@ def test_all_workers_die(tmp_path: Path):
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
     begun(tmp_path / "s", rounds=100_000)
     code = (
-        "import sys; from pathlib import Path; from jaxpfl.sweep import workers; from jaxpfl.sweep.sweep import Sweep\n"
-        "from jaxpfl.sweep.execute import Reporter\n"
+        "import sys; from pathlib import Path\n"
+        "from jaxpfl.runs.sweep import workers; from jaxpfl.runs.sweep.sweep import Sweep\n"
+        "from jaxpfl.runs.sweep.execute import Reporter\n"
         "workers.run(Sweep.read(Path(sys.argv[1])), 1, Reporter())"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s")])

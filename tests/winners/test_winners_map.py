@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl import sealed
 from jaxpfl.benchmarks.winners import atlas, page, plot
 from jaxpfl.benchmarks.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
 from jaxpfl.benchmarks.winners.measure import config_of, groups_of, tries_of
 from jaxpfl.benchmarks.winners.verdicts import lead
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support import sealed
+from jaxpfl.support.errors import JaxpflError
 
 GRADIENTS = {"ditto": 2, "adaped": 2, "apfl": 2, "fedem": 3}
 """Gradients in a local step; fedem's by components, each of its own."""

@@ -10,7 +10,7 @@ from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.benchmarks.winners.nearest import Asked, beyond, nearest
 from jaxpfl.benchmarks.winners.skew import Measures, label_skew, measures
 from jaxpfl.benchmarks.winners.skew import sizes as sizes_of
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.benchmarks.winners.nearest import Asked
 from jaxpfl.benchmarks.winners.recommend import recommend
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.config import RunConfig
 from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 CONFIG = RunConfig(data="digits", clients=20, classes_per_client=3, pool_test=True)
 

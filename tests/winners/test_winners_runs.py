@@ -10,10 +10,10 @@ from jaxpfl.benchmarks.winners import run as winners_run
 from jaxpfl.benchmarks.winners.cells import IID, LOCAL, TEST, Cell
 from jaxpfl.benchmarks.winners.measure import Drawn, config_of, missing
 from jaxpfl.benchmarks.winners.run import Plan
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.config import resolve
-from jaxpfl.records import FAILED, Record
-from jaxpfl.sweep.execute import Reporter
+from jaxpfl.runs.config import resolve
+from jaxpfl.runs.records import FAILED, Record
+from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 
 def source(rng):

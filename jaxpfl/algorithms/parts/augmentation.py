@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.core import choices
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import Task
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 AUGMENTATIONS: Mapping[str, Mapping[str, float]] = {"flip": {}, "crop": {"padding": 4}, "mixup": {"alpha": 0.2}}
 """Name -> its arguments with their defaults."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.contract import check_shapes
+from jaxpfl.core.contract import check_shapes
+from jaxpfl.core.protocol import Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.models import Task
-from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 def averaging_server(task: Task) -> Server:

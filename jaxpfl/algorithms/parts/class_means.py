@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, ClientData, PyTree
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.types import Array, ClientData, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 class ClassMeans(NamedTuple):

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
-from jaxpfl.wrapping import wrapped_client
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
+from jaxpfl.core.wrapping import wrapped_client
 
 
 class Descent(NamedTuple):

@@ -17,12 +17,12 @@ from flax import struct
 
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, Step, run_steps
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.protocol import ClientContext, Message, Reduced, Server, ServerContext
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.protocol import ClientContext, Message, Reduced, Server, ServerContext
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 @struct.dataclass

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, sgd
-from jaxpfl.errors import JaxpflError
-from jaxpfl.local_epochs import LocalEpochs
+from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.types import ClientData, Key, PyTree, Scalar
 from jaxpfl.models import Task
-from jaxpfl.protocol import ClientContext
-from jaxpfl.types import ClientData, Key, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:

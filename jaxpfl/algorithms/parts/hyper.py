@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 H = TypeVar("H")
 PAPER = "paper"

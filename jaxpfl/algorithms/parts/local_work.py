@@ -11,24 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts import descents
 from jaxpfl.algorithms.parts.augmentation import Augmentation
 from jaxpfl.algorithms.parts.descents import Descent
 from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
+from jaxpfl.core import trees
+from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import ClientContext, Gradients
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.data import batching
 from jaxpfl.data.size_classes import at_own_length, size_classes
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.models import Task
 from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
-from jaxpfl.protocol import ClientContext, Gradients
-from jaxpfl.randomness import Purpose, stream
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 WEIGHTINGS = ("examples", "uniform")
 

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
-from jaxpfl.errors import JaxpflError, listed
+from jaxpfl.core import trees
+from jaxpfl.core.trees import PathPredicate
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import Task
 from jaxpfl.models.given import by_path
-from jaxpfl.trees import PathPredicate
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.support.errors import JaxpflError, listed
 
 NONE = "none"
 

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.local_work import LocalWork, taken
-from jaxpfl.errors import JaxpflError
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
-from jaxpfl.wrapping import wrapped_client, wrapped_server
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits
+from jaxpfl.core.wrapping import wrapped_client, wrapped_server
+from jaxpfl.support.errors import JaxpflError
 
 
 class Normalized(NamedTuple):

@@ -35,9 +35,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.types import PyTree, Scalar
+from jaxpfl.core import choices
+from jaxpfl.core.types import PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """``learning rate (traced) -> optax.GradientTransformation``, such as ``optax.adam``."""

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import jax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment, mean_server
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
+from jaxpfl.support.errors import JaxpflError
 
 Split = Callable[[PyTree], tuple[PyTree, PyTree]]
 """Maps a model's parameters to the client's own part and the shared one, which `trees.merge` puts together."""

@@ -36,12 +36,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, ServerContext, Upload
-from jaxpfl.settings import Range
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.wrapping import wrapped_client, wrapped_server
+from jaxpfl.core import choices
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Server, ServerContext, Upload
+from jaxpfl.core.settings import Range
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.wrapping import wrapped_client, wrapped_server
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OWN = "decay"
 """Name of the schedule that each method has of its own, by ``lr_decay`` and ``decay_every``."""

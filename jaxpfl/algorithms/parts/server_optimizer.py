@@ -16,13 +16,13 @@ import jax
 import numpy as np
 import optax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
-from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, ServerContext
+from jaxpfl.core.types import Key, Metrics, PyTree, Scalar
+from jaxpfl.core.wrapping import wrapped_server
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Reduced, Reduction, ServerContext
-from jaxpfl.types import Key, Metrics, PyTree, Scalar
-from jaxpfl.wrapping import wrapped_server
+from jaxpfl.support.errors import JaxpflError, warn
 
 
 class Served(NamedTuple):

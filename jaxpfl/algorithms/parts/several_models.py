@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, ClientData, Key, PyTree
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.types import Array, ClientData, Key, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:

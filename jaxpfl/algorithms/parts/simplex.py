@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 _ROUNDING = 8
 """Violations up to so many units of rounding count as none."""

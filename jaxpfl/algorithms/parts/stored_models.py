@@ -16,9 +16,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Stacked
-from jaxpfl.types import Array, Key, Metrics, PyTree
-from jaxpfl.wrapping import wrapped_server
+from jaxpfl.core.protocol import Message, Reduced, Server, ServerContext, Stacked
+from jaxpfl.core.types import Array, Key, Metrics, PyTree
+from jaxpfl.core.wrapping import wrapped_server
 
 _EMPTY = -1
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 Indices: TypeAlias = np.ndarray
 """Indices into a source's arrays, [n_i] int64."""

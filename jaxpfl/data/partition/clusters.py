@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.data.partition.classes import check_clients
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 class ClientClusters(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.settings import COUNT, setting
 from jaxpfl.data.partition.apportion import count_classes, deal_alike
 from jaxpfl.data.partition.classes import (
     Indices,
@@ -28,8 +29,7 @@ from jaxpfl.data.partition.clusters import draw_clusters
 from jaxpfl.data.partition.skew import dirichlet_per_class, dirichlet_per_client, lognormal, lognormal_by_class
 from jaxpfl.data.partition.users import choose_users, examples_of
 from jaxpfl.data.sources.base import Source, are_unseen
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.settings import COUNT, setting
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Assignment(NamedTuple):

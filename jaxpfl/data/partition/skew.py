@@ -9,7 +9,7 @@ import numpy as np
 from jaxpfl.data import portable
 from jaxpfl.data.partition.apportion import apportion, deal, integer_weights
 from jaxpfl.data.partition.classes import Indices, check_clients, present_classes
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 _TRIES = 1000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpfl.data.partition.classes import Indices
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Generator) -> np.ndarray:

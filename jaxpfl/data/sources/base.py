@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxpfl import mapped
-from jaxpfl.errors import JaxpflError, printable, warn
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 CANNOT_READ = "cannot read"
@@ -236,7 +236,7 @@ def check_finite(x: Any, whose: str) -> None:
       >>> import numpy as np
       >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
       Traceback (most recent call last):
-      jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
+      jaxpfl.support.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
     """
     for leaf in jax.tree.leaves(x):
         passed = 0

@@ -22,8 +22,8 @@ import numpy as np
 from jaxpfl.data.sources.base import Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.data.sources.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
-from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import check_fits, contents
+from jaxpfl.support.errors import JaxpflError, printable
+from jaxpfl.support.files import check_fits, contents
 
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE

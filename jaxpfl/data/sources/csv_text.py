@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl import files
-from jaxpfl.errors import JaxpflError, printable, shown, unknown_name
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.token_counts import TokenCounts, build
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 class DirichletMixture(NamedTuple):

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.base import data_directory, where_to_put_it
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits, opened
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits, opened
 
 FILE = "county_winners_2000_2020.csv"
 _PARTIES = {"R": 1.0, "D": 0.0}

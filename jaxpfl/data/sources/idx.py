@@ -17,8 +17,8 @@ from typing import IO, cast
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits, opened
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import check_fits, opened
 
 _TYPES = {
     0x08: "unsigned byte",

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.data.sources.idx import read_idx_pair
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import check_fits
 
 IDX_SETS = {
     "mnist": "MNIST, handwritten digits",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from jaxpfl.errors import shown
-from jaxpfl.files import opened
+from jaxpfl.support.errors import shown
+from jaxpfl.support.files import opened
 
 _CHARACTERS = 2**18
 """Least number of characters read at once."""

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl import mapped
 from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
 from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources import leaf_text
 from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes, warn_of_empty
 from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, shown
 
 _IMAGE = (784,)
 LEAF_SETS = {

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxpfl import strict_json
 from jaxpfl.data.sources.base import check_finite, one_line, where_to_put_it
 from jaxpfl.data.sources.json_members import Text, open_text
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits
+from jaxpfl.support import strict_json
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits
 
 LARGEST = 2**31 - 1
 _MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.core.types import NO_LABEL
 from jaxpfl.data.sources.pickles import read_pickle
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits
-from jaxpfl.types import NO_LABEL
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import check_fits
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of 80 characters; a character's token is its index."""

@@ -24,8 +24,8 @@ import numpy as np
 from jaxpfl.data.labels import checked_labels, renumbered, unlike_numbers
 from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import check_fits, opened
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import check_fits, opened
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import check_fits, contents
+from jaxpfl.support.errors import JaxpflError, printable
+from jaxpfl.support.files import check_fits, contents
 
 _HEADER = 128
 _ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}

@@ -10,8 +10,8 @@ from typing import IO, Literal, NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.base import one_line
-from jaxpfl.errors import JaxpflError
-from jaxpfl.files import opened
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.files import opened
 
 
 class Header(NamedTuple):

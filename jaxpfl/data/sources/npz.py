@@ -19,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from jaxpfl import mapped
+from jaxpfl.core.types import NO_LABEL
 from jaxpfl.data.labels import are_classes, checked_labels, class_names, renumbered, task_for, unlike_numbers
 from jaxpfl.data.precision import lost_digits, narrowed
 from jaxpfl.data.sources.base import (
@@ -32,9 +32,9 @@ from jaxpfl.data.sources.base import (
     pixels,
 )
 from jaxpfl.data.sources.npy import Header, header_of
-from jaxpfl.errors import JaxpflError, printable, warn
-from jaxpfl.files import check_fits, opened
-from jaxpfl.types import NO_LABEL
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, printable, warn
+from jaxpfl.support.files import check_fits, opened
 
 _VOCABULARY = "vocabulary"
 _USERS = ("users", "writer")

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxpfl.data.sources.base import one_line
-from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.files import contents
+from jaxpfl.support.errors import JaxpflError, printable
+from jaxpfl.support.files import contents
 
 _PLAIN_TYPES = frozenset("buif")
 """Supported element kinds: booleans, unsigned and signed integers, floats."""

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl import choices, host_memory
+from jaxpfl.core import choices
 from jaxpfl.data import portable
 from jaxpfl.data.sources.base import Source
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)

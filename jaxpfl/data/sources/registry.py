@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import mapped
 from jaxpfl.data.sources import (
     cifar,
     idx_sets,
@@ -37,7 +36,8 @@ from jaxpfl.data.sources.base import (
     unreadable,
 )
 from jaxpfl.data.sources.tables import TableOptions
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
 _PLANTED = "drawn: clusters of clients with a logistic regression each; planted:clients=50,clusters=5,... changes it"

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, where_to_put_it
 from jaxpfl.data.sources.matlab import read_cells
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 SCHOOL = "school"
 _FILE = "school.mat"

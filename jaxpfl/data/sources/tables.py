@@ -21,8 +21,8 @@ from jaxpfl.data.precision import narrowed
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, shown, unknown_name
-from jaxpfl.files import check_fits
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, printable, shown, unknown_name
+from jaxpfl.support.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.sources.base import Entry, Source, one_line, pixels
-from jaxpfl.errors import JaxpflError, listed, shown, unknown_name
-from jaxpfl.files import check_fits
+from jaxpfl.support.errors import JaxpflError, listed, shown, unknown_name
+from jaxpfl.support.files import check_fits
 
 _NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
 _TEST_SPLITS = ("test", "validation")

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.data.sources.base import Source, warn_of_empty
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits, contents
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits, contents
 
 WINDOW = 64
 """Length T of windows unless given."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 
 class TokenCounts(NamedTuple):

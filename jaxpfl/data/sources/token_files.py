@@ -10,13 +10,13 @@ from typing import IO
 
 import numpy as np
 
-from jaxpfl import mapped
 from jaxpfl.data.sources import csv_text, leaf, leaf_files, leaf_text, token_counts
 from jaxpfl.data.sources.base import data_directory, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.data.sources.token_counts import TokenCounts, build
-from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.files import check_fits
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits
 
 HEADER = ["user", "token", "count"]
 _IRC_ARRAYS = ("indptr", "indices", "counts", "vocab")

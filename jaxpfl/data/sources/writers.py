@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxpfl.data.sources.base import Entry, Source, entry, where_to_put_it
 from jaxpfl.data.sources.npz import load_npz
-from jaxpfl.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError
 
 WRITERS = "mnist-writers"
 _FILE = "mnist_by_writer.npz"

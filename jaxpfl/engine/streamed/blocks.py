@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import ClientData, Federation, PyTree
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting
@@ -19,7 +20,6 @@ from jaxpfl.engine.state import Counts, RunState
 from jaxpfl.engine.streamed import examples, rows
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import stack_of
-from jaxpfl.types import ClientData, Federation, PyTree
 
 _BYTES = 64 * 2**20
 """Bytes of the states and examples of a block; first states take several times as much while they are drawn."""

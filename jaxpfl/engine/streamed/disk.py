@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import files, mapped, trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import PyTree
 from jaxpfl.engine.streamed.row_file import RowFile
 from jaxpfl.engine.streamed.undo import Journal, records
-from jaxpfl.errors import JaxpflError, OutOfMemoryError, writing
-from jaxpfl.host_memory import readable
-from jaxpfl.types import PyTree
+from jaxpfl.support import files, mapped
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
+from jaxpfl.support.host_memory import readable
 
 _STORE, _PENDING, _KEPT = "store.json", "pending.json", 2
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from jaxpfl.types import ClientData
+from jaxpfl.core.types import ClientData
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:

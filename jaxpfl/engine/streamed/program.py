@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Key, Metrics, PyTree
 from jaxpfl.engine import refusals
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.round import Clients, RoundPlan, RunValues, make_round
 from jaxpfl.engine.state import Counts, RunState
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm
-from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Key, Metrics, PyTree
 
 
 class Held(NamedTuple):

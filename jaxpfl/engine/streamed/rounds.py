@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting, part_used
@@ -19,7 +20,6 @@ from jaxpfl.engine.state import Counts, RunState
 from jaxpfl.engine.streamed import examples, rows
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import Drawn, Held, make_draw, make_streamed, stack_of
-from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 Write = Callable[[int, np.ndarray, Held], None]
 """``(run, rows, held)`` writes rows back; the held leaves are [rows, ...], on the host."""

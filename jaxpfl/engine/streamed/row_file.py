@@ -14,10 +14,10 @@ from typing import IO, Self
 
 import numpy as np
 
-from jaxpfl import mapped
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.engine.streamed.rows import memory
-from jaxpfl.errors import JaxpflError, writing
+from jaxpfl.support import mapped
+from jaxpfl.support.errors import JaxpflError, writing
 
 
 class RowFile:

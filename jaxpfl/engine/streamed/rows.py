@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import mapped
-from jaxpfl.types import PyTree
+from jaxpfl.core.types import PyTree
+from jaxpfl.support import mapped
 
 Take = Callable[[int, np.ndarray], PyTree]
 """``(run, rows)`` copies the states of some clients as `take` does, wherever they are."""

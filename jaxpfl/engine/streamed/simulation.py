@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import host_memory, processes, trees
+from jaxpfl.core import trees
+from jaxpfl.core.types import Array, Federation, PyTree
 from jaxpfl.engine import compiled
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
@@ -27,9 +28,9 @@ from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.program import Held, refusal
 from jaxpfl.engine.streamed.rounds import Rounds, Write
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.host_memory import readable
-from jaxpfl.types import Array, Federation, PyTree
+from jaxpfl.support import host_memory, processes
+from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
 """Bytes of states from which on their folder is announced before they are written."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.engine.streamed.rows import memory
-from jaxpfl.errors import JaxpflError, writing
-from jaxpfl.files import no_link, opened
+from jaxpfl.support.errors import JaxpflError, writing
+from jaxpfl.support.files import no_link, opened
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
 _PIECES = 1024

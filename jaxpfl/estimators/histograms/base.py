@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import JaxpflError
-from jaxpfl.running_sum import RunningSum
-from jaxpfl.types import Array, Scalar
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 BLOCK = 256
 """Default users per block: their dense histograms over a thousand tokens take 1 MB."""

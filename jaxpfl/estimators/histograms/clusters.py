@@ -14,9 +14,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Users, as_counted, divergences, floored, total
-from jaxpfl.types import Array, Scalar
 
 
 class Clustering(NamedTuple):

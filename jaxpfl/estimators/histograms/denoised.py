@@ -20,8 +20,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import floored
-from jaxpfl.types import Array, Scalar
 
 GRID = 60
 """Number of values g, from the floor to the largest noisy value."""

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histograms.base import Users, total
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.types import Array, Key, Scalar
 
 
 class Directions(NamedTuple):

@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
 from jaxpfl.estimators.histograms.tuning import Personal
-from jaxpfl.running_sum import RunningSum
-from jaxpfl.types import Array, Scalar
 
 LEAST = 1e-8
 """Lower bound of an a_kx: a token without counts in a cluster would otherwise never regain mass."""

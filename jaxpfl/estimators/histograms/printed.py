@@ -28,12 +28,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, nearest, total
 from jaxpfl.estimators.histograms.clusters import sums
 from jaxpfl.privacy.noise import add_gaussian, add_laplace
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 
 def gaussian_stddev(epsilon: float, delta: float) -> float:

@@ -25,13 +25,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histograms.base import Users, floored, nearest, total
 from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate
 from jaxpfl.privacy.descriptions import combined
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.types import Array, Key, Scalar
 
 MASS_WEIGHT = 0.25
 """w: masses need little precision, as centers are normalised anyway; a quarter adds 3 % to the sums' noise."""

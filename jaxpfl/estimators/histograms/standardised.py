@@ -21,12 +21,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms.base import Users, floored
 from jaxpfl.estimators.histograms.denoised import denoised
 from jaxpfl.estimators.histograms.private import Release, clipped_sums, private_start, shrunk, stddevs
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.types import Array, Key, Scalar
 
 REACH = 1.0
 """C, the public clipping norm of the standardised histograms."""

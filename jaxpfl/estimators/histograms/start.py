@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms
-from jaxpfl.types import Array, Key, Scalar
 
 Direction: TypeAlias = Literal["printed", "objective"]
 """Direction of the divergence between centers and users: KL(P_k || Qhat_u), or KL(Qhat_u || P_k) as in the objective.

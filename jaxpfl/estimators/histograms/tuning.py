@@ -13,9 +13,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
-from jaxpfl.types import Array, Scalar
 
 Personal = Callable[[Users, Array], Array]
 """Function of a block and its histograms [c, d] that returns the users' estimates [c, d], also for unseen users."""

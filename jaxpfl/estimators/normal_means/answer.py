@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.estimators.normal_means.refits import Refits
-from jaxpfl.types import Array, Key, Scalar
 
 AT_ONCE = 4096
 """Clients whose posteriors, of as many components as the prior, are in memory at once."""

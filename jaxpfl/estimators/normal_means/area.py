@@ -30,14 +30,14 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaincc, ndtri
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area_fit import Likelihood, least_squares, likeliest, trace
 from jaxpfl.estimators.normal_means.area_interval import integrated
 from jaxpfl.estimators.normal_means.fit import checked
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 By: TypeAlias = Literal["integrated", "mse"]
 """Intervals that integrate over the spread, and those by the mean squared error."""

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.intervals import bisect
-from jaxpfl.types import Array
 
 Likelihood: TypeAlias = Literal["reml", "ml"]
 _SCALES = 32

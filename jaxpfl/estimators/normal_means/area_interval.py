@@ -23,11 +23,11 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import erfc
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.area_fit import least_squares, log_likelihood
-from jaxpfl.types import Array, Scalar
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _SCANNED, _SCANS = 32, 2

@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import unknown_name
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.normal_means import families
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.families import COMPONENTS, Family
@@ -33,7 +33,7 @@ from jaxpfl.estimators.normal_means.fit import ebnm, fitted
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.refits import GridRefits, Refits
 from jaxpfl.estimators.normal_means.smooth import smoothest
-from jaxpfl.types import Array, Key, Scalar
+from jaxpfl.support.errors import unknown_name
 
 Resampling: TypeAlias = Literal["parametric", "clients"]
 REFITS = 100

@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_a
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.families import COMPONENTS, FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import checked, fitted
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 By: TypeAlias = Literal["likelihood", "risk"]
 FOLDS = 5

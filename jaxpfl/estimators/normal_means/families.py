@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.normal_means.answer import AT_ONCE
 from jaxpfl.estimators.normal_means.bins import MANY, binned
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
-from jaxpfl.types import Array
 
 Family: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "normal-mixture"]
 FAMILIES: tuple[Family, ...] = ("normal", "point-normal", "point-laplace", "scale-mixture", "npmle")

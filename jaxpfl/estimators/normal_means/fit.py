@@ -34,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
 from jaxpfl.estimators.frames import labels_of
@@ -44,7 +44,7 @@ from jaxpfl.estimators.normal_means.answer import NormalMeans, in_blocks, poster
 from jaxpfl.estimators.normal_means.bins import MANY
 from jaxpfl.estimators.normal_means.families import COMPONENTS, UNCENTERED, Family, Fit
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95

@@ -18,10 +18,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.normal_means.bins import MANY, binned
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
-from jaxpfl.types import Array
 
 _STEPS = 100
 _SPREADS = ((0.1, 0.1), (0.5, 0.5), (1.0, 1.0), (0.1, 1.0))

@@ -38,14 +38,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaincc, ndtr
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area import Likelihood, about
 from jaxpfl.estimators.normal_means.fit import checked
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 LEAST_GROUPS = 3
 """Groups with which a spread between them can be told from any other."""

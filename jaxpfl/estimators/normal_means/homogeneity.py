@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import gammaincc
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.normal_means.fit import checked
-from jaxpfl.types import Array
 
 
 class Homogeneity(NamedTuple):

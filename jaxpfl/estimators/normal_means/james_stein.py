@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.normal_means.fit import checked
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 4
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erfc, logsumexp, ndtr
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.normal_means.tails import log_density, log_sum
-from jaxpfl.types import Array, Key
 
 REACH = 9.0
 """Standard deviations beyond which a normal has no mass in double precision."""

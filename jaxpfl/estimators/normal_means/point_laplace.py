@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import tails
 from jaxpfl.estimators.normal_means.normal_mixture import REACH
-from jaxpfl.types import Array, Key
 
 
 class PointLaplace(NamedTuple):

@@ -32,16 +32,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks, full_precision
-from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.core import checks, full_precision
+from jaxpfl.core.randomness import numbered
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.normal_means.fit import checked, ebnm
 from jaxpfl.privacy import local_dp
 from jaxpfl.privacy.claim import check_delta
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.randomness import numbered
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError, warn
 
 _STEPS = 2000
 """Gradient steps, from which the fitted counts no longer move."""

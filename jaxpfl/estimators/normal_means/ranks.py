@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import inputs
-from jaxpfl.types import Array, Key
 
 
 class Ranks(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
-from jaxpfl.types import Array, Key
 
 
 class Refits(NamedTuple):

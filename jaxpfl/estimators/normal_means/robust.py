@@ -28,12 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.fit import values
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError
 
 _PLACES, _TANGENTS, _TABLE = 240, 60, 64
 _STEP = 0.055  # of log(1 + t) in the table, at most

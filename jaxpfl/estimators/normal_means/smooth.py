@@ -19,10 +19,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.core.types import Array
 from jaxpfl.estimators.normal_means import families
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
-from jaxpfl.types import Array
 
 DROP = 1.9207294103470617
 """Half the 95 % quantile of a chi-square with one degree of freedom."""

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erfc
 
-from jaxpfl.types import Array
+from jaxpfl.core.types import Array
 
 _ROOT_HALF = math.sqrt(0.5)
 _HALF_LOG_2PI = math.log(2 * math.pi) / 2

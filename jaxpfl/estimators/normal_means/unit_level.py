@@ -37,15 +37,15 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import ndtr
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.normal_means.area import about, covariates, dependent, triangle
 from jaxpfl.estimators.normal_means.area_fit import Likelihood
-from jaxpfl.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 LEAST_CLIENTS = 3
 LEAST_FREE = 2

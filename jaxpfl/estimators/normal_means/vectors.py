@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means import simplex
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError, shown
 
 _ATOMS = 100
 _MOVES = 20

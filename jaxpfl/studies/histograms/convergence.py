@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms.base import Users
-from jaxpfl.presentation import COLORS, INK, new_axes, save
 from jaxpfl.studies.histograms.data import Prepared
 from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.types import Array, Key
+from jaxpfl.support.presentation import COLORS, INK, new_axes, save
 
 RATES = {"Algorithm 2": 1.0, "IFCA": None}
 """Rate of a step towards the mean; None for the settings'."""

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl import checks, host_memory
+from jaxpfl.core import checks
 from jaxpfl.data.sources import dirichlet_mixture, token_counts, token_files
 from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
 from jaxpfl.data.sources.token_counts import TokenCounts
-from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms.base import Truth, Users
 from jaxpfl.studies.settings import at_least, refuse_given
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 @dataclass(frozen=True)

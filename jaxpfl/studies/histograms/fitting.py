@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxpfl.data.sources.token_counts import TokenCounts, shares_of
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.support.errors import JaxpflError
 
 _FEW = 20
 """Number of users below which the minimum number of tokens per user is lowered."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dimred as histogram_dimred
@@ -19,7 +20,6 @@ from jaxpfl.estimators.histograms.base import Users, floored
 from jaxpfl.estimators.histograms.tuning import Personal, by_size, finetuned, fixed, local, loss, losses, toward
 from jaxpfl.studies.histograms.data import Prepared
 from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.types import Array, Key
 
 LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
 ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import jax
 
+from jaxpfl.core.randomness import named, numbered
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import dimred as histogram_dimred
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms.base import Users
-from jaxpfl.randomness import named, numbered
 from jaxpfl.studies.histograms.methods import kept_tokens
 from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.types import Array, Key, Scalar
 
 MOMENT_RADIUS = 1.0
 """B: public, the norm of a user's standardised deviation over the candidate tokens."""

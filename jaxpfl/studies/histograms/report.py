@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, INK, new_axes, new_table, plain, save
 from jaxpfl.studies.histograms import convergence as histogram_convergence
 from jaxpfl.studies.histograms import fitting as histogram_fitting
 from jaxpfl.studies.histograms.private_methods import PRINTED
@@ -15,6 +14,7 @@ from jaxpfl.studies.histograms.study import BASELINE, EXACT, ORDER, Made
 from jaxpfl.studies.plots import log_ticks
 from jaxpfl.studies.report import number
 from jaxpfl.studies.study import Block
+from jaxpfl.support.presentation import COLORS, INK, new_axes, new_table, plain, save
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpfl import checks, host_memory
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import checks
 from jaxpfl.estimators.histograms.start import Direction
 from jaxpfl.studies.histograms.data import HistogramData
 from jaxpfl.studies.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.randomness import named
+from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.partial import partial
-from jaxpfl.randomness import named
 from jaxpfl.studies.histograms import convergence as histogram_convergence
 from jaxpfl.studies.histograms import fitting as histogram_fitting
 from jaxpfl.studies.histograms import tune as histogram_tune
@@ -36,7 +36,7 @@ from jaxpfl.studies.histograms.private_methods import PRINTED as ALGORITHM_3
 from jaxpfl.studies.histograms.private_methods import Choice, Noise, all_private_centers, divided, noise_of
 from jaxpfl.studies.histograms.settings import HistogramSettings
 from jaxpfl.studies.repetitions import measure, standard_error
-from jaxpfl.types import Array, Key
+from jaxpfl.support.partial import partial
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Users
@@ -28,7 +29,6 @@ from jaxpfl.studies.histograms.data import Group, Prepared
 from jaxpfl.studies.histograms.methods import BLENDED, LAMBDAS, exact_centers
 from jaxpfl.studies.histograms.private_methods import ONE_RELEASE, Choice, given_choices, one_release, private_centers
 from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.types import Array, Key, Scalar
 
 RUNS = 1
 """Random starts and noises of each try, in every fold."""

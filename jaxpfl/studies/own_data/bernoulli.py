@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.core.randomness import named
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, inputs, learned_bernoulli
-from jaxpfl.randomness import named
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.client_csv import CsvLayout
@@ -27,6 +26,7 @@ from jaxpfl.studies.own_data.common import (
 )
 from jaxpfl.studies.own_data.options import LEVEL, OwnClients
 from jaxpfl.studies.study import Results
+from jaxpfl.support.errors import JaxpflError, shown
 
 
 def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:

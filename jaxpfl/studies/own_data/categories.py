@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
-from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import ebmultinomial, learned_bernoulli
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.own_data.options import Intervals
 from jaxpfl.studies.own_data.summary_csv import PAIRS
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support.errors import JaxpflError, printable, shown
 
 PREFIX = "count:"
 _SHOWN = 12

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Decimal, Separator, Table
-from jaxpfl.errors import JaxpflError, printable, shown
+from jaxpfl.support.errors import JaxpflError, printable, shown
 
 VALUE = "value"
 """Column of samples that is taken without being asked for, in any case."""

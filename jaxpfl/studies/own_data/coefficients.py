@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision, host_memory
+from jaxpfl.core import full_precision
 from jaxpfl.data.sources.tables import Columns, TableOptions, read_table
-from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import common_representation as common
 from jaxpfl.estimators import differences, inputs
 from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators.normal_means.area import dependent
-from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.studies.own_data import output
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, printable, shown
+from jaxpfl.support.presentation import new_table, unmarked
 
 INTERCEPT = "intercept"
 _FLOOR = 1e-8

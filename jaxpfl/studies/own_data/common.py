@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Key
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimated, Estimator, Samples
 from jaxpfl.studies.bernoulli import BernoulliSettings
@@ -16,7 +16,7 @@ from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import held_out
 from jaxpfl.studies.own_data.client_csv import Clients
 from jaxpfl.studies.settings import refuse_given
-from jaxpfl.types import Key
+from jaxpfl.support.errors import JaxpflError, shown
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 

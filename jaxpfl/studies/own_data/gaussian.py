@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.randomness import named
+from jaxpfl.core.types import Array
 from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, inputs, learned_gaussian
 from jaxpfl.estimators.client_variances import Variances
 from jaxpfl.privacy.claim import check_delta
-from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
 from jaxpfl.studies.gaussian import GaussianOptions, GaussianSettings
 from jaxpfl.studies.own_data import client_csv, output, unit_level
@@ -32,7 +32,7 @@ from jaxpfl.studies.own_data.common import (
 from jaxpfl.studies.own_data.options import LEVEL
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Results
-from jaxpfl.types import Array
+from jaxpfl.support.errors import JaxpflError
 
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import full_precision
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.studies.repetitions import measure, report
-from jaxpfl.types import Array, Key
 
 MOST_FOLDS = 20
 """With fewer samples of every client, each sample is a fold."""

@@ -9,10 +9,8 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from jaxpfl import full_precision
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core import full_precision
 from jaxpfl.estimators import base, mixture
-from jaxpfl.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 from jaxpfl.studies.mixture import MixtureSettings
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.client_csv import CsvLayout
@@ -21,6 +19,8 @@ from jaxpfl.studies.own_data.options import OwnFile
 from jaxpfl.studies.report import beside
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 
 STEPS, STARTS = 300, 16
 """Steps of EM, and starts of k-means before it."""

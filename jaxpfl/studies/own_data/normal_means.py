@@ -9,15 +9,15 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
-from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.estimators import inputs
-from jaxpfl.presentation import literal, new_table
 from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits, rate_fits
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support.errors import JaxpflError, printable
+from jaxpfl.support.presentation import literal, new_table
 
 
 def results(path: Path, given: Any, options: Any) -> Results:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, printable, shown
+from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import (
     compare_priors,
     ebnm,
@@ -34,7 +34,7 @@ from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.rate_folds import CountScores
 from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Summaries
-from jaxpfl.types import Array, Key
+from jaxpfl.support.errors import JaxpflError, printable, shown
 
 _DRAWN = 20_000_000
 _MOST_DRAWS, _FEWEST_DRAWS = 1000, 100

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Options, Results
+from jaxpfl.support.errors import JaxpflError
 
 Intervals: TypeAlias = Literal["learned", "clients", "plug-in"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.core.randomness import named
 from jaxpfl.estimators.normal_means import Cells, NormalMeans, private_ebnm
 from jaxpfl.estimators.private_rates import private_ebbinomial, private_ebpoisson
-from jaxpfl.randomness import named
 from jaxpfl.studies.own_data.summary_csv import Kind
+from jaxpfl.support.errors import JaxpflError
 
 
 def fitted(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[NormalMeans, dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import (
     compare_binomial_priors,
     compare_poisson_priors,
@@ -40,6 +39,7 @@ from jaxpfl.studies.own_data.normal_means_fits import (
     weighting,
 )
 from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
+from jaxpfl.support.errors import JaxpflError
 
 MIXTURES: Mapping[Kind, tuple[str, ...]] = {
     "successes": ("beta-mixture", "npmle"),

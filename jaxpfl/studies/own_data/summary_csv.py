@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.studies.own_data.client_csv import distinct_clients, refuse_sum
+from jaxpfl.support.errors import JaxpflError, shown
 
 Kind: TypeAlias = Literal["estimate", "successes", "count"]
 

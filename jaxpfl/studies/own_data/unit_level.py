@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs, unit_level
-from jaxpfl.presentation import literal
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import client_csv, diagnostics, output
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.normal_means_fits import coefficients, said_coefficients
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.presentation import literal
 
 _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "radius")
 

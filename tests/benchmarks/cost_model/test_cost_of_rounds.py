@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import participation
 from jaxpfl.benchmarks.cost_model.count import Product, Work
 from jaxpfl.benchmarks.cost_model.machine import Core, Parts
 from jaxpfl.benchmarks.cost_model.rounds import cost, cost_of
+from jaxpfl.core import participation
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.execution_plan import Resolved
 

@@ -1,0 +1,147 @@
+"""Privacy audits: empirical lower bounds on epsilon against a claim, and tests of the noise and the cohorts.
+
+An audit runs the engine's own programs on the method's own data and settings, with detectable clients (`canaries`),
+reads every round's release (`transcript`), plays two distinguishing games (`games`), and compares noise and cohorts
+with the accounted ones (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that differ from
+the accounted ones. A claim that is not refuted is not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxpfl.audit import games, white_box
+from jaxpfl.audit.games import Game
+from jaxpfl.audit.subject import Subject, subject_of
+from jaxpfl.audit.white_box import Noise
+from jaxpfl.core import checks
+from jaxpfl.privacy import Accountant, PrivacyPlan
+from jaxpfl.privacy.one_run import OneRunBound
+from jaxpfl.privacy.residuals import Finding
+from jaxpfl.support.errors import JaxpflError
+
+__all__ = ["Audit", "Subject", "audit", "subject_of"]
+
+
+class Audit(NamedTuple):
+    """Result of an audit.
+
+    Attributes:
+      claim: the audited privacy plan.
+      accountant: of the claimed epsilon.
+      game: many worlds with and without one canary; ``claimed`` is eps at its delta.
+      one_run: many canaries in one run; ``claimed_one_run`` is eps at its delta, the claim's own.
+      cohorts: tests that they are drawn as accounted.
+      noise: tests that it is as accounted; or, as text, why it cannot be tested.
+      against: evidence against the claim, a line each; empty without any.
+    """
+
+    claim: PrivacyPlan
+    accountant: Accountant
+    claimed: float
+    game: Game
+    claimed_one_run: float
+    one_run: OneRunBound
+    cohorts: list[Finding]
+    noise: Noise | str
+    against: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The result without the scores."""
+        bound, one = self.game.bound, self.one_run
+        noise = self.noise
+        return {
+            "relation": self.claim.relation,
+            "accountant": self.accountant,
+            "noise_multiplier": self.claim.noise_multiplier,
+            "rounds": self.claim.rounds,
+            "sampling_rate": self.claim.sampling.rate,
+            "worlds": {
+                "claimed_epsilon": self.claimed,
+                "epsilon_lower_bound": bound.epsilon,
+                "largest_bound_possible": bound.ceiling,
+                "delta": bound.delta,
+                "confidence": bound.confidence,
+                "worlds": len(self.game.present) + len(self.game.absent),
+                "statistic": self.game.statistic,
+            },
+            "one_run": {
+                "claimed_epsilon": self.claimed_one_run,
+                "epsilon_lower_bound": one.epsilon,
+                "largest_bound_possible": one.ceiling,
+                "delta": one.delta,
+                "confidence": one.confidence,
+                "canaries": one.canaries,
+                "guesses": one.guesses,
+                "correct": one.correct,
+            },
+            "noise": {"not_checked": noise}
+            if isinstance(noise, str)
+            else {
+                "over_claimed": noise.scale,
+                "standard_error": noise.error,
+                "p_values": {finding.test: finding.p_value for finding in noise.findings},
+            },
+            "cohorts": {finding.test: finding.p_value for finding in self.cohorts},
+            "false_alarm": white_box.FALSE_ALARM,
+            "against": self.against,
+            "refuted": bool(self.against),
+        }
+
+
+def audit(
+    subject: Subject,
+    *,
+    delta: float,
+    accountant: Accountant | None = None,
+    worlds: int = 400,
+    worlds_delta: float = 0.1,
+    canaries: int | None = None,
+    canary_runs: int = 1,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Audit:
+    """Audit a run.
+
+    Args:
+      delta: of the claim; the one-run audit's.
+      accountant: of the claim; the default one for the run unless given.
+      worlds: of the game with one canary, about half of them with it.
+      worlds_delta: delta at which that game's bound and the claim are compared.
+      canaries: clients that are canaries in the one-run audit; all, but 500 at most, unless given.
+      canary_runs: runs of that audit, whose canaries are counted together.
+      confidence: of each of the two bounds.
+      seed: the runs' seeds are ``seed, seed + 1, ...``.
+      progress: called with the current step.
+
+    Raises:
+      JaxpflError: as in `games.play` and `games.one_run`; for arguments out of range, and seeds beyond 32 bits.
+    """
+    claim = subject.claim
+    games.check_worlds(worlds)
+    games.check_canaries(subject, canaries, canary_runs)
+    for name, value in (("worlds_delta", worlds_delta), ("confidence", confidence)):
+        checks.probability(name, value)
+    if seed + 2 * worlds + canary_runs >= 2**32:
+        raise JaxpflError(f"seed must leave room for {2 * worlds + canary_runs} seeds below 2**32, got {seed}")
+    accountant = accountant or claim.default_accountant
+    claimed, claimed_one_run = claim.epsilon(worlds_delta, accountant), claim.epsilon(delta, accountant)
+    progress("cohorts and noise")
+    cohorts = white_box.cohorts(subject.participation, claim.sampling, seed=seed)
+    noise = white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
+    of_bounds = {"confidence": confidence}
+    progress("many canaries in one run")
+    one_run = games.one_run(subject, canaries=canaries, delta=delta, **of_bounds, seed=seed, runs=canary_runs)
+    game = games.play(
+        subject, worlds=worlds, delta=worlds_delta, **of_bounds, seed=seed + canary_runs, progress=progress
+    )
+    against = [
+        f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, {said:.4g} is claimed"
+        for name, bound, said in (("worlds", game.bound, claimed), ("one run", one_run, claimed_one_run))
+        if bound.epsilon > said
+    ]
+    findings = cohorts + ([] if isinstance(noise, str) else noise.findings)
+    against += [f"{finding.test}: p = {finding.p_value:.2g}" for finding in white_box.faults(findings)]
+    return Audit(claim, accountant, claimed, game, claimed_one_run, one_run, cohorts, noise, against)

@@ -1,0 +1,219 @@
+r"""White-box tests of the noise that rounds add and the cohorts that are drawn, against the accounted ones.
+
+A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
+client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the difference of
+the release to it must be the claimed noise (`jaxpfl.privacy.residuals`). The test works equally well on any data.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.audit.subject import Subject
+from jaxpfl.audit.transcript import Round, by_name, recorded, rounds
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
+from jaxpfl.core.types import Array, PyTree
+from jaxpfl.privacy import FixedSize, Poisson
+from jaxpfl.privacy.descriptions import Sampling
+from jaxpfl.privacy.residuals import Finding, check_noise
+
+FALSE_ALARM = 1e-6
+"""Probability of a false alarm for a correct claim, over all tests together."""
+_DRAWS, _SCORES = 4000, 2**26
+
+
+class Noise(NamedTuple):
+    """Test results for the noise.
+
+    Attributes:
+      scale: its standard deviation over the claimed one.
+      error: standard error of ``scale``.
+      findings: of each test.
+    """
+
+    scale: float
+    error: float
+    findings: list[Finding]
+
+
+def faults(findings: list[Finding]) -> list[Finding]:
+    """Findings that are significant at the level `FALSE_ALARM`, jointly."""
+    return [finding for finding in findings if finding.p_value < FALSE_ALARM / len(findings)]
+
+
+def why_no_noise_check(subject: Subject) -> str | None:
+    """Reason why the noise of such a run cannot be separated from the sum; None if it can."""
+    if subject.mechanism.noise == "per_step":
+        return "noise in every step is part of what a client computes"
+    if subject.compressor is not None:
+        return "uploads are coded after the noise"
+    if subject.method.releases is not None:
+        return f"{subject.method.name} releases its sums within a round"
+    return None
+
+
+def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
+    """Test the noise of a few runs.
+
+    Args:
+      subject: one for which `why_no_noise_check` returns None.
+    """
+    upload = subject.upload()
+    simulation = subject.simulation(lambda algorithm, work: recorded(_keeping(algorithm, upload), upload))
+    state = simulation.init(range(seed, seed + runs))
+    before = np.asarray(simulation.trim(state).counts.uploads)
+    residuals, sums = [], []
+    for t, seen in enumerate(rounds(simulation, state, subject.rounds)):
+        trimmed = simulation.trim(seen.state)
+        after = np.asarray(trimmed.counts.uploads)
+        limit = _clipping_norm(subject, seen)
+        exact = _exact_sum(subject, trimmed.clients, t, after > before, limit)
+        stddev = _stddev(subject, (after - before).sum(axis=1), limit)
+        residuals.append({name: (leaf - exact[name]) / stddev[:, None] for name, leaf in seen.leaves.items()})
+        sums.append(exact)
+        before = after
+    by_leaf = {name: np.stack([each[name] for each in residuals], axis=1) for name in residuals[0]}
+    of_sums = {name: np.stack([each[name] for each in sums], axis=1) for name in sums[0]}
+    values = np.concatenate([leaf[np.isfinite(leaf)] for leaf in by_leaf.values()])
+    scale = float(np.sqrt((values**2).mean())) if values.size else float("nan")
+    return Noise(scale, scale / np.sqrt(2 * max(values.size, 1)), check_noise(by_leaf, of_sums))
+
+
+def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) -> list[Finding]:
+    """Test cohorts, drawn by the run's own function, for the accounted sizes and frequencies of clients.
+
+    Args:
+      sampling: as accounted.
+    """
+    from scipy.stats import binom
+
+    m = participation.num_clients
+    draws = max(100, min(_DRAWS, _SCORES // m))
+    keys = jax.random.split(jax.random.key(seed), draws)
+    rows = np.asarray(jax.jit(lambda keys: jax.lax.map(lambda k: participation.sample(k, jnp.arange(m)), keys))(keys))
+    expected = _sizes(sampling, m)
+    sizes = np.bincount((rows < m).sum(axis=1), minlength=m + 1)
+    mean = float(np.arange(m + 1) @ expected) / m
+    taken = np.bincount(rows[rows < m], minlength=m)
+    each = 2 * np.minimum(binom.cdf(taken, draws, mean), binom.sf(taken - 1, draws, mean))
+    return [
+        Finding("cohort sizes", _chi_squared(sizes, draws * expected)),
+        Finding("who is drawn", float(min(1.0, m * each.min()))),
+    ]
+
+
+class _Kept(NamedTuple):
+    """Client state with its last change before clipping, its client and its round."""
+
+    state: PyTree
+    client_id: Array
+    round: Array
+    change: PyTree
+
+
+def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
+    """Wrap an algorithm so that its clients keep their last upload."""
+
+    def keeping(usual: Client) -> Client:
+        def init(key, hp, ctx, message) -> _Kept:
+            nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload.total)
+            return _Kept(usual.init(key, hp, ctx, message), ctx.client_id, jnp.int32(-1), nothing)
+
+        def update(key, hp, ctx, message, kept: _Kept, splits):
+            state, sent, metrics = usual.update(key, hp, ctx, message, kept.state, splits)
+            change = trees.prefix_divide(sent.total, sent.weight)
+            return _Kept(state, ctx.client_id, ctx.round, change), sent, metrics
+
+        def idle(key, hp, ctx, kept: _Kept, splits):
+            assert usual.idle is not None
+            state, metrics = usual.idle(key, hp, ctx, kept.state, splits)
+            return kept._replace(state=state), metrics
+
+        return usual._replace(init=init, update=update, idle=usual.idle and idle, cluster=None)
+
+    assert algorithm.reduction is Reduction.SUM
+    return algorithm._replace(clients=tuple(map(keeping, algorithm.clients)))
+
+
+def _exact_sum(
+    subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Sum of the clipped changes of the clients whose upload arrived, by leaf, [S, entries].
+
+    Args:
+      arrived: [S, m]; limit: C, [S].
+    """
+    row_of = np.argsort(subject.ids)
+    total: dict[str, np.ndarray] = {}
+    for kept in groups:
+        rows = row_of[np.searchsorted(subject.ids[row_of], np.asarray(kept.client_id))]
+        there = (np.asarray(kept.round) == round) & np.take_along_axis(arrived, rows, axis=1)
+        leaves = _stacked(kept.change)
+        size = np.sqrt(sum((leaf**2).sum(axis=2) for leaf in leaves.values()))
+        factor = np.where(there, np.minimum(1, limit[:, None] / np.maximum(size, np.finfo(float).tiny)), 0)
+        for name, leaf in leaves.items():
+            total[name] = total.get(name, 0) + np.einsum("sm,smd->sd", factor, leaf)
+    return total
+
+
+def _stacked(tree: PyTree) -> dict[str, np.ndarray]:
+    """Leaves [S, m, entries] by name."""
+    shape = jax.tree.leaves(tree)[0].shape[:2]
+    return {name: leaf.reshape(*shape, -1) for name, leaf in by_name(tree, runs=True).items()}
+
+
+def _clipping_norm(subject: Subject, seen: Round) -> np.ndarray:
+    """C of the round, [S]."""
+    if subject.mechanism.quantile is None:
+        return np.full(len(seen.weight), subject.unit)
+    return np.asarray(seen.history["clipping_norm"], np.float64)
+
+
+def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """Standard deviation of the noise, [S]; NaN if nothing may be released.
+
+    Args:
+      uploads: number that arrived, [S].
+    """
+    mechanism = subject.mechanism
+    if mechanism.noise == "central":
+        return float(mechanism.noise_multiplier_of_sum) * limit
+    least = mechanism.least_uploads(subject.participation.expected_cohort)
+    enough = np.where(uploads >= least, uploads, np.nan)
+    return float(np.asarray(mechanism.noise_multiplier)) * limit * np.sqrt(enough / least)
+
+
+def _sizes(sampling: Sampling, m: int) -> np.ndarray:
+    """Probabilities of cohorts of 0 ... m clients."""
+    from scipy.stats import binom
+
+    if isinstance(sampling, Poisson):
+        sizes = binom.pmf(np.arange(m + 1), m, sampling.rate)
+        cap = m if sampling.cap is None else sampling.cap
+        sizes[cap] += sizes[cap + 1 :].sum()
+        sizes[cap + 1 :] = 0
+        return sizes
+    sizes = np.zeros(m + 1)
+    sizes[sampling.cohort if isinstance(sampling, FixedSize) else m] = 1
+    return sizes
+
+
+def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
+    """p-value of Pearson's test, with neighbouring sizes merged to five expected draws each.
+
+    It is 0 if an impossible size occurs.
+    """
+    from scipy.stats import chi2
+
+    if counts[expected == 0].any():
+        return 0.0
+    edges = np.unique((np.cumsum(expected) / 5).astype(int), return_index=True)[1]
+    seen, meant = (np.add.reduceat(values, edges) for values in (counts, expected))
+    meant = np.maximum(meant, np.finfo(float).tiny)
+    return float(chi2.sf(((seen - meant) ** 2 / meant).sum(), len(edges) - 1)) if len(edges) > 1 else 1.0

@@ -1,0 +1,1 @@
+"""Vocabulary of the field: protocol, types, trees, randomness, participation and settings."""

@@ -1,0 +1,71 @@
+"""Range checks of numeric settings, each with a one-line error; NaN is always refused."""
+
+from __future__ import annotations
+
+import math
+
+from jaxpfl.support.errors import JaxpflError
+
+
+def positive(name: str, value: float) -> None:
+    """Check that a number is positive and finite.
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 < value < math.inf:
+        raise JaxpflError(f"{name} must be > 0 and finite, got {value}")
+
+
+def not_negative(name: str, value: float) -> None:
+    """Check that a number is non-negative and finite.
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 <= value < math.inf:
+        raise JaxpflError(f"{name} must be >= 0 and finite, got {value}")
+
+
+def rate(name: str, value: float) -> None:
+    """Check that a number lies in (0, 1].
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 < value <= 1:
+        raise JaxpflError(f"{name} must be > 0 and <= 1, got {value}")
+
+
+def probability(name: str, value: float) -> None:
+    """Check that a number lies in (0, 1).
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 < value < 1:
+        raise JaxpflError(f"{name} must be > 0 and < 1, got {value}")
+
+
+def count(name: str, value: int, most: int | None = None) -> None:
+    """Check that a number is whole and at least 1, and at most ``most`` if given.
+
+    Raises:
+      JaxpflError.
+    """
+    if isinstance(value, bool) or not float(value).is_integer() or value < 1:
+        raise JaxpflError(f"{name} must be a whole number of at least 1, got {value}")
+    if most is not None and value > most:
+        raise JaxpflError(f"{name} must be at most {most}, got {value}")
+
+
+def seed(name: str, value: int, runs: int = 1) -> None:
+    """Check that the seeds from ``value`` on, one for each run, are whole numbers of 32 bits: JAX's key of any other is
+    that of one of these.
+
+    Raises:
+      JaxpflError.
+    """
+    most = 2**32 - runs
+    if isinstance(value, bool) or value != int(value) or not 0 <= value <= most:
+        raise JaxpflError(f"{name} must be a whole number from 0 to {most}, got {value}")

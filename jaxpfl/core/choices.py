@@ -1,0 +1,92 @@
+"""Choices by name with arguments, written in one line: ``NAME`` or ``NAME:argument=value,argument=value``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+
+
+def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """The name and the arguments of a choice, with each argument's value as text.
+
+    Examples:
+      >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
+      ('adam', {'b1': '0.8'})
+
+    Raises:
+      JaxpflError: if the name is unknown or the text has another form.
+    """
+    name, colon, rest = text.partition(":")
+    known = list(known)
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    given: dict[str, str] = {}
+    for entry in rest.split(",") if colon else ():
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        if not (key and equals and value) or key in given:
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise JaxpflError(
+                f"{article} {kind} is NAME or NAME:argument=value,argument=value, each once; got {shown(text)}"
+            )
+        given[key] = value
+    return name, given
+
+
+def arguments(
+    kind: str, text: str, makers: Mapping[str, Callable[..., Any]], **more: type
+) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a choice, in the types of its maker's parameters.
+
+    Args:
+      kind: the word for such choices in messages.
+      text: of the choice.
+      makers: of all choices, by name.
+      more: further arguments of every choice, and their types.
+
+    Raises:
+      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is of another type.
+    """
+    name, given = parse(kind, text, makers)
+    known = inspect.signature(makers[name], eval_str=True).parameters
+    for key in given:
+        if key not in (*known, *more):
+            raise unknown_name(f"argument of {kind} {name}", key, (*known, *more))
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise JaxpflError(f"{kind} {name} needs {key}: {name}:{key}=...")
+    kinds = {key: parameter.annotation for key, parameter in known.items()} | more
+    return name, {key: typed(f"{name}:{key}", value, kinds[key]) for key, value in given.items()}
+
+
+def literal(text: str) -> Any:
+    """The number or switch (true, false) that a text denotes; the text itself if neither."""
+    try:
+        return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of deeply nested brackets
+        return text
+
+
+_FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.0"}
+
+
+def typed(what: str, text: str, kind: type) -> Any:
+    """Parse a text as a value of type ``kind``.
+
+    A whole number is accepted as a float, and so is inf; a single number is accepted as a tuple of one.
+
+    Raises:
+      JaxpflError: if the text denotes a value of another type.
+    """
+    try:
+        value = float(text) if kind is float else literal(text)  # "inf" is a number too
+    except ValueError:
+        value = text
+    if kind is tuple and type(value) in (int, float):
+        value = (value,)
+    if type(value) is not kind or value != value:  # not a number
+        raise JaxpflError(f"{what} must be {_FORMS.get(kind, f'a {kind.__name__}')}, got {shown(text)}")
+    return value

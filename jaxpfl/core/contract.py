@@ -1,0 +1,272 @@
+"""Checks of an algorithm's functions against the protocol, by shape and dtype.
+
+They run while a program is traced and leave nothing in it. Without them, ``jnp.where`` and ``+`` broadcast a leaf of a
+wrong shape: a wrong answer without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+
+from jaxpfl.core.protocol import ALL_STEPS, Client, Message, Server, Stacked, Upload
+from jaxpfl.core.types import Array, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError, shown
+
+
+def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
+    """Call ``client.update(key, hp, ctx, message, state, splits)`` and check the result.
+
+    Raises:
+      JaxpflError: if it is not a state like the one before, an `Upload` and metrics.
+    """
+    new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
+    if not isinstance(upload, Upload):
+        raise JaxpflError(
+            f"client.update must return (state, Upload, metrics), its Upload is of type {type(upload).__name__}"
+        )
+    check_same("client.update: state", new, given[4], like="client.init's")
+    _check_upload(upload)
+    _check_metrics("client.update", metrics)
+    return new, upload, metrics
+
+
+def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
+    """Call ``client.idle(key, hp, ctx, state, splits)`` and check the result.
+
+    Raises:
+      JaxpflError: if it is not a state like the one before, and metrics.
+    """
+    assert client.idle is not None
+    new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
+    check_same("client.idle: state", new, given[3], like="client.init's")
+    _check_metrics("client.idle", metrics)
+    return new, metrics
+
+
+def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics]:
+    """Call ``server.update(key, hp, ctx, state, Reduced or Stacked)`` and check the result.
+
+    Args:
+      shared: `Message.shared`, the part of the message that all clients receive.
+
+    Raises:
+      JaxpflError: if the result is not a pair of a state like the one before and metrics. Also if the call fails and
+        the uploads differ from the message in structure, or where they are summed in shape: the error then names this
+        difference as the likely cause. Without a failure it is no error, as a method may upload another tree.
+    """
+    try:
+        result = server.update(*given)
+    except (TypeError, ValueError) as error:
+        uploads = given[4]
+        try:
+            if isinstance(uploads, Stacked):
+                uploads, shared = jax.tree.map(lambda _: np.zeros(()), (uploads, shared))
+            check_shapes("Upload.total", uploads.total, shared, like="Message.shared")
+        except JaxpflError as difference:
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise JaxpflError(f"server.update failed ({said}); {difference}") from error
+        raise
+    new, metrics = _returned("server.update", result, "state", "metrics")
+    check_same("server.update: state", new, given[3], like="server.init's")
+    _check_metrics("server.update", metrics)
+    return new, metrics
+
+
+def counted(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
+    """Call a function of `protocol.Gradients` and check its count.
+
+    Args:
+      limit: `ClientContext.step_limit`; only a static one can be checked.
+
+    Raises:
+      JaxpflError: for a number below zero, or one that took the absence of a limit for a number of steps.
+    """
+    found = count(limit, *given)
+    if isinstance(found, int) and not 0 <= found < ALL_STEPS:
+        raise JaxpflError(
+            f"Gradients counted {found} gradients in a round: a step_limit of ALL_STEPS is none, so count with "
+            "jnp.minimum(work.steps, limit), or by jaxpfl.algorithms.gradients"
+        )
+    return found
+
+
+def check_message(message: Any, num_clients: int) -> None:
+    """Check that a broadcast is a `Message` with a row for each client where it has a part for each.
+
+    Raises:
+      JaxpflError: naming the leaf with another number of rows.
+    """
+    if not isinstance(message, Message):
+        raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
+    parts = _described("server.broadcast: Message.per_client", message.per_client)
+    try:
+        chex.assert_tree_shape_prefix(parts, (num_clients,))
+    except AssertionError as error:
+        leaves = jax.tree.leaves_with_path(parts)
+        path, leaf = next((path, leaf) for path, leaf in leaves if leaf.shape[:1] != (num_clients,))
+        raise JaxpflError(
+            f"server.broadcast: Message.per_client{_at(path)} is {_typed(leaf)}, a leading axis of {num_clients} "
+            "clients is needed"
+        ) from error
+
+
+def check_prediction(what: str, logits: Any, examples: int) -> None:
+    """Check that a prediction is an array with a row for each example.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_tree_shape_prefix(logits, (examples,))
+    except (AssertionError, AttributeError) as error:
+        raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}") from error
+
+
+def check_metric(name: str, values: Any, examples: int) -> None:
+    """Check that a task's metric is one number for each example: a mean would count padding.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_shape(values, (examples,))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise JaxpflError(
+            f"the task's metric {name!r} must be one number for each of {examples} examples, got {_typed(values)}"
+        ) from error
+
+
+def check_client_metric(name: str, value: Any) -> None:
+    """Check that a task's metric of all of a client's examples is one number.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_shape(value, ())
+    except (AssertionError, TypeError, ValueError) as error:
+        raise JaxpflError(f"the task's metric {name!r} must be one number for a client, got {_typed(value)}") from error
+
+
+def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
+    """Check that a tree has the structure, shapes and dtypes of the one that it takes the place of.
+
+    Args:
+      what: the tree's name in the message, such as ``"client.update: state"``.
+      like: the other's name.
+
+    Raises:
+      JaxpflError: naming the first leaf that differs.
+    """
+    check_shapes(what, got, want, like=like)
+    got, want = _described(what, got), _described(like, want)
+    try:
+        chex.assert_trees_all_equal_dtypes(got, want)
+    except AssertionError as error:
+        raise JaxpflError(_difference(what, got, want, like)) from error
+
+
+def check_shapes(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
+    """`check_same` whatever the dtypes."""
+    got, want = _described(what, got), _described(like, want)
+    try:
+        chex.assert_trees_all_equal_structs(got, want)
+    except AssertionError as error:
+        raise JaxpflError(f"{what} has another structure than {like}: {_structures(got, want)}") from error
+    try:
+        chex.assert_trees_all_equal_shapes(got, want)
+    except AssertionError as error:
+        raise JaxpflError(_difference(what, got, want, like)) from error
+
+
+def _check_metrics(what: str, metrics: Any) -> None:
+    """Check that metrics are scalars by name.
+
+    Raises:
+      JaxpflError: naming the metric that is none.
+    """
+    if not isinstance(metrics, dict):
+        raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
+    for name, value in metrics.items():
+        try:
+            chex.assert_shape(value, ())
+        except (AssertionError, TypeError, ValueError) as error:
+            raise JaxpflError(f"{what}: metric {name!r} must be a scalar, got {_typed(value)}") from error
+
+
+def _check_upload(upload: Upload) -> None:
+    """Check that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
+
+    Raises:
+      JaxpflError: naming the part that is not.
+    """
+    for name in ("total", "weight"):
+        _described(f"client.update: Upload.{name}", getattr(upload, name))
+
+    def check(path: tuple[Any, ...], weight: Array, part: PyTree) -> None:
+        try:
+            chex.assert_tree_shape_prefix(part, weight.shape)
+        except AssertionError as error:
+            leaf = next(leaf for leaf in jax.tree.leaves(part) if leaf.shape[: weight.ndim] != weight.shape)
+            raise JaxpflError(
+                f"client.update: Upload.weight{_at(path)} has shape {list(weight.shape)}, which are no leading axes of "
+                f"Upload.total's {list(leaf.shape)}"
+            ) from error
+
+    try:
+        jax.tree.map_with_path(check, upload.weight, upload.total)
+    except (TypeError, ValueError) as error:
+        raise JaxpflError(
+            f"client.update: Upload.weight must be a tree prefix of Upload.total: "
+            f"{_structures(upload.weight, upload.total)}"
+        ) from error
+
+
+def _returned(what: str, result: Any, *names: str) -> Any:
+    """The result of a function that must return so many values."""
+    if not isinstance(result, tuple) or len(result) != len(names):
+        kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")
+    return result
+
+
+def _described(what: str, tree: PyTree) -> PyTree:
+    """The same tree of shapes and dtypes."""
+
+    def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            raise JaxpflError(f"{what}{_at(path)} must be an array, got {shown(leaf)}")
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map_with_path(describe, tree)
+
+
+def _difference(what: str, got: PyTree, want: PyTree, like: str) -> str:
+    """The first leaf whose shape or dtype differs."""
+    pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
+    path, a, b = next((path, a, b) for (path, a), b in pairs if (a.shape, a.dtype) != (b.shape, b.dtype))
+    return f"{what}{_at(path)} is {_typed(a)}, {like}{_at(path)} is {_typed(b)}"
+
+
+def _structures(got: PyTree, want: PyTree) -> str:
+    """Difference between two trees: the first leaf that only one has, or else the two structures."""
+    own, other = ([jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
+    for mine, theirs, said in ((own, other, "has a leaf"), (other, own, "lacks the leaf")):
+        alone = [path for path in mine if path not in theirs]
+        if alone and alone[0]:
+            return f"it {said} {alone[0]}"
+    first, second = (shown(jax.tree.structure(tree), 200) for tree in (got, want))
+    return f"{first} for {second}"
+
+
+def _at(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path)
+
+
+def _typed(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else shown(leaf)

@@ -1,0 +1,282 @@
+"""Protocol of algorithms: pure functions of ONE client, and of a server that sees only uploads.
+
+The engine owns the client axis: it gathers the cohort, maps the client's functions over it, masks, sums the uploads,
+calls the server and scatters the clients' states back. Neither this file nor an algorithm mentions that axis.
+
+Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.core import trees
+from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
+
+ALL_STEPS = 2**31 - 1
+"""``ClientContext.step_limit`` of a client without a limit."""
+
+
+class ClientContext(NamedTuple):
+    """Information of a client about the run.
+
+    Attributes:
+      round: [] int32, the number of finished rounds.
+      client_id: [] int32.
+      participations: [] int32, the client's previous rounds in the cohort.
+      step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
+        static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
+      batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
+      idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
+      staleness: [] int32, rounds that ended between the message and the client's upload; 0 in synchronous rounds. What
+        the server would weigh the upload by.
+    """
+
+    round: Array
+    client_id: Array
+    participations: Array
+    step_limit: Scalar
+    batch_key: Key
+    idle_rounds: Scalar = 0
+    staleness: Scalar = 0
+
+    @property
+    def local_steps(self) -> Scalar:
+        """Deprecated name of `step_limit`; an algorithm's ``local_steps`` is tau."""
+        warnings.warn("ClientContext.local_steps is step_limit now; the old name will go", DeprecationWarning, 2)
+        return self.step_limit
+
+
+class ServerContext(NamedTuple):
+    """Information of the server: finished rounds ([] int32), m clients, and the expected cohort (public, a float)."""
+
+    round: Scalar
+    num_clients: int
+    expected_cohort: float
+
+
+class Message(NamedTuple):
+    """Broadcast of the server in a round.
+
+    Attributes:
+      shared: the tree that every client receives.
+      per_client: individual messages: leaves [m, ...] at the server, [...] at a client. None for none; new clients can
+        then be served too.
+    """
+
+    shared: PyTree
+    per_client: PyTree = None
+
+
+class Upload(NamedTuple):
+    """Upload of a client.
+
+    Attributes:
+      total: a tree of increments relative to the message (a model update, say), already multiplied by the weight.
+      weight: a tree prefix of ``total`` with leaves [] or [k]. Zero for no contribution.
+      failed: [] bool, for a method that handles failures itself: true if the client's work was not finite. The client
+        then counts as diverged and keeps its state, but its upload is used (its share of a noise, say). With None, the
+        engine detects failures, and a failed client uploads nothing.
+      bits: [] int32, the length of the coded upload, where it is compressed (`Algorithm.counts_bits`).
+    """
+
+    total: PyTree
+    weight: PyTree
+    failed: Array | None = None
+    bits: Array | None = None
+
+
+class Reduced(NamedTuple):
+    """Sum over the cohort's uploads, and the number of contributing clients ([] int32)."""
+
+    total: PyTree
+    weight: PyTree
+    contributors: Array
+
+    def mean(self) -> PyTree:
+        """Weighted mean ``total / weight``; zero where the weight is zero."""
+        return trees.prefix_divide(self.total, self.weight)
+
+
+class Stacked(NamedTuple):
+    """Stack of the cohort's uploads in C slots; zero where not valid.
+
+    Attributes:
+      total, weight: the uploads, leaves [C, ...].
+      valid: [C] bool, mask of slots with an upload.
+      rows: [C] int32, the client's row in stacks over clients (`Message.per_client`); m where not valid, so that
+        writing with mode "drop" skips it.
+    """
+
+    total: PyTree
+    weight: PyTree
+    valid: Array
+    rows: Array
+
+    @property
+    def contributors(self) -> Array:
+        """Number of contributing clients, [] int32."""
+        return self.valid.sum(dtype=jnp.int32)
+
+    def summed(self) -> Reduced:
+        """Result of the reduction SUM."""
+        total, weight = jax.tree.map(lambda a: a.sum(axis=0), (self.total, self.weight))
+        return Reduced(total, weight, self.contributors)
+
+
+class Reduction(Enum):
+    """Reduction of the cohort's uploads for the server.
+
+    ``SUM``: a `Reduced`, in the memory of one upload. ``STACK``: a `Stacked`, for servers that need individual uploads
+    (mixtures, medians, graphs), in the memory of one upload for each slot of the cohort, on every device.
+    """
+
+    SUM = "sum"
+    STACK = "stack"
+
+
+class Gradients(NamedTuple):
+    """Gradient evaluations of a client's functions, as its method declares them.
+
+    The unit is one backward pass through one model on one mini-batch. An objective of several terms of a model is one,
+    a step on k models k. Forward passes are not counted: losses that choose a cluster or weigh examples, scores,
+    AdaPeD's derivative by psi.
+
+    Attributes:
+      update: ``(limit, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = limit, which is
+        `ALL_STEPS` where there is none: ``jnp.minimum(work.steps, limit)`` steps are taken.
+      personalize: of the whole personalisation, a number or one by a client's examples.
+      idle: ``limit -> [] int32``, of a round outside the cohort (`Client.idle`).
+    """
+
+    update: Callable[[Scalar, Message], Scalar]
+    personalize: int | LocalEpochs = 0
+    idle: Callable[[Scalar], Scalar] | None = None
+
+
+class Client(NamedTuple):
+    """Pure functions of one client.
+
+    Attributes:
+      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A stateless client returns ``()``. The key
+        is the same for all clients, so that models drawn from it start alike; with ``ctx.client_id`` folded in, it is
+        the client's own.
+      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
+        scalars by name; progress displays show ``train_loss``.
+      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; does not change
+        the state. With ``ctx.step_limit == 0`` it takes no step.
+      predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
+      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None for no
+        training there.
+      cluster: ``(hp, message, state, splits) -> [] int32``, the client's choice of a cluster. None without such a
+        choice.
+      gradients: numbers of gradient evaluations. None if undeclared; they are then not reported.
+    """
+
+    init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
+    update: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
+    personalize: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], PyTree]
+    predict: Callable[[PyTree, PyTree, PyTree], Array]
+    idle: Callable[[Key, PyTree, ClientContext, PyTree, Splits], tuple[PyTree, Metrics]] | None = None
+    cluster: Callable[[PyTree, Message, PyTree, Splits], Array] | None = None
+    gradients: Gradients | None = None
+
+
+class Server(NamedTuple):
+    """Pure functions of the server.
+
+    Attributes:
+      init: ``(key, hp, ctx) -> state``.
+      broadcast: ``(key, hp, ctx, state) -> Message``, to the cohort.
+      update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
+      predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
+      welcome: ``(key, hp, ctx, state) -> Message``, to a new client, ``per_client`` with leaves [...]. None for the
+        message of ``broadcast``.
+    """
+
+    init: Callable[[Key, PyTree, ServerContext], PyTree]
+    broadcast: Callable[[Key, PyTree, ServerContext, PyTree], Message]
+    update: Callable[[Key, PyTree, ServerContext, PyTree, Any], tuple[PyTree, Metrics]]
+    predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
+    welcome: Callable[[Key, PyTree, ServerContext, PyTree], Message] | None = None
+
+
+def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
+    """Assign clients to groups: id modulo the number of groups."""
+    return client_ids % groups
+
+
+def any_data(federation: Federation) -> None:
+    """Accept every federation."""
+
+
+class NoiseStream(NamedTuple):
+    """Source of a private algorithm's noise, beside the run's seed, data and hyper-parameters.
+
+    Attributes:
+      name: text of its method, settings and mechanism. Algorithms that differ share no noise, as the difference of
+        their releases would be free of it.
+      secret: drawn from the operating system instead, and stored in the run's state alone.
+    """
+
+    name: str
+    secret: bool = False
+
+
+class Algorithm(NamedTuple):
+    """Federated algorithm: functions of the clients and of the server.
+
+    Attributes:
+      clients: one entry for each group of clients with functions of their own (other architectures, say). States may
+        differ between groups; uploads, messages and metrics have one structure.
+      server: the server.
+      local_steps: tau, the full number of local steps in a round.
+      reduction: of the uploads, for the server.
+      idle_cap: the most rounds in a row that a client trains outside the cohort (``Client.idle``).
+      group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
+      check_data: refuses an unsuitable federation before compilation; on the host.
+      counts_bits: uploads have ``Upload.bits``, to be counted.
+      clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method whose server
+        finds clusters; on the host, of one run. Clients' own choices are `Client.cluster`.
+      noise: of a private algorithm. Cohorts are then drawn from that stream too, as guarantees over several runs need
+        independent cohorts.
+      pooled: one client, which never fails, holds the training examples of all and takes part in every round; nothing
+        is exchanged. Every client is scored with its state, without training examples, and a new one does not adapt.
+      own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
+      guarded: clients draw the noise that protects their examples, in personalisation too.
+      in_flight: of asynchronous rounds, the number of clients that are at work at once; a round is that of the next
+        ones that arrive, as many as a cohort has. 0 for twice the cohort, at most all; None for synchronous rounds.
+        Uploads are then as long as ``Message.shared``, and there are no individual messages.
+      increments: tree prefix of ``Upload.total``, false for numbers of steps, moments, running statistics and the like,
+        which neither attacks nor compressors may change.
+    """
+
+    clients: tuple[Client, ...]
+    server: Server
+    local_steps: int
+    reduction: Reduction = Reduction.SUM
+    idle_cap: int = 0
+    group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
+    check_data: Callable[[Federation], None] = any_data
+    counts_bits: bool = False
+    clusters: Callable[[PyTree], np.ndarray] | None = None
+    noise: NoiseStream | None = None
+    pooled: bool = False
+    own_steps: LocalEpochs | None = None
+    guarded: bool = False
+    in_flight: int | None = None
+    increments: PyTree = True
+
+    @property
+    def counts_gradients(self) -> bool:
+        """True if all of its clients declare their gradient evaluations."""
+        said = (client.gradients for client in self.clients)
+        return all(own is not None and (own.idle is not None or not self.idle_cap) for own in said)

@@ -1,0 +1,299 @@
+"""Settings: fields of frozen dataclasses that carry their help, type, range and unit.
+
+A setting is declared once. Flags, config files, ``config.json``, Python keywords and their documentation are read off
+the declaration, and `check` refuses a value of another type or outside the range wherever it was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
+
+import numpy as np
+
+from jaxpfl.support.errors import JaxpflError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+LARGEST = 2**31 - 1
+"""Largest count: an int32 of a compiled program."""
+
+
+class Kind(NamedTuple):
+    """A type of values: its name in error messages, and the test that a value passes."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+class Range(NamedTuple):
+    """An interval of numbers; an end that is open does not belong to it."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return bool(above and (value < self.high if self.open_high else value <= self.high))
+
+    @property
+    def words(self) -> str:
+        """The interval as error messages and help give it."""
+        low = "" if self.low == -math.inf else f"{'>' if self.open_low else '>='} {_digits(self.low)}"
+        if self.high == math.inf:
+            high = "finite" if self.open_high else ""
+        else:
+            high = f"{'<' if self.open_high else '<='} {_digits(self.high)}"
+        return " and ".join(part for part in (low, high) if part)
+
+
+COUNT = Range(1)
+POSITIVE = Range(0, math.inf, True, True)
+SHARE = Range(0, 1, False, True)
+PROBABILITY = Range(0, 1)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool | np.bool_)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The test of one value for such a value, or for a list or array [S] of them."""
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, np.ndarray) or hasattr(value, "__jax_array__") or hasattr(value, "aval"):
+            value = np.asarray(value)[()]
+        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+        return all(map(of, value)) if several else of(value)
+
+    return holds
+
+
+WHOLE = Kind("a whole number", _is_whole)
+NUMBER = Kind("a number", _is_number)
+NAME = Kind("a name", lambda value: isinstance(value, str))
+SWITCH = Kind("True or False", lambda value: isinstance(value, bool | np.bool_))
+RATE = Kind("a number, or one for each run", one_or_more(_is_number))
+SEEDS = Kind("a number of runs, or a list of whole numbers", one_or_more(_is_whole))
+BY_NAME = Kind(
+    "a dictionary of values by name",
+    lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
+)
+
+_KINDS = {"int": WHOLE, "float": NUMBER, "str": NAME, "bool": SWITCH}
+"""By annotation; a setting of another one names its kind."""
+
+
+def about(
+    help: str,
+    *,
+    unless_given: str = "",
+    python: str = "",
+    range: Range | None = None,
+    unit: str = "",
+    kind: Kind | None = None,
+    text: Any = None,
+    since: str = "0.1",
+) -> dict[str, Any]:
+    """The metadata of a `setting`: of one that must be given, ``name: kind = field(metadata=about(...))``.
+
+    Args:
+      help: its documentation, a sentence: what ``--help`` and the keyword's documentation show.
+      unless_given: the meaning of a default that is None.
+      python: what Python takes beside what text can say, a sentence.
+      range: the values allowed of a number.
+      unit: of a number, such as "clients".
+      kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
+      text: the annotation of its form as text, for flags and files, where Python takes more (``str | None`` of what may
+        also be a function).
+      since: the version of jaxpfl that had it first: runs stored by older ones are of its default.
+    """
+    more: dict[str, Any] = {
+        "since": since,
+        "unless_given": unless_given,
+        "python": python,
+        "range": range,
+        "unit": unit,
+        "kind": kind,
+        "text": text,
+    }
+    return {"help": _ended(help, unless_given), "plain": help, **more}
+
+
+def setting(default: Any, help: str, **more: Any) -> Any:
+    """A field of a dataclass that is a setting: its default value, its documentation, and what else `about` takes."""
+    return dataclasses.field(default=default, metadata=about(help, **more))
+
+
+def restated(settings: type, name: str, default: Any, unless_given: str = "") -> Any:
+    """A setting of another dataclass under the same name with another default.
+
+    Args:
+      settings: the dataclass that declares it.
+      name: of the field.
+      default: the new default.
+      unless_given: the meaning of a default that is None.
+    """
+    field = _fields(settings)[name]
+    text = text_type(settings, field)
+    said = {"help": _ended(field.metadata["plain"], unless_given), "unless_given": unless_given}
+    metadata = dict(field.metadata) | said | {"kind": _kind(field), "text": text | None if default is None else text}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _ended(help: str, unless_given: str) -> str:
+    return f"{help.rstrip('.')}; {unless_given}." if unless_given else help
+
+
+def text_type(settings: type, field: dataclasses.Field[Any]) -> Any:
+    """The annotation of a field's form as text."""
+    return field.metadata.get("text") or get_type_hints(settings, include_extras=True)[field.name]
+
+
+def text_words(field: dataclasses.Field[Any]) -> str:
+    """The annotation of a field's form as text, in words such as ``int | None``."""
+    text = field.metadata.get("text") or field.type
+    return text.__name__ if isinstance(text, type) else str(text)
+
+
+def check(settings: Any, *names: str, prefix: str = "") -> None:
+    """Refuse a setting of the wrong type or outside its range, and whole numbers beyond `LARGEST`.
+
+    None passes where it is the default or the annotation allows it.
+
+    Args:
+      settings: an instance of a dataclass; fields that are not settings are not looked at.
+      names: of the fields to check; all unless given.
+      prefix: of the names in messages, such as "plan.".
+
+    Raises:
+      JaxpflError: with the setting's name, its value and what is allowed.
+    """
+    for name, field in _fields(type(settings)).items():
+        if "help" in field.metadata and (not names or name in names):
+            check_value(prefix + name, getattr(settings, name), field)
+
+
+def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
+    """Refuse a value that a setting does not take.
+
+    Raises:
+      JaxpflError: as `check`.
+    """
+    if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
+        return
+    within: Range | None = field.metadata["range"]
+    kind, value = _kind(field), _any(value)
+    if kind is not None and not kind.holds(value):
+        raise JaxpflError(f"{name} must be {kind.words}, got {_shown(value)}")
+    if kind is WHOLE:
+        low, high = (-math.inf, math.inf) if within is None else (within.low, within.high)
+        if value < low:
+            raise JaxpflError(f"{name} must be at least {_digits(low)}, got {value}")
+        if value > (most := LARGEST if high == math.inf else high):
+            raise JaxpflError(f"{name} must be at most {_digits(most)}, got {value}")
+    elif within is not None and not isinstance(value, str):
+        for one in np.ravel(np.asarray(value, float)):
+            if one not in within:
+                raise JaxpflError(f"{name} must be {within.words}, got {value if np.ndim(value) == 0 else one}")
+
+
+def is_default(settings: Any, name: str) -> bool:
+    """True if a setting has its default value, and so counts as not given."""
+    value, default = getattr(settings, name), _fields(type(settings))[name].default
+    return value is default or (type(value) is type(default) and value == default)
+
+
+def part_of(part: type[T], flat: Any) -> T:
+    """A dataclass of settings from an object that has the same names as attributes."""
+    return part(**{name: getattr(flat, name) for name in _fields(part)})
+
+
+def keywords_of(settings: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function of keywords the signature and the documentation of a dataclass of settings.
+
+    What is not one of them is refused as Python does; a wrong type or range as `check` does.
+    """
+    assert isinstance(settings, type)
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = settings(*args, **kwargs)
+            except TypeError as error:  # a keyword that there is not, or one that lacks
+                said = str(error).replace(f"{settings.__name__}.__init__()", f"{function.__name__}()")
+                raise TypeError(said) from None
+            check(given)
+            return function(given)
+
+        signature = inspect.signature(settings).replace(return_annotation=inspect.signature(function).return_annotation)
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = documented(function.__doc__ or "", settings)
+        return call
+
+    return decorate
+
+
+def documents_itself(settings: type[T]) -> type[T]:
+    """Give a dataclass of settings that is made in Python their documentation."""
+    settings.__doc__ = documented(settings.__doc__ or "", settings)
+    return settings
+
+
+def documented(doc: str, settings: type) -> str:
+    """A docstring with the settings in its section ``Args``, before ``Raises`` where it has one."""
+    fields, lines = _fields(settings), ["Args:"]
+    for name in inspect.signature(settings).parameters:
+        if "help" in fields[name].metadata:
+            text = f"{name}: {described(fields[name])}"
+            lines += textwrap.wrap(text, 120, initial_indent=" " * 2, subsequent_indent=" " * 4)
+    said = "\n".join(lines)
+    head, raises, tail = inspect.cleandoc(doc).partition("\nRaises:")
+    return f"{head.rstrip()}\n\n{said}\n{raises}{tail}\n"
+
+
+def described(field: dataclasses.Field[Any]) -> str:
+    """The documentation of a setting as a keyword, with its range and unit."""
+    said, within = [field.metadata["help"], field.metadata["python"]], field.metadata["range"]
+    if within is not None and within.words:
+        unit = field.metadata["unit"]
+        said.append(f"Allowed: {within.words}{f' ({unit})' if unit else ''}.")
+    return " ".join(filter(None, said))
+
+
+def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(settings)}
+
+
+def _kind(field: dataclasses.Field[Any]) -> Kind | None:
+    return field.metadata["kind"] or _KINDS.get(str(field.type).removesuffix(" | None"))
+
+
+def _any(value: Any) -> Any:
+    """The value, with what the type checker knows of it forgotten."""
+    return value
+
+
+def _digits(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"

@@ -1,0 +1,211 @@
+"""Tree operations beyond optax.tree: selection, finiteness, parts by path, prefix-weighted means, rows of stacks."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.core.types import Array, PyTree
+from jaxpfl.support import mapped
+
+PathPredicate = Callable[[tuple[str, ...]], bool]
+"""Maps a leaf's path, such as ``("head", "kernel")``, to whether it belongs to the part in question."""
+
+
+def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
+    """Select one of two trees by a scalar condition, without arithmetic: NaN on the other side is dropped."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+_APART: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def leaves_apart(apart: bool = True) -> Iterator[None]:
+    """Trace a block without concatenating leaves: those in parts on several devices would be whole on each of them."""
+    token = _APART.set(apart)
+    try:
+        yield
+    finally:
+        _APART.reset(token)
+
+
+def are_apart() -> bool:
+    """True within `leaves_apart`."""
+    return _APART.get()
+
+
+def all_finite(tree: PyTree) -> Array:
+    """True if every floating-point entry of the tree is finite, [] bool."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if leaves and _APART.get():
+        return jnp.stack([jnp.isfinite(x).all() for x in leaves]).all()
+    return jnp.isfinite(jnp.concatenate([x.reshape(-1) for x in leaves])).all() if leaves else jnp.array(True)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["structure", "shapes"])
+@dataclass(frozen=True)
+class Packed:
+    """A tree stored as a few vectors, one per dtype in order of first appearance; made by `pack`.
+
+    An operation on the vectors is one kernel instead of one per leaf, so such a program compiles faster. Within
+    `leaves_apart` the leaves themselves stand for the vectors, and ``shapes`` is None.
+    """
+
+    vectors: tuple[Array, ...]
+    structure: Any
+    shapes: tuple[tuple[tuple[int, ...], Any], ...] | None
+
+    def unpack(self) -> PyTree:
+        """The original tree."""
+        if self.shapes is None:
+            return jax.tree.unflatten(self.structure, self.vectors)
+        by_dtype = dict(zip(dict.fromkeys(dtype for _, dtype in self.shapes), self.vectors, strict=True))
+        used = dict.fromkeys(by_dtype, 0)
+        leaves = []
+        for shape, dtype in self.shapes:
+            start = used[dtype]
+            used[dtype] += math.prod(shape)
+            leaves.append(by_dtype[dtype][start : used[dtype]].reshape(shape))
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def pack(tree: PyTree) -> Packed:
+    """Concatenate all leaves of each dtype into one vector."""
+    leaves, structure = jax.tree.flatten(tree)
+    if _APART.get():
+        return Packed(tuple(leaves), structure, None)
+    groups: dict[Any, list[Array]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf.dtype, []).append(leaf.reshape(-1))
+    vectors = tuple(jnp.concatenate(group) for group in groups.values())
+    return Packed(vectors, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:
+    """``total / weight``, zero where the weight is zero.
+
+    Args:
+      total: a tree of arrays.
+      weight: a tree prefix of ``total``: each leaf, of shape [] or [k], divides the leading axes of its subtree.
+    """
+
+    def divide(w: Array, leaf: Array) -> Array:
+        w = jnp.reshape(w, w.shape + (1,) * (leaf.ndim - w.ndim))
+        return jnp.where(w > 0, leaf / jnp.where(w > 0, w, 1), 0).astype(leaf.dtype)
+
+    return jax.tree.map(lambda w, part: jax.tree.map(lambda leaf: divide(w, leaf), part), weight, total)
+
+
+def prefix_multiply(tree: PyTree, weight: PyTree) -> PyTree:
+    """``weight * tree`` for a tree prefix of weights, as in `prefix_divide`."""
+
+    def multiply(w: Array, leaf: Array) -> Array:
+        return (jnp.reshape(w, w.shape + (1,) * (leaf.ndim - w.ndim)) * leaf).astype(leaf.dtype)
+
+    return jax.tree.map(lambda w, part: jax.tree.map(lambda leaf: multiply(w, leaf), part), weight, tree)
+
+
+def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTree]:
+    """Split a tree into the leaves whose path the predicate accepts, and the others.
+
+    Both parts have the nodes of the whole tree, with None (to JAX, a node without leaves) in place of a missing leaf;
+    `merge` puts them together again.
+    """
+
+    def keep(accepted: bool) -> PyTree:
+        return jax.tree.map_with_path(
+            lambda path, leaf: leaf if bool(predicate(names(path))) == accepted else None, tree
+        )
+
+    return keep(True), keep(False)
+
+
+def merge(part: PyTree, rest: PyTree) -> PyTree:
+    """Inverse of `split_by_path`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, part, rest, is_leaf=lambda node: node is None)
+
+
+def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of a path of JAX's, as predicates take them."""
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+
+
+def valid_count(valid: Array) -> Array:
+    """Number of valid slots, at least one, []."""
+    return jnp.maximum(valid.sum(), 1)
+
+
+def valid_sum(valid: Array, values: Array) -> Array:
+    """Sum of values [b] over the valid slots [b], []; NaN in others is dropped."""
+    return jnp.where(valid, values, 0).sum()
+
+
+def where_rows(valid: Array, leaf: Array) -> Array:
+    """Rows of a leaf [b, ...] where valid, [b]; zero in others."""
+    return jnp.where(valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim)), leaf, jnp.zeros((), leaf.dtype))
+
+
+def valid_mean(valid: Array, values: Array) -> Array:
+    """Mean of values [b] over the valid slots [b], []; zero where none is valid."""
+    return valid_sum(valid, values) / valid_count(valid)
+
+
+_TOGETHER = 32
+"""Products that `sum_products` adds one after the other; larger parts are no faster on a CPU."""
+
+
+def sum_products(weights: Array, rows: Array) -> Array:
+    """Weighted sums over many rows, ``sum_i weights_i rows_i``, [m] or [m, k] and [m, ...] -> [...] or [k, ...].
+
+    A matrix product adds the m terms one after the other if k or the rows are narrow, and loses three of seven digits
+    of a million float32 terms; this one multiplies parts of the rows and adds the parts' sums as a tree.
+    """
+    parts = -(-weights.shape[0] // _TOGETHER)
+
+    def divided(a: Array) -> Array:
+        a = jnp.pad(a, [(0, parts * _TOGETHER - a.shape[0])] + [(0, 0)] * (a.ndim - 1))
+        return a.reshape(parts, _TOGETHER, *a.shape[1:])
+
+    if parts <= 1:
+        return jnp.tensordot(weights, rows, axes=(0, 0))
+    return jax.vmap(partial(jnp.tensordot, axes=(0, 0)))(divided(weights), divided(rows)).sum(axis=0)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Size of all leaves in bytes; leaves may be arrays or ``jax.ShapeDtypeStruct``."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def checksum(tree: PyTree) -> int:
+    """CRC-32 of the arrays of a tree, on the host."""
+    found = 0
+    for leaf in jax.tree.leaves(tree):
+        array = np.asarray(leaf)
+        for part in mapped.in_parts(array) if mapped.is_mapped(array) else (array,):
+            found = zlib.crc32(np.ascontiguousarray(part).data, found)
+    return found
+
+
+def take_rows(tree: PyTree, rows: Array) -> PyTree:
+    """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row outside [0, m) reads the nearest row.
+
+    An empty slot of a cohort carries the row m. What it reads is real data of some client, so it cannot make NaN, and
+    what it computes is dropped by the mask; clipping spares the pass over the data that filling would cost.
+    """
+    return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)
+
+
+def put_rows(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
+    """Write rows into a stacked tree; rows outside [0, m) (empty slots) are dropped."""
+    return jax.tree.map(lambda a, v: a.at[rows].set(v, mode="drop", indices_are_sorted=True), tree, values)

@@ -1,0 +1,295 @@
+"""Types shared by every level: clients' data in one flat store, and the federation of all clients.
+
+Notation: m clients, of which client i has n_i examples; N is their sum; n is a capacity, the largest n_i or a bound on
+it; [..., ] a leaf's shape for ONE client. Stacked, what is by client gets a leading [m].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.support.errors import JaxpflError, shown
+
+Array: TypeAlias = jax.Array
+Key: TypeAlias = jax.Array
+"""A typed PRNG key, as made by ``jax.random.key``."""
+Device: TypeAlias = Any
+"""A ``jax.Device`` (which is a variable to type checkers)."""
+PyTree: TypeAlias = Any
+Scalar: TypeAlias = Any
+"""A Python number or a zero-dimensional array; traced where hyper-parameters are."""
+Metrics: TypeAlias = dict[str, Array]
+
+NO_LABEL = -1
+"""Label of a position of a sequence that has none: padding, or a token that is not to be predicted."""
+MOST_EXAMPLES = 2**31 - 1
+"""Most examples of a split: their places are int32."""
+EQUAL = 1.25
+"""Work of passes over all clients at the capacity, relative to their examples, up to which they count as equal."""
+CHUNK = 2
+"""Cost of a chunk beside its examples, in examples; of small models it is more, but these run several at once."""
+
+
+class Examples(NamedTuple):
+    """Flat store of examples: inputs, a tree of [N, ...], and labels [N]."""
+
+    x: PyTree
+    y: Any
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["examples", "start", "size"],
+    meta_fields=["capacity", "chunk"],
+)
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's view of a flat store of examples; stacked, the views of m clients of the same store.
+
+    Client i's examples are those at ``start ... start + size - 1``. Nothing is padded: ``x``, ``y`` and ``mask`` gather
+    the padded arrays when they are asked for.
+
+    Attributes:
+      examples: the store, which all clients share.
+      start: place of the client's first example, [] int32 (or [m] when stacked).
+      size: n_i, its number of examples, [] int32 (or [m]).
+      capacity: n, static; no client has more examples.
+      chunk: examples in a chunk of a pass over all of a client's examples, static; at most the capacity.
+    """
+
+    examples: Examples
+    start: Any
+    size: Any
+    capacity: int
+    chunk: int
+
+    @classmethod
+    def stacked(cls, examples: Examples, sizes: Sequence[int] | np.ndarray) -> ClientData:
+        """Stack of the clients of a store on the host, in the store's order.
+
+        Args:
+          examples: NumPy arrays; the first client's examples first.
+          sizes: [m], the clients' numbers of examples; N in all.
+
+        Raises:
+          JaxpflError: for 2**31 examples or more.
+        """
+        size = np.asarray(sizes, np.int64)
+        total = int(size.sum())
+        if total > MOST_EXAMPLES:
+            raise JaxpflError(f"a split has {total} examples, at most {MOST_EXAMPLES} are supported")
+        # A client without examples points to the first of all, which every store of examples has.
+        start = np.where(size > 0, np.cumsum(size) - size, 0).astype(np.int32)
+        return cls(examples, start, size.astype(np.int32), int(size.max(initial=0)), chunk_of(size))
+
+    @classmethod
+    def padded(cls, x: PyTree, y: Any, mask: Any) -> ClientData:
+        """Data of one client or of a stack from padded arrays; of NumPy arrays the padding is dropped.
+
+        Args:
+          x: a tree of [n, ...], or [m, n, ...] for a stack.
+          y: [n] or [m, n].
+          mask: [n] or [m, n] bool, true for real examples, which come first.
+        """
+        if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((x, y, mask))):
+            examples = jax.tree.map(lambda leaf: leaf[mask], Examples(x, y))
+            made = cls.stacked(examples, mask.sum(axis=-1).reshape(-1))
+            made = made if mask.ndim > 1 else made.client(0)
+            return replace(made, capacity=mask.shape[-1])
+        mask = jnp.asarray(mask)
+        n = mask.shape[-1]
+        examples = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf).reshape(-1, *jnp.shape(leaf)[mask.ndim :]), Examples(x, y)
+        )
+        start = n * jnp.arange(mask.size // max(n, 1), dtype=jnp.int32).reshape(mask.shape[:-1]) if n else 0
+        start = jnp.broadcast_to(start, mask.shape[:-1]).astype(jnp.int32)
+        return cls(examples, start, mask.sum(axis=-1, dtype=jnp.int32), n, n)
+
+    @property
+    def x(self) -> PyTree:
+        """Padded inputs, a tree of [n, ...] (or [m, n, ...]): real examples first, zeros behind them."""
+        return jax.tree.map(self._gathered, self.examples.x)
+
+    @property
+    def y(self) -> Any:
+        """Padded labels, [n] (or [m, n]); zero where padded."""
+        return self._gathered(self.examples.y)
+
+    @property
+    def mask(self) -> Any:
+        """Mask of the real examples, [n] (or [m, n]) bool."""
+        arrays: Any = np if isinstance(self.size, np.ndarray | np.generic) else jnp
+        return arrays.arange(self.capacity) < arrays.expand_dims(self.size, -1)
+
+    def _gathered(self, leaf: Any) -> Any:
+        host = isinstance(leaf, np.ndarray) and isinstance(self.start, np.ndarray | np.generic)
+        arrays: Any = np if host else jnp
+        mask = self.mask
+        if not leaf.shape[0] or not self.capacity:
+            return arrays.zeros((*mask.shape, *leaf.shape[1:]), leaf.dtype)
+        places = arrays.expand_dims(self.start, -1) + arrays.arange(self.capacity, dtype=np.int32)
+        rows = leaf[arrays.where(mask, places, 0)]
+        real = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 1))
+        view = arrays.where(real, rows, arrays.zeros((), leaf.dtype))
+        if host:
+            view.flags.writeable = False  # what is written into it would reach no example
+        return view
+
+    def client(self, row: Any) -> ClientData:
+        """View of the client of a row of the stack."""
+        return replace(self, start=self.start[row], size=self.size[row])
+
+    def rows(self, places: Any) -> ClientData:
+        """Stack of the clients of some rows, on the host; examples that are then nobody's are dropped.
+
+        Args:
+          places: rows of the stack in the new order, or a mask [m].
+        """
+        start, size = np.asarray(self.start)[places], np.asarray(self.size)[places]
+        if size.sum(dtype=np.int64) >= len(self.examples.y):
+            return replace(self, start=start, size=size)
+        return ClientData.stacked(self._taken(start, size), size).bounded(self.capacity)
+
+    def check(self) -> None:
+        """Refuse a stack whose places are not in its store, on the host.
+
+        Raises:
+          JaxpflError: as of a store whose examples were cut instead of its clients.
+        """
+        start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
+        wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
+        if start.shape != size.shape or len(wrong):
+            raise JaxpflError(
+                f"clients' examples must lie in their store of {stored}: choose clients by federation.rows, not by the "
+                "leaves of its tree"
+            )
+
+    def flat(self) -> Examples:
+        """The clients' examples on the host, one client's after the other's, in the order of the stack.
+
+        Raises:
+          JaxpflError: as `check`.
+        """
+        self.check()
+        start, size = np.atleast_1d(np.asarray(self.start)), np.atleast_1d(np.asarray(self.size))
+        ends = np.cumsum(size, dtype=np.int64)
+        if np.array_equal(start[size > 0], (ends - size)[size > 0]) and ends[-1] == len(self.examples.y):
+            return jax.tree.map(np.asarray, self.examples)
+        return self._taken(start, size)
+
+    def _taken(self, start: np.ndarray, size: np.ndarray) -> Examples:
+        ends = np.cumsum(size, dtype=np.int64)
+        places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[places], self.examples)
+
+    def with_examples(self, x: PyTree | None = None, y: Any = None) -> ClientData:
+        """The same clients with other inputs or labels in the store, [N, ...] in its order."""
+        old = self.examples
+        return replace(self, examples=Examples(old.x if x is None else x, old.y if y is None else y))
+
+    def bounded(self, capacity: int) -> ClientData:
+        """The same clients with another capacity, on which results must not depend."""
+        return replace(self, capacity=capacity)
+
+    def emptied(self) -> ClientData:
+        """The same clients without examples, on the host."""
+        examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:0], self.examples)
+        return ClientData.stacked(examples, np.zeros(len(np.asarray(self.size)), np.int32))
+
+
+def chunk_of(sizes: np.ndarray) -> int:
+    """Examples in a chunk of a pass over clients of these sizes: all of the largest, or about the median client's.
+
+    The former where that costs all clients together at most a quarter more than their examples, as one chunk is one
+    operation. Else the median's or a power of two: whichever costs least, at its length and `CHUNK` examples more for
+    each chunk.
+    """
+    present = np.asarray(sizes, np.int64)
+    present = present[present > 0]
+    if not len(present):
+        return 0
+    largest = int(present.max())
+    if largest * len(present) <= EQUAL * present.sum():
+        return largest
+    powers = [2**k for k in range(2, (largest - 1).bit_length())]
+    lengths = [max(int(np.median(present)), 1), *powers, largest]
+    return min(lengths, key=lambda length: int((-(-present // length)).sum()) * (length + CHUNK))
+
+
+class Splits(NamedTuple):
+    """Examples of a client that an algorithm may see. Test examples are not a field, so no algorithm can reach them."""
+
+    train: ClientData
+    validation: ClientData
+
+    def client(self, row: Any) -> Splits:
+        """Views of the client of a row of the stack."""
+        return Splits(self.train.client(row), self.validation.client(row))
+
+
+class Federation(NamedTuple):
+    """All m clients stacked on axis 0: the data argument of every compiled program.
+
+    Attributes:
+      client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its place in the stack.
+      train, validation, test: stacked `ClientData`, each with a store of its own; a split may have no examples.
+    """
+
+    client_ids: Any
+    train: ClientData
+    validation: ClientData
+    test: ClientData
+
+    @property
+    def num_clients(self) -> int:
+        return self.client_ids.shape[0]
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(self.train, self.validation)
+
+    @property
+    def all_splits(self) -> tuple[ClientData, ClientData, ClientData]:
+        """The training, validation and test examples."""
+        return self.train, self.validation, self.test
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example's input (inputs that are one array)."""
+        return tuple(self.train.examples.x.shape[1:])
+
+    def rows(self, places: Any) -> Federation:
+        """The clients of some rows of the stack, on the host.
+
+        Args:
+          places: rows in the new order, or a mask [m]. A client that is there twice needs another id for one of them
+            (``_replace(client_ids=...)``) before it is trained, as random streams follow ids.
+
+        Raises:
+          JaxpflError: for rows that there are not.
+        """
+        places, m = np.asarray(places), self.num_clients
+        if places.dtype == bool and places.shape == (m,):
+            places = np.flatnonzero(places)
+        whole = np.issubdtype(places.dtype, np.integer) or not places.size
+        if not whole or places.ndim != 1 or ((places < 0) | (places >= m)).any():
+            raise JaxpflError(f"rows must be numbers from 0 to {m - 1}, or a mask of {m}, got {shown(places.tolist())}")
+        places = places.astype(np.int64)
+        return Federation(np.asarray(self.client_ids)[places], *(split.rows(places) for split in self.all_splits))
+
+    def pooled(self) -> Federation:
+        """One client of id 0 that holds all training examples, and no others; on the host.
+
+        They are in the order of the clients' ids, and are not copied where the store has them so: the result does not
+        depend on the order of the stack.
+        """
+        examples = self.train.rows(np.argsort(np.asarray(self.client_ids))).flat()
+        train = ClientData.stacked(examples, [len(examples.y)])
+        return Federation(np.zeros(1, np.int32), train, train.emptied(), train.emptied())

@@ -1,0 +1,83 @@
+"""Compiling ahead: a thread compiles the programs of the next methods while one runs."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Self
+
+import jax
+
+from jaxpfl.engine import Simulation
+from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.core.types import Federation
+
+
+class Ahead:
+    """Simulations of an experiment's methods; after the first, the others' programs are compiled in a thread.
+
+    It compiles what the run would compile, from the same seeds and data, which lie on the devices once. What fails
+    there fails again, and is reported, when the method's turn comes. Leaving the context waits for the program that is
+    being compiled.
+    """
+
+    def __init__(self, experiment: Experiment, methods: tuple[str, ...], last: str | None = None):
+        """Prepare the simulations.
+
+        Args:
+          experiment: their data.
+          methods: those that are compiled ahead, in their order.
+          last: the method whose simulation is the last to be made: the examples on the host are then let go.
+        """
+        self._experiment, self._names, self._last = experiment, methods, last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._made: dict[str, Future[Simulation]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def simulation(self, name: str) -> Simulation:
+        """The simulation of a method; the first one starts the thread on the others."""
+        simulation = self._simulation(name)
+        if name == self._last:
+            self._experiment = self._experiment.described()
+        return simulation
+
+    def _simulation(self, name: str) -> Simulation:
+        if name in self._made:
+            made = self._made.pop(name)
+            with suppress(Exception):  # made again here, where errors and warnings are the run's
+                return made.result()
+            return self._experiment.simulation(name)
+        simulation = self._experiment.simulation(name)
+        shared = simulation.shared_data()
+        if shared is not None and _same_types(shared, self._experiment.federation):
+            runs = {one: replace(run, federation=shared) for one, run in self._experiment.runs.items()}
+            placed = self._experiment._replace(federation=shared, runs=runs)
+            after = self._names.index(name) + 1 if name in self._names else len(self._names)
+            for other in self._names[after:]:
+                self._made[other] = self._thread.submit(placed.simulation, other)
+                self._thread.submit(self._compile, self._made[other])
+        return simulation
+
+    def _compile(self, made: Future[Simulation]) -> None:
+        config = self._experiment.config
+        splits: list[Literal["test", "validation", "unseen"]] = ["test"]
+        if self._experiment.federation.validation.capacity:
+            splits.append("validation")
+        if self._experiment.unseen is not None:
+            splits.append("unseen")
+        with suppress(Exception):
+            made.result().compile(range(config.seed, config.seed + require(config.seeds)), *splits)
+
+
+def _same_types(one: Federation, other: Federation) -> bool:
+    """True if placing the data changed no type: a private run's noise is named after their bytes."""
+    return [leaf.dtype for leaf in jax.tree.leaves(one)] == [leaf.dtype for leaf in jax.tree.leaves(other)]

@@ -1,0 +1,258 @@
+"""Checkpoints of one method's state, by orbax, written atomically with checksums; two are kept.
+
+``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.support import checksums, processes
+from jaxpfl.data.sources.base import one_line
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.state import keyless
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.partial import discard_late, partial
+
+_KEPT = 2
+_STATE = "state"
+
+
+class Checkpoints:
+    """The checkpoints of one method in a run folder.
+
+    Args:
+      folder: that holds them.
+      resumed: whether ``--resume`` is what goes on from them, as errors then say.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool = True):
+        import orbax.checkpoint as ocp
+
+        # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        _hush_unawaited()
+        self._ocp = ocp
+        # Of several processes one writes and reads, without the others.
+        alone: dict[str, Any] = {}
+        if processes.several():
+            own = {processes.index()}
+            options = ocp.options.MultiprocessingOptions(
+                primary_host=processes.index(), active_processes=own, barrier_sync_key_prefix="jaxpfl"
+            )
+            alone = {"multiprocessing_options": options}
+        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler(**alone), **alone)
+        self._folder = folder.absolute()
+        self._resumed = resumed
+        self._latest: int | None = None
+
+    def rounds(self) -> list[int]:
+        """Rounds of all checkpoints, intact or damaged, latest first; other files are ignored."""
+        if not self._folder.is_dir():
+            return []
+        names = (path.name for path in self._folder.iterdir() if path.is_dir())
+        return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name)), reverse=True)
+
+    def save(self, round: int, state: RunState, seconds: float) -> None:
+        """Save the state after ``round`` rounds, and the seconds spent so far, unless saved already.
+
+        Raises:
+          JaxpflError: if it cannot be written, for example on a full disk; the previous one stays.
+        """
+        if round == self._latest:
+            return
+        target = self._folder / str(round)
+        tree = {"state": keyless(state), "seconds": np.float64(seconds)}
+        try:
+            with partial(target) as place:
+                place.mkdir(parents=True)
+                self._orbax.save(place / _STATE, args=self._ocp.args.StandardSave(tree))
+                checksums.write(place)
+                if target.exists():  # a damaged one, which `restore` skipped
+                    shutil.rmtree(target)
+        except Exception as error:  # orbax raises whatever its parts do
+            discard_late(target)
+            remedy = "; --resume goes on from the one before" if self._resumed else ""
+            raise JaxpflError(
+                f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}{remedy}"
+            ) from None
+        self._latest = round
+        for old in [known for known in self.rounds() if known < round][_KEPT - 1 :]:
+            shutil.rmtree(self._folder / str(old), ignore_errors=True)
+
+    def keep_only(self, round: int) -> None:
+        """Delete the checkpoints of all other rounds."""
+        for other in self.rounds():
+            if other != round:
+                shutil.rmtree(self._folder / str(other), ignore_errors=True)
+
+    def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
+        """Restore the latest intact checkpoint, or ``like`` itself if there is none at all.
+
+        A damaged one (flipped bits, a copied folder) is reported and skipped: the run continues from the one before,
+        with the same results, and writes it again.
+
+        Args:
+          like: a state of the same shapes, such as the initial one.
+          most: rounds of the run.
+          say: called with messages about damaged checkpoints.
+
+        Returns:
+          The state, and the seconds spent until it was saved.
+
+        Raises:
+          JaxpflError: if there are checkpoints, and none of them is intact.
+        """
+        problems: list[str] = []
+        for round in self.rounds():
+            if round > most:
+                problems.append(f"the checkpoint of round {round} is beyond the run's {most} rounds")
+                continue
+            try:
+                found = self.read(round, like)
+            except JaxpflError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                say(f"{'; '.join(problems)}: going on from round {round}")
+            self._latest = round
+            return found
+        if problems:
+            remedy = f": delete {self._folder}, and --resume starts it anew" if self._resumed else ""
+            raise JaxpflError(f"{'; '.join(problems)}{remedy}")
+        return like, 0.0
+
+    def read(self, round: int, like: RunState) -> tuple[RunState, float]:
+        """Read the checkpoint of one round: its state, and the seconds spent until it was saved.
+
+        Raises:
+          JaxpflError: if it is damaged or cannot be read.
+        """
+        place = self._folder / str(round)
+        try:
+            checksums.check(place)
+        except JaxpflError as error:
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
+        # With today's placement: it may have been saved from devices that this machine lacks.
+        abstract = jax.tree.map(_abstract, like)
+        wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
+        try:
+            tree = self._orbax.restore(place / _STATE, args=wanted)
+        except Exception as error:  # orbax raises whatever its parts do
+            raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
+        state = jax.tree.map(_typed, tree["state"], like)
+        if (found := int(np.ravel(state.round)[0])) != round:
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it is one of round {found})")
+        return state, float(tree["seconds"])
+
+
+def save(checkpoints: Checkpoints | None, round: int, simulation: Simulation, state: RunState, seconds: float) -> None:
+    """Save the state of a simulation's runs, by the first process alone; see `Checkpoints.save`."""
+    whole = simulation.gather(state) if processes.several() else simulation.kept(state)
+    simulation.prepare(round)
+
+    def write() -> None:
+        assert checkpoints is not None
+        assert whole is not None
+        checkpoints.save(round, whole, seconds)
+
+    processes.on_first(write)
+    simulation.commit(round)
+
+
+def restore(
+    checkpoints: Checkpoints | None, simulation: Simulation, first: RunState, most: int, say: Callable[[str], None]
+) -> tuple[RunState, float]:
+    """Restore the runs of a simulation from the latest intact checkpoint; see `Checkpoints.restore`.
+
+    Args:
+      checkpoints: of the first process; None in the others.
+      simulation: theirs, on any number of devices and processes.
+      first: its first state, returned if there is no checkpoint.
+      most: rounds of the run.
+      say: called with messages about damaged checkpoints.
+    """
+    if not processes.several():
+        assert checkpoints is not None
+        # What is kept does not depend on the devices: a run goes on with more or fewer of them.
+        state, seconds = checkpoints.restore(simulation.kept(first), most, say)
+        return simulation.adopt(state), seconds
+    found: list[RunState] = []
+    runs = first.round.shape[0]
+
+    def read() -> tuple[bool, float]:
+        assert checkpoints is not None
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        like = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), simulation.trimmed_shapes(runs)
+        )
+        state, seconds = checkpoints.restore(like, most, say)
+        if state is not like:
+            found.append(jax.tree.map(np.asarray, keyless(state)))
+        return bool(found), seconds
+
+    there, seconds = processes.on_first(read)
+    return simulation.scatter(found[0] if found else None, runs) if there else first, seconds
+
+
+def _abstract(like: Any) -> Any:
+    """Shape, type and placement as stored: of the data of a key, which every checkpoint reader supports."""
+    if isinstance(like, np.ndarray):
+        return like
+    stored = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+    return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=like.sharding)
+
+
+def _typed(found: Any, like: Any) -> Any:
+    if isinstance(like, np.ndarray):
+        return np.asarray(found)
+    return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+@functools.cache  # once is enough
+def _hush_unawaited() -> None:
+    """Suppress errors of tensorstore's threads once orbax no longer awaits their writes, as after a failed one.
+
+    They come at any time after the failure, some before it is known here, and some by way of ``PyErr_Print``.
+    """
+    unraisable, uncaught = sys.unraisablehook, sys.excepthook
+
+    def of_unraisable(found: Any) -> None:
+        if not _is_unawaited(found.exc_value):
+            unraisable(found)
+
+    def of_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not _is_unawaited(error):
+            uncaught(kind, error, trace)
+
+    sys.unraisablehook, sys.excepthook = of_unraisable, of_uncaught
+
+
+def _is_unawaited(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's reason if there is one, else the message in a line."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore writes it
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return os.strerror(int(code[1])) if code else one_line(error)

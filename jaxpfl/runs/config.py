@@ -1,0 +1,363 @@
+"""A run as text: the dataclass that the command line, config files and ``config.json`` share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import algorithms
+from jaxpfl.core import choices
+from jaxpfl.uploads import compression
+from jaxpfl.algorithms import Method
+from jaxpfl.algorithms.parts import schedules
+from jaxpfl.algorithms.parts.hyper import PAPER
+from jaxpfl.data import Split
+from jaxpfl.data.partition.registry import CLASSLESS
+from jaxpfl.data.sources import planted
+from jaxpfl.engine.execution_plan import ExecutionPlan
+from jaxpfl.engine.spec import RunSpec, spec_of
+from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.runs import data_sets
+from jaxpfl.runs.data_sets import is_table
+from jaxpfl.runs.presets import preset
+from jaxpfl.models import named_metrics
+from jaxpfl.models.base import CLASSIFICATION, TASKS
+from jaxpfl.core.participation import availability
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.core.settings import COUNT, WHOLE, Kind, Range, about, check, is_default, part_of, restated, setting
+
+_BY_DATA_SET = "by data set unless given"
+TEST_USERS = "test"
+"""Unseen clients that are the users of the official test set."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    data: str = setting(
+        "digits",
+        "Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, "
+        "libsvm:, npz:, csv:, text: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl "
+        "data list shows them. federation: and a folder is what jaxpfl data convert saved there.",
+    )
+    data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
+    target: str | None = setting(
+        None, "Column of the labels, of a table csv:FILE; several with commas between them.", since="0.2"
+    )
+    client: str | None = setting(
+        None,
+        "Column that names the clients, of a table csv:FILE; without it a partition makes them.",
+        since="0.2",
+    )
+    missing: str = setting(
+        "refuse",
+        "Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning.",
+        since="0.2",
+    )
+    ignore: str | None = setting(
+        None, "Columns of a table csv:FILE that are no features, separated by commas.", since="0.2"
+    )
+    missing_words: str | None = setting(
+        None,
+        "Words of a table csv:FILE for missing values, separated by commas.",
+        unless_given="NA, N/A, NaN, null and none unless given",
+        since="0.2",
+    )
+    encoding: str | None = setting(
+        None, "Encoding of a table csv:FILE, such as latin-1.", unless_given="UTF-8 unless given", since="0.2"
+    )
+    window: int | None = setting(
+        None,
+        "Length of the windows of texts text:FOLDER.",
+        unless_given="64 unless given",
+        range=COUNT,
+        unit="bytes",
+        since="0.2",
+    )
+    tokens: bool = setting(
+        False, "Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers.", since="0.2"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Split, _Source):
+    """The data set, and how it is split among clients. Fields left at None take the data set's preset."""
+
+    partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
+    clients: int | None = setting(None, "Number of clients m.", unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
+    classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
+    test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
+    task: Any = restated(Settings, "task", None, "by the data set's labels unless given")
+    unseen_clients: int | str = setting(
+        0,
+        "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored. test takes the "
+        "users of the official test set that have no training examples (LEAF's split by user); the others are trained "
+        "on all their own.",
+        kind=Kind(
+            f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
+        ),
+    )
+
+    @property
+    def clients_apart(self) -> int:
+        """Number of clients that are drawn among all to be unseen."""
+        return self.unseen_clients if isinstance(self.unseen_clients, int) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings, DataConfig):
+    """One experiment as text: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+
+    `spec_for` makes a `RunSpec` of it for each method.
+    """
+
+    model: Any = restated(Settings, "model", None, _BY_DATA_SET)
+    cohort: int | None = restated(Settings, "cohort", None, _BY_DATA_SET)
+    local_steps: Any = restated(Settings, "local_steps", None, "10 for most data sets")
+    batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
+    rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
+    warm_start: str | None = setting(
+        None,
+        "Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD "
+        "where there are several methods), or an .npz file of parameters by path.",
+    )
+    set: tuple[str, ...] = setting((), "A method's own hyper-parameters or options: METHOD.name=value.")
+    seed: int = setting(0, "First run seed.", range=Range(0, 2**32 - 1))
+    seeds: int | None = setting(
+        None, "Number of run seeds, all in one program.", unless_given=_BY_DATA_SET, range=COUNT, unit="runs"
+    )
+    time_to: float | None = setting(
+        None,
+        "Score (mean over clients, of personalised models) for which results tell the simulated time (time_model) "
+        "until the first evaluation that has it.",
+        unless_given="none unless given",
+        since="0.2",
+    )
+    eval_every: int = setting(10, "Score all clients after every so many rounds, and at the end.", range=COUNT)
+    checkpoint_every: int = setting(50, "Write a checkpoint after every so many rounds, and at the end.", range=COUNT)
+    privacy: PrivacyConfig = field(
+        default_factory=PrivacyConfig,
+        metadata=about("User-level differential privacy of uploads: clipping, noise, and the guarantee."),
+    )
+    plan: ExecutionPlan = field(
+        default_factory=ExecutionPlan,
+        metadata=about("How to execute: changes speed and memory, not results (up to the rounding of additions)."),
+    )
+
+
+ORDERS = 2
+"""Version of the orders in which clients draw their examples, as stored runs record it; they did not before it."""
+_MAY_GROW = ("rounds",)
+# These do not change the run: its execution, checkpoints, and the paths of its data and initial parameters (whose
+# values the fingerprint holds).
+_FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The same experiment with every preset filled in; `prepare` fills in values that depend on the data.
+
+    Raises:
+      JaxpflError: for an unknown task, counts below one, shares outside [0, 1), and a cohort larger than the number of
+        clients.
+    """
+    if isinstance(config.task, str) and config.task not in TASKS:
+        raise unknown_name("task", config.task, TASKS)
+    _check_text(config)
+    named_metrics.by_name(config.metrics)
+    config = data_sets.with_split(config)
+    classless = isinstance(config.task, str) and config.task != CLASSIFICATION
+    partition = config.partition
+    if partition is None and config.client is None and (is_table(config) or (classless and _by_classes(config))):
+        partition = "iid"
+    values = preset(data_sets.origin(config), partition, config.users_per_client)
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
+    clients = given["clients"] if given["clients"] is not None else values["clients"]
+    if clients is None:  # as many as there are users, which `prepare` counts
+        del values["cohort"]
+    else:
+        values["cohort"] = min(values["cohort"], max(clients, 1))
+    config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
+    check(config)
+    if config.clients is not None:
+        config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.clients_apart))
+    if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
+        beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
+        raise JaxpflError(f"unseen_clients = {TEST_USERS} is of partition = natural, not beside {beside}")
+    if config.seed > 2**32 - (config.seeds or 1):
+        raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
+    availability(
+        config.dropout,
+        config.stragglers,
+        same_stragglers=config.same_stragglers,
+        time_model=config.time_model,
+    )
+    if config.time_to is not None and config.time_model is None:
+        raise JaxpflError(f"time_to = {config.time_to:g} is a time of the simulation: give time_model")
+    config.privacy.check()
+    if config.compress is not None:
+        compression.resolve(config.compress)
+    return config
+
+
+def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = ()) -> str:
+    """Settings of a run that its preset changes from the defaults of `fit`; "" for none.
+
+    Args:
+      given: the config with its presets left at None.
+      config: the same config, resolved.
+      swept: settings that a sweep varies, which are left out.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(Settings)}
+    names = ("model", "cohort", "local_steps", "batch_size", "rounds", "lr")
+    own = {name: getattr(config, name) for name in names if getattr(given, name) is None and name not in swept}
+    own = {name: value for name, value in own.items() if value not in (None, usual[name])}
+    if not own:
+        return ""
+    here = ", ".join(f"{name}={value!r}" for name, value in own.items())
+    there = ", ".join(f"{name}={usual[name]!r}" for name in own)
+    return f"preset of {data_sets.origin(config)}: {here} (defaults of fit in Python: {there})"
+
+
+def _by_classes(config: RunConfig) -> bool:
+    """True if the data set's own partition deals examples by their classes."""
+    return preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
+
+
+def _check_text(config: RunConfig) -> None:
+    """Refuse functions and other values of Python's where a setting has a form as text, which alone can be stored."""
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
+            raise JaxpflError(
+                f"{one.name} of a stored run is text, got {shown(value)}: jaxpfl.fit takes it, and stores nothing"
+            )
+
+
+def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
+    """The run of one method of a resolved config; the texts of ``--set`` are parsed here.
+
+    Args:
+      config: the config.
+      name: the method's name.
+      methods: of all methods of the run.
+      num_classes: of the data set.
+
+    Raises:
+      JaxpflError: for a name or a value that is not the method's.
+    """
+    method = algorithms.get(name)
+    hyper, options = _parsed(method, method_settings(config, name, methods))
+    return spec_of(
+        method,
+        config,
+        hyper=hyper,
+        options=options,
+        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # as many as there may be, none written out
+        privacy=config.privacy if config.privacy.on else None,
+        plan=config.plan,
+        split=part_of(Split, config),
+        num_classes=num_classes,
+    )
+
+
+def _parsed(method: Method, settings: Mapping[str, str]) -> tuple[dict[str, float | str], dict[str, Any]]:
+    """Settings of a method as (hyper-parameters, static options), their texts parsed."""
+    hyper, options = {}, {}
+    names = [field.name for field in dataclasses.fields(method.hyper)]
+    for key, text in settings.items():
+        if key in method.options:
+            options[key] = choices.typed(f"{method.name}.{key}", text, type(method.options[key]))
+        elif key not in names:
+            raise unknown_name(f"hyper-parameter of {method.name}", key, [*names, *method.options])
+        else:
+            hyper[key] = text if text == PAPER else choices.typed(f"{method.name}.{key}", text, float)
+    return hyper, options
+
+
+def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) -> dict[str, str]:
+    """The ``--set`` entries of one method, name -> value as text.
+
+    An entry without a method's name is for the only method of the run.
+
+    Raises:
+      JaxpflError: for an entry that is not ``METHOD.name=value``, or names a method that is not part of the run.
+    """
+    settings = {}
+    for entry in config.set:
+        target, equals, value = entry.partition("=")
+        owner, dot, name = target.partition(".")
+        if not dot and len(methods) == 1:
+            owner, name = methods[0], target
+        if not equals or not name or not value:
+            raise JaxpflError(f"--set takes METHOD.name=value, got {shown(entry)}")
+        if owner not in methods:
+            raise unknown_name("method in --set", owner, methods)
+        if owner == method:
+            settings[name] = value
+    return settings
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """The config as JSON-able values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def completed(stored: dict[str, Any]) -> dict[str, Any]:
+    """JSON of a stored config, with the defaults of settings that are newer than it."""
+    default = to_json(RunConfig())
+    tables = {name: default[name] | own for name in ("privacy", "plan") if isinstance(own := stored.get(name), dict)}
+    return default | stored | tables
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
+
+    The plan (but for its precision), more rounds, and the folder of the data may change; anything else is another
+    experiment.
+    """
+    semantic, allowed = [], []
+    old = completed(old)
+    schedule, noise = str(new.get("lr_schedule")), (new.get("privacy") or {}).get("noise")
+    was, now = ((config.get("plan") or {}).get("precision", "float32") for config in (old, new))
+    if was != now:  # of a plan, the only setting that changes results
+        semantic.append(f"plan.precision: {was} -> {now}")
+    for name in sorted(old.keys() | new.keys()):
+        was, now = old.get(name), new.get(name)
+        if was == now:
+            continue
+        grown = name in _MAY_GROW and isinstance(was, int) and isinstance(now, int) and now > was
+        stretched = grown and schedules.depends_on_rounds(schedule)
+        planned = grown and noise == "banded"
+        free = name in _FREE or (grown and not stretched and not planned)
+        text = f"{name}: {was} -> {now}"
+        if stretched:
+            text += f" (lr_schedule = {schedule} is of the whole run)"
+        if planned:
+            text += " (privacy.noise = banded is planned for the number of rounds)"
+        (allowed if free else semantic).append(text)
+    return semantic, allowed
+
+
+def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
+    """``runs/COMMAND-DATA-HASH``, a hash of all that may not change on resume; numbered if the name is taken."""
+    fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
+    precision = fixed.pop("plan")["precision"]
+    if precision != "float32":
+        fixed["precision"] = precision
+    for part, table in ((config, fixed), (config.privacy, fixed["privacy"])):
+        for one in dataclasses.fields(part):  # a new setting at its default does not rename the folders of older runs
+            if one.metadata.get("since", "0.1") != "0.1" and is_default(part, one.name):
+                del table[one.name]
+    text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
+    data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
+    first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    latest, number = None, 1
+    while (folder := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
+        latest, number = folder, number + 1
+    return latest if resume and latest is not None else folder

@@ -1,0 +1,198 @@
+"""``jaxpfl export``: the models of a finished run, as files that need no jaxpfl to be read (see `model_files`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl import __version__
+from jaxpfl.support import checksums, files
+from jaxpfl.core import trees
+from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
+from jaxpfl.support.errors import JaxpflError, writing
+from jaxpfl.runs import data_sets
+from jaxpfl.runs.data_sets import source_of
+from jaxpfl.runs.parameters import LastModels, Stack
+from jaxpfl.runs.setup import Experiment
+from jaxpfl.runs.stored_run import StoredRun, open_run
+from jaxpfl.models.given import by_path
+from jaxpfl.support.partial import partial
+
+Progress = Callable[[str, int, int], None]
+"""Called with the current step, the bytes written of it so far, and its total bytes (0 if none are written)."""
+
+
+class Wanted(NamedTuple):
+    """Selection of the models to export from a run.
+
+    Attributes:
+      method: one method; None for all.
+      clients: ids of clients; None for all.
+      seed: one of the run's seeds; None for the first.
+      only_global: leave the personalised models out.
+      per_client: write a file per client instead of one with all.
+    """
+
+    method: str | None = None
+    clients: tuple[int, ...] | None = None
+    seed: int | None = None
+    only_global: bool = False
+    per_client: bool = False
+
+
+EVERYTHING = Wanted()
+
+
+def export(
+    run: Path,
+    output: Path | None = None,
+    wanted: Wanted = EVERYTHING,
+    *,
+    data_dir: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[Path, dict[str, Any]]:
+    """Export the personalised models (after adaptation) and the global models of a finished run.
+
+    The models of all clients, for one method and one seed, are in memory at once beside the method's state; they are
+    written array by array. The folder is written atomically: a kill leaves a hidden one, which the next export to the
+    same place removes.
+
+    Args:
+      run: the run folder.
+      output: the folder to create; RUN/models by default.
+      wanted: selection of models.
+      data_dir: present folder of the data, if moved since the run.
+      progress: called with the progress.
+
+    Returns:
+      The folder, and its manifest.
+
+    Raises:
+      JaxpflError: for clients together with ``only_global``, or an empty list of them; for a folder without a run, or
+        without this method, client or seed; an unfinished method; other data than the run's; and an output that exists
+        or cannot be written.
+    """
+    if wanted.only_global and (wanted.clients is not None or wanted.per_client):
+        raise JaxpflError("--global leaves the clients' models out: leave out --clients and --per-client, or --global")
+    if wanted.clients is not None and not wanted.clients:
+        raise JaxpflError("clients must be at least one id, got none")
+    stored = open_run(run)
+    methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
+    seed = _known_seed(stored, wanted.seed)
+    output = run / "models" if output is None else output
+    if output.exists():
+        raise JaxpflError(f"{output} exists: choose another --output")
+    progress("reading the data", 0, 0)
+    experiment = stored.experiment(data_dir)
+    known = np.asarray(experiment.federation.client_ids)
+    for client_id in wanted.clients or ():
+        if client_id not in known:
+            raise no_client(client_id, known)
+
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)  # before `partial`, which looks whether it stays the same
+    with writing(output), partial(output) as place:
+        place.mkdir()
+        entries = {}
+        for name in methods:
+            progress(f"restoring {name}", 0, 0)
+            models = LastModels(stored, experiment, name, seed)
+            entries[name] = _write_method(place, name, models, wanted, progress)
+        manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
+        files.write_json(place / MANIFEST, manifest)
+        checksums.write(place)
+    return output, manifest
+
+
+def _known_seed(run: StoredRun, seed: int | None) -> int:
+    if seed is None:
+        return run.seeds[0]
+    if seed not in run.seeds:
+        nearest = min(run.seeds, key=lambda known: abs(known - seed))
+        raise JaxpflError(f"unknown seed {seed}: did you mean {nearest}? (known: {run.seeds[0]} to {run.seeds[-1]})")
+    return seed
+
+
+def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+    """Write one method's models, and return its entry in the manifest."""
+    entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
+    parameters = models.global_model()
+    if parameters is not None:
+        arrays = by_path(parameters)
+        write_npz(folder / name / "global.npz", arrays)
+        entry["global"] = {"file": f"{name}/global.npz", "parameters": _shapes(arrays)}
+    if wanted.only_global:
+        return entry
+    stacks = models.personal_models()
+    for number, stack in enumerate(stacks):
+        if wanted.clients is not None:
+            rows = np.flatnonzero(np.isin(stack.client_ids, wanted.clients))
+            if not len(rows):
+                continue
+            parameters = jax.tree.map(lambda a, rows=rows: a[rows], stack.parameters)
+            stack = stack._replace(client_ids=stack.client_ids[rows], parameters=parameters)
+        file = f"{name}/personal{f'-{number}' if len(stacks) > 1 else ''}.npz"
+        if wanted.per_client:
+            file = f"{name}/clients/{{client}}.npz"
+        _write_stack(folder / file, stack, lambda done, total: progress(f"writing {name}", done, total))
+        described = _shapes(by_path(stack.parameters), of_one=True)
+        about = {"file": file, "parameters": described, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids}
+        entry["groups"].append(about)
+    return entry
+
+
+def _write_stack(path: Path, stack: Stack, progress: Callable[[int, int], None]) -> None:
+    """Write the models of a group of clients into one archive, or one per client if the path contains ``{client}``."""
+    total, done = trees.num_bytes(stack.parameters), 0
+
+    def advance(written: int) -> None:
+        nonlocal done
+        done += written
+        progress(done, total)
+
+    arrays = by_path(stack.parameters)
+    if "{client}" not in path.name:
+        write_npz(path, {CLIENT_IDS: stack.client_ids} | arrays, advance)
+        return
+    hosted = {key: np.asarray(array) for key, array in arrays.items()}
+    for row, client_id in enumerate(stack.client_ids):
+        write_npz(path.with_name(f"{client_id}.npz"), {key: array[row] for key, array in hosted.items()}, advance)
+
+
+def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
+    """Shapes and types by path; ``of_one``: those of one client, without the leading axis."""
+    return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
+
+
+def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
+    """Scaling of the run's features, which the models' inputs need too; None without scaling."""
+    if experiment.scaling is None:
+        return None
+    mean, deviation = map(by_path, experiment.scaling)
+    return [{"input": path, "mean": mean[path].tolist(), "deviation": deviation[path].tolist()} for path in mean]
+
+
+def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
+    task, config = experiment.task, experiment.config
+    stored = data_sets.opened(config)
+    data_set = source_of(config) if stored is None else stored.source
+    return {
+        "format": FORMAT,
+        "methods": entries,
+        "model": config.model,
+        "classes": task.num_classes,
+        "class_names": None if data_set.class_names is None else data_set.class_names.tolist(),
+        "input_shape": list(task.input_shape),
+        "input_dtype": str(experiment.federation.train.examples.x.dtype),
+        "features": _scaling(experiment),
+        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in data_set.scales or []]
+        or None,
+        "seed": seed,
+        "config": run.record["config"],
+        "data": run.record["data"],
+        "versions": {"jaxpfl": __version__, "jax": jax.__version__, "run": run.record.get("versions")},
+    }

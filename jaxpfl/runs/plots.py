@@ -1,0 +1,327 @@
+"""Plots of a run folder: scores over rounds, clients and bytes, psi, private uploads, and the profile."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.runs.headline import ACCURACY, Headline
+from jaxpfl.support.presentation import COLORS, INK, entitle, new_axes, save, shades
+
+_DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
+_MOST_BESIDE = 6
+"""Largest number of methods with a legend inside the axes and upright names below them."""
+
+
+def write_plots(
+    folder: Path,
+    records: list[dict[str, Any]],
+    arrays: dict[str, dict[str, np.ndarray]],
+    headline: Headline = ACCURACY,
+) -> list[Path]:
+    """Write `figures` as PNG files into a folder, and return their paths."""
+    folder.mkdir(exist_ok=True)
+    return [save(figure, folder, name) for name, figure in figures(records, arrays, headline).items()]
+
+
+def figures(
+    records: list[dict[str, Any]],
+    arrays: dict[str, dict[str, np.ndarray]],
+    headline: Headline = ACCURACY,
+) -> dict[str, Any]:
+    """Plots of the records and of the last per-client scores.
+
+    Args:
+      records: of ``metrics.jsonl``.
+      arrays: method -> the arrays of its npz file.
+      headline: the metric of the scores.
+
+    Returns:
+      name -> matplotlib figure, without those that have nothing to show.
+    """
+    colors = dict(zip(arrays, shades(len(arrays)), strict=True))
+    drawn = [
+        _scores(records, colors, headline),
+        _clients(_named(arrays, f"after_{headline.name}"), colors, "Clients after the last round", headline),
+        _clients(
+            _named(arrays, f"unseen_after_{headline.name}"), colors, "Unseen clients after their adaptation", headline
+        ),
+        _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
+        _uploads(records, colors),
+        _by_bytes(
+            records,
+            colors,
+            "evaluation",
+            headline.personalized,
+            f"test {headline.words}, mean over clients",
+            percent=headline.percent,
+        ),
+        _by_bytes(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
+    ]
+    names = (headline.name, "clients", "unseen", "psi", "uploads", f"{headline.name}-by-bytes", "loss-by-bytes")
+    return {name: figure for name, figure in zip(names, drawn, strict=True) if figure is not None}
+
+
+def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
+    """Plot seconds by phase, one stacked bar per row.
+
+    Args:
+      folder: for ``profile.png``.
+      bars: row -> phase -> seconds; the first row on top, all rows with the same phases.
+    """
+    from matplotlib.figure import Figure
+
+    folder.mkdir(exist_ok=True)
+    figure = Figure(figsize=(7.2, 1.9 + 0.45 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    left, widest = np.zeros(len(bars)), max(sum(row.values()) for row in bars.values())
+    for i, phase in enumerate(next(iter(bars.values()))):
+        seconds = np.array([row[phase] for row in bars.values()])
+        part = axes.barh(list(bars), seconds, left=left, height=0.6, color=COLORS[i % len(COLORS)], label=phase)
+        labels = [f"{s:.1f}" if s > 0.06 * widest else "" for s in seconds]
+        axes.bar_label(part, labels, label_type="center", color="white", fontsize=9)
+        left += seconds
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlabel("seconds")
+    entitle(axes, "Where the time went")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    figure.legend(frameon=False, loc="outside lower left", ncols=7, columnspacing=1.2, handlelength=1.0, fontsize=9)
+    return save(figure, folder, "profile")
+
+
+def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = new_axes("round", ylabel, title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure, axes
+
+
+def _settle(axes: Any) -> None:
+    """Leave room beside a single round."""
+    low, high = axes.dataLim.intervalx
+    if high - low < 1:
+        middle = round((low + high) / 2)
+        axes.set_xlim(middle - 1, middle + 1)
+        axes.set_xticks([middle])
+
+
+def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
+    """Metrics over rounds, from the records that have all of them: rounds [T], and values [T, S] of each."""
+    rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
+    values = ([[np.nan if v is None else v for v in r[name]] for r in rows] for name in names)
+    return np.array([r["round"] for r in rows]), *(np.array(v, dtype=float) for v in values)
+
+
+def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
+    """Dot style for a few rounds: a line with a single point is invisible."""
+    return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """Standard deviation over the seeds, [T, S] -> [T]; zero for one."""
+    return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
+
+
+def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, *, ranges: bool = False) -> None:
+    """Mean over the seeds, with a band (a bar for a single round) of one standard deviation.
+
+    With ``ranges`` the band is the range of the seeds, which respects bounds of the metric.
+    """
+    mean = values.mean(axis=1)
+    axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))
+    if values.shape[1] == 1:
+        return
+    low, high = (values.min(axis=1), values.max(axis=1)) if ranges else (mean - _spread(values), mean + _spread(values))
+    if len(rounds) == 1:
+        axes.errorbar(rounds, mean, [mean - low, high - mean], color=color, alpha=0.6, capsize=4)
+    else:
+        axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = True, beside: bool = False) -> None:
+    """Add the legend.
+
+    Args:
+      spread: meaning of the bands or bars; None without any.
+      cut: whether marks indicate values beyond the axis.
+      named: whether lines are named.
+      beside: at the side of the axes, as always with many lines.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = axes.get_legend_handles_labels()[0] if named else []
+    beside |= len(handles) > _MOST_BESIDE
+    if spread is not None:
+        handles.append(Patch(color="#888888", alpha=0.3, linewidth=0, label=spread))
+    if cut:
+        mark = {"color": "#888888", "marker": "v", "markersize": 5, "linestyle": "none"}
+        handles.append(Line2D([], [], label="beyond the axis", **mark))
+    if beside:
+        axes.figure.legend(handles=handles, frameon=False, loc="outside right upper", fontsize=9)
+        axes.figure.set_size_inches(9.2, 4.8)
+    else:
+        axes.legend(handles=handles, frameon=False, loc="best")
+
+
+def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
+    """Score of the personalised models over the rounds, with that of the global models dashed.
+
+    After a single evaluation, each method has its own tick.
+    """
+    scale, of_globals = headline.scale, f"global_{headline.name}"
+    figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
+    found = {name: _series(records, name, "evaluation", headline.personalized) for name in colors}
+    found = {name: series for name, series in found.items() if len(series[0])}
+    single = len({r for rounds, _ in found.values() for r in rounds}) == 1
+    shown, of_global, several = [], {}, False
+    for place, (method, (rounds, values)) in enumerate(found.items()):
+        several |= values.shape[1] > 1
+        shown += [scale * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
+        _line(axes, np.array([place]) if single else rounds, scale * values, colors[method], method)
+        both, own, global_values = _series(records, method, "evaluation", headline.personalized, of_globals)
+        # If the personalised model is the global one, one line represents both.
+        if len(both) and not np.allclose(own, global_values, equal_nan=True):
+            of_global[method] = np.array([place]) if single else both, scale * global_values.mean(axis=1)
+    if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
+        entitle(axes, _says({}, 0.0, 1.0, single, headline))
+        return figure
+    # The personalised models set the scale; an untrained global model may lie far below.
+    every = np.concatenate(shown)
+    low, high = np.nanmin(every), np.nanmax(every)
+    margin = max(0.05 * (high - low), 0.5 if headline.percent else 1e-9)
+    low, high = low - margin, high + margin
+    cut = False
+    for method, (at, mean) in of_global.items():
+        dots = _marker(at, markerfacecolor="white")
+        axes.plot(at, mean, color=colors[method], linewidth=1.2, linestyle="--", **dots)
+        for beyond, edge, marker in ((mean < low, low, "v"), (mean > high, high, "^")):
+            axes.plot(
+                at[beyond], np.full(beyond.sum(), edge), marker, color=colors[method], markersize=5, clip_on=False
+            )
+            cut |= bool(beyond.any())
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_formatter(headline.ticks)
+    entitle(axes, _says(of_global, low, high, single, headline))
+    if single:
+        _name_ticks(axes, list(found))
+        axes.set_xlabel(f"after round {next(iter(found.values()))[0][0]}")
+    else:
+        _settle(axes)
+    _legend(axes, _DEVIATION if several else None, cut=cut, named=not single, beside=bool(of_global))
+    return figure
+
+
+def _name_ticks(axes: Any, names: list[str]) -> None:
+    """Set a tick per method, at 0, 1, ..., slanted if there are many."""
+    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > _MOST_BESIDE else {}
+    axes.set_xticks(range(len(names)), names, **slanted)
+    axes.set_xlim(-0.6, len(names) - 0.2)
+    axes.figure.set_figwidth(max(7.2, 0.8 * len(names)))
+
+
+def _says(
+    of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool, headline: Headline
+) -> str:
+    """The title: the style of global models, and those never within the limits."""
+    off = [method for method, (_, mean) in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
+    parts = [f"{'hollow' if single else 'dashed'}: global model"] if len(of_global) > len(off) else []
+    if off:
+        form = "{:.1f}\N{NO-BREAK SPACE}%" if headline.percent else "{:.4g}"
+        last = ", ".join(f"{name} {form.format(of_global[name][1][-1])}" for name in off)
+        parts.append(f"global model off the scale: {last}")
+    title = "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
+    return "\n".join(textwrap.wrap(title, 64))
+
+
+def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
+    """One array of every method that has it."""
+    return {method: own[name] for method, own in arrays.items() if name in own}
+
+
+def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY) -> Any:
+    """Each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
+    if not any(np.isfinite(values).any() for values in scores.values()):
+        return None
+    figure, axes = new_axes(
+        "", f"test {headline.words} of a client, mean over seeds", f"{title} (bars: mean and quartiles)"
+    )
+    jitter = np.random.default_rng(0)
+    for place, (method, values) in enumerate(scores.items()):
+        client = headline.scale * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
+        if not len(client):
+            continue
+        dots = place + jitter.uniform(-0.22, 0.22, len(client))
+        axes.scatter(dots, client, s=16, color=colors[method], alpha=0.45, linewidths=0)
+        low, high = np.quantile(client, [0.25, 0.75])
+        axes.vlines(place, low, high, color=INK, linewidth=2)
+        axes.hlines(client.mean(), place - 0.3, place + 0.3, color=INK, linewidth=2)
+        beside = {"va": "bottom", "textcoords": "offset points", "xytext": (2, 1)}
+        words = f"{client.mean():.1f}" if headline.percent else f"{client.mean():.4g}"
+        axes.annotate(words, (place + 0.02, client.mean()), fontsize=9, color=INK, **beside)
+    _name_ticks(axes, list(scores))
+    axes.yaxis.set_major_formatter(headline.ticks)
+    return figure
+
+
+def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
+    """A metric over the rounds for the methods that have it; None if none has."""
+    methods = [m for m in colors if len(_series(records, m, "round", name)[0])]
+    if not methods:
+        return None
+    figure, axes = _rounds_axes(ylabel, title)
+    several = False
+    for method in methods:
+        rounds, values = _series(records, method, "round", name)
+        several |= values.shape[1] > 1
+        _line(axes, rounds, values, colors[method], method, ranges=True)
+    _settle(axes)
+    _legend(axes, _RANGE if several else None)
+    return figure
+
+
+def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+    """Norms of private uploads before clipping, with the clipping norm dashed."""
+    figure = _metric(
+        records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: C)"
+    )
+    if figure is None:
+        return None
+    for method, color in colors.items():
+        rounds, limits = _series(records, method, "round", "clipping_norm")
+        if len(rounds):
+            figure.axes[0].plot(rounds, limits.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
+    figure.axes[0].set_ylim(bottom=0)
+    return figure
+
+
+def _by_bytes(
+    records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
+) -> Any:
+    """A metric over the bytes uploaded by all clients, for methods with compressed uploads; None without any."""
+    curves = {}
+    for method in colors:
+        _, bits, values = _series(records, method, kind, "bits_up", name)
+        if len(bits):
+            curves[method] = bits, values
+    if not curves:
+        return None
+    from matplotlib.ticker import EngFormatter
+
+    figure, axes = new_axes("uploaded so far by all clients", ylabel, "What the uploads bought")
+    scale = 100 if percent else 1
+    for method, (bits, values) in curves.items():
+        _line(axes, bits.mean(axis=1) / 8, scale * values, colors[method], method)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    if scale == 100:
+        axes.yaxis.set_major_formatter("{x:g} %")
+    _legend(axes, _DEVIATION if any(values.shape[1] > 1 for _, values in curves.values()) else None)
+    return figure

@@ -1,0 +1,319 @@
+"""Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
+
+Only one run at a time may do so, which `lock.held` around `open_folder` and `run_methods` ensures. Of several
+processes of one run the first reads and writes the folder; all of them call `run_methods`.
+
+A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
+file pair per finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; if a method needs
+one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on disk; on request, ``profile/``,
+``tensorboard/`` and ``wandb/``. Only a folder with ``summary.json`` is a complete run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxpfl import __version__
+from jaxpfl.support import files, processes
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.assemble import milestones
+from jaxpfl.engine.stopping import mean_over_clients
+from jaxpfl.support.errors import JaxpflError, UnwritableError, writing
+from jaxpfl.runs import graph_file, replace, results, secret_noise, uplink
+from jaxpfl.runs.ahead import Ahead
+from jaxpfl.runs.checkpoint import Checkpoints, restore, save
+from jaxpfl.runs.config import RunConfig, differences, to_json
+from jaxpfl.runs.data_checksum import is_of
+from jaxpfl.runs.interrupt import Interrupt, Interrupted
+from jaxpfl.runs.pace import Pace
+from jaxpfl.runs.patience import Patience
+from jaxpfl.runs.profile import OFF, CompileClock, Profile
+from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.runs.stored_run import GRAPH, read_record
+from jaxpfl.runs.tracking import Tracker, ended
+
+
+class Reporter(Protocol):
+    """Receiver of a run's progress."""
+
+    def start(self, method: str, done: int, rounds: int) -> None: ...
+    def progress(self, round: int, loss: float, score: float | None) -> None: ...
+    def finish(self, method: str) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:
+    """Create the run folder, or reopen an earlier one; with ``force``, replace an earlier one.
+
+    Returns:
+      Permitted changes of a resumed run: ``name: old -> new``.
+
+    Raises:
+      JaxpflError: if the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
+        holds none and ``resume`` is true, or would give way to ``force`` and holds more than a run.
+    """
+    stored = folder / "config.json"
+    if force and stored.exists():
+        read_record(stored)  # a file of that name may be anyone's
+        replace.clear(folder, stored.name, replace.RUN_PARTS)
+    if resume and not stored.exists():
+        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
+    if stored.exists() and not resume:
+        ways = "--resume continues it, --force replaces it, --output chooses another folder"
+        raise JaxpflError(f"{folder} already holds a run: {ways}")
+    # A hidden file is left by a kill while a file was being written.
+    if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
+    allowed = []
+    methods = experiment.methods
+    new = {
+        "methods": list(methods),
+        "config": to_json(experiment.config),
+        **experiment.fingerprint(),
+        "versions": {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()},
+    }
+    if stored.exists():
+        old = read_record(stored)
+        semantic, allowed = differences(old["config"], new["config"])
+        dropped = [name for name in old["methods"] if name not in methods]
+        added = [name for name in methods if name not in old["methods"]]
+        if dropped:
+            semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
+        if not is_of(old["data"], experiment.federation, experiment.unseen):
+            semantic.append("the data are not those of the run")
+        if old.get("warm_start") != new["warm_start"]:
+            semantic.append("the parameters of --warm-start are not those of the run")
+        if old.get("graph") not in (None, new["graph"]):
+            semantic.append("the graph of the clients is not that of the run")
+        if old.get("noise") != new["noise"]:
+            semantic.append("an older version drew its noise in another way")
+        if old.get("orders") != new["orders"]:
+            semantic.append("another version drew clients' examples in another order")
+        for name in set(methods) & old["hyper"].keys():
+            if old["hyper"][name] != new["hyper"][name]:
+                semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
+        if experiment.config.privacy.noise_seed == "secret":
+            semantic += [
+                f"{name}: {secret_noise.refusal(done['rounds'])}"
+                for name in old["methods"]
+                if (done := results.finished(folder, name)) and done["rounds"] != experiment.config.rounds
+            ]
+        if semantic:
+            raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
+        if old.get("versions") != new["versions"]:
+            was = old.get("versions")
+            allowed.append(f"versions (numbers may differ in the last bits): {was} -> {new['versions']}")
+        if added:
+            allowed.append(f"methods added: {', '.join(added)}")
+        if allowed:  # what is there is no longer the summary of this config
+            (folder / "summary.json").unlink(missing_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(stored, new)
+        (folder / "methods").mkdir(exist_ok=True)
+        if experiment.graph is not None:
+            graph_file.write(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
+    return allowed
+
+
+def run_methods(
+    experiment: Experiment,
+    folder: Path,
+    reporter: Reporter,
+    profile: Profile = OFF,
+    trackers: Sequence[Tracker] = (),
+) -> dict[str, Any]:
+    """Run every unfinished method, and summarise.
+
+    Args:
+      experiment: the run.
+      folder: of the run, as `open_folder` made it.
+      reporter: receives the progress.
+      profile: of where the time goes.
+      trackers: receive every record too.
+
+    Returns:
+      The summary, as in ``summary.json`` and ``--json``.
+
+    Raises:
+      Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
+    """
+    rounds = experiment.config.rounds
+    done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
+    kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
+    # A profile says what compiling costs, so nothing is then compiled unseen; and processes do all in one order.
+    left = tuple(name for name in experiment.methods if name not in kept)
+    several = processes.several()
+    ahead = Ahead(experiment, () if several or profile is not OFF else left, left[-1] if several and left else None)
+    if several:  # of the examples each process is to keep those on its devices
+        experiment = experiment.described()
+    try:
+        with Interrupt() as interrupt, ahead, CompileClock() as clock:
+            for name in experiment.methods:
+                interrupt.saves = False
+                if name in kept:
+                    reporter.say(f"{name}: finished before, kept")
+                else:
+                    try:
+                        with profile.method(name, folder), ended(trackers):
+                            of_run = experiment, ahead, name, folder, reporter, interrupt, profile, clock
+                            _run_method(*of_run, trackers)
+                    except JaxpflError:
+                        if processes.is_first():
+                            replace.discard_unstarted(folder)
+                        raise
+        return processes.on_first(lambda: results.summarize(experiment, folder))
+    except UnwritableError as error:
+        stored = (folder / "config.json").exists()
+        raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * stored}") from None
+
+
+def _run_method(
+    experiment: Experiment,
+    ahead: Ahead,
+    name: str,
+    folder: Path,
+    reporter: Reporter,
+    interrupt: Interrupt,
+    profile: Profile,
+    clock: CompileClock,
+    trackers: Sequence[Tracker],
+) -> None:
+    config, compiled_before = experiment.config, clock.seconds
+    rounds = require(config.rounds)
+    records = files.Records(folder / "metrics.jsonl")
+    with profile.phase("data"):
+        simulation = ahead.simulation(name)
+        checkpoints = Checkpoints(folder / "checkpoints" / name) if processes.is_first() else None
+        rounds_kept = [] if checkpoints is None else checkpoints.rounds()
+        processes.on_first(lambda: simulation.keep_clients_in(folder / "clients" / name, rounds_kept))
+        first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+    with profile.phase("checkpoints"):
+        state, seconds = restore(checkpoints, simulation, first, rounds, reporter.say)
+    with profile.phase("data"):  # the first state is ready here
+        done = int(state.round[0])
+    processes.on_first(lambda: records.keep(lambda record: record["method"] != name or _stands(record, done, config)))
+    patience = Patience(experiment, name, records, done)
+    secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
+    if secret and done < rounds and not patience.over:
+        if secret_noise.is_gone(state):
+            raise JaxpflError(secret_noise.refusal(done))
+        reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
+    sent = uplink.Uplink(simulation, state)
+
+    def write(new: list[dict[str, Any]]) -> None:
+        processes.on_first(lambda: records.append(new))
+        if processes.is_first():
+            for tracker, record in itertools.product(trackers, new):
+                tracker.add(record)
+
+    if processes.is_first():
+        for tracker in trackers:
+            tracker.begin(name, done)
+    reporter.start(name, done, rounds)
+    started = time.perf_counter() - clock.seconds - seconds
+
+    def spent() -> float:
+        """Seconds without compiling."""
+        return time.perf_counter() - clock.seconds - started
+
+    pace = Pace(config.plan.rounds_per_call)
+    loss, score, scores = float("nan"), None, None
+    for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
+        if patience.over:
+            break
+        while done < stop and not interrupt.asked_of_any():
+            with pace.call(stop - done) as length, profile.rounds(done, length):
+                state, history = simulation.advance(state, length)
+            interrupt.saves = True  # before, it compiled
+            write(_round_records(name, done, sent.along(history)))
+            done += length
+            loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
+            reporter.progress(done, loss, score)
+        if done == stop and (done % config.eval_every == 0 or done == rounds):
+            with profile.phase("evaluation"):
+                scores, record = _evaluate(experiment, simulation, state, name, done)
+            write([record | sent.now() | {"seconds": spent()}])
+            patience.add(record)
+            score = float(np.mean(record[experiment.headline.personalized]))
+            reporter.progress(done, loss, score)
+        asked = interrupt.asked_of_any()  # one that comes later finds its rounds saved at the next stop
+        ended = done == rounds or patience.over
+        if asked or done % config.checkpoint_every == 0 or ended:
+            with profile.phase("checkpoints"):
+                kept = secret_noise.without(state) if secret and ended else state
+                save(checkpoints, done, simulation, kept, spent())
+        interrupt.saves = not ended
+        if asked:
+            break
+    if asked := interrupt.asked_of_any():
+        raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
+    if secret and checkpoints is not None:
+        checkpoints.keep_only(done)
+    if scores is None:  # killed between the last checkpoint and the files below
+        with profile.phase("evaluation"):
+            scores, _ = _evaluate(experiment, simulation, state, name, done)
+    if experiment.unseen is not None:
+        with profile.phase("evaluation"):
+            scores |= _evaluate_unseen(simulation, state)
+    if simulation.attackers is not None:
+        with profile.phase("evaluation"):
+            apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
+        scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
+    times = spent(), clock.seconds - compiled_before
+    results.write_method(folder, name, experiment, simulation, state, scores, times)
+    reporter.finish(name)
+
+
+def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:
+    """Scores of the unseen clients, after their rounds of adaptation and after as many as a trained client took."""
+    unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
+    scores = {f"unseen_{which}": metrics for which, metrics in unseen.items()}
+    rounds = results.rounds_as_trained(simulation, state)
+    if rounds is not None:
+        scores["unseen_as_trained"] = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state, rounds)["after"]))
+    return scores
+
+
+def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
+    """True if a record belongs to a run resumed after ``done`` rounds.
+
+    The evaluation at the end of a shorter run does not, unless the longer run has it too.
+    """
+    if record["round"] > done:
+        return False
+    due = record["round"] % config.eval_every == 0 or record["round"] == config.rounds
+    return record["kind"] == "round" or due
+
+
+def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    rounds = next(iter(history.values())).shape[1]
+    return [
+        {"kind": "round", "method": name, "round": before + t + 1}
+        | {metric: values[:, t] for metric, values in history.items()}
+        for t in range(rounds)
+    ]
+
+
+def _evaluate(
+    experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """Per-client scores, and the record of their means over clients, one value per seed."""
+    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
+    labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
+    for which, metrics in scores.items():
+        for metric in experiment.task.metrics:
+            record[f"{labels[which]}_{metric}"] = mean_over_clients(metrics[metric])
+    if experiment.federation.validation.capacity:
+        headline = experiment.headline
+        validation = simulation.evaluate(state, "validation")["after"][headline.name]
+        record[headline.validation] = mean_over_clients(np.asarray(validation))
+    return scores, record

@@ -1,0 +1,308 @@
+"""From a config to data, task and compiled methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl import __version__, data
+from jaxpfl.support import processes
+from jaxpfl.data import Split
+from jaxpfl.engine import Simulation, same_data
+from jaxpfl.engine.assemble import build
+from jaxpfl.engine.assembly import (
+    Assembled,
+    check_claim,
+    check_federation,
+    check_settings,
+    cohorts_of,
+    graph_of,
+    put_together,
+    task_of,
+    work_of,
+)
+from jaxpfl.engine.execution_plan import resolve as resolve_plan
+from jaxpfl.engine.groups import make_groups
+from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
+from jaxpfl.engine.state import server_context
+from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.runs import data_sets, graph_file
+from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
+from jaxpfl.runs.data_checksum import of_data
+from jaxpfl.runs.data_sets import is_table, source_of
+from jaxpfl.runs.presets import model_for, preset
+from jaxpfl.runs.privacy import Origin, Protection, caveat, protection_of
+from jaxpfl.runs.headline import HEADLINES, Headline
+from jaxpfl.models import Task
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
+from jaxpfl.privacy.statement import GIVEN_START, STOPPED
+from jaxpfl.core.settings import part_of
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.core.trees import checksum
+from jaxpfl.core.types import ClientData, Federation
+
+_NOT_PRIVATE = (
+    "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
+    "cover them"
+)
+NOISE_MULTIPLIER = "privacy.noise_multiplier"
+"""Its name among a private method's hyper-parameters."""
+NOISE = 2
+"""Version of the noise streams of private runs: with another one, a resumed run would share noise with others."""
+
+
+class Experiment(NamedTuple):
+    """A resolved config with its data and model.
+
+    Attributes:
+      config: the config.
+      methods: names of the methods.
+      runs: the run of each method, by name.
+      federation: the clients that are trained.
+      task: model, loss and metrics.
+      start: the checksum of the parameters that it starts from, if given.
+      unseen: the clients that arrive at the end, if any.
+      graph: the graph of the clients, if a method needs it.
+      scaling: of all inputs, if they were standardised.
+      class_names: as `Source.class_names`.
+      caveats: weaknesses of its privacy claims.
+    """
+
+    config: RunConfig
+    methods: tuple[str, ...]
+    runs: Mapping[str, Assembled]
+    federation: Federation
+    task: Task
+    start: int | None
+    unseen: Federation | None = None
+    graph: Graph | None = None
+    scaling: data.Scaling | None = None
+    class_names: np.ndarray | None = None
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> Headline:
+        """The metric that reports and selections use."""
+        name, task = self.task.headline, self.task
+        return HEADLINES.get(name, Headline(name, task.lower, percent=False))
+
+    def simulation(self, name: str) -> Simulation:
+        """The compiled programs of one method."""
+        return dataclasses.replace(self.runs[name], task=self.task).simulation()
+
+    def under(self, config: RunConfig, names: Sequence[str], methods: tuple[str, ...]) -> Experiment:
+        """The experiment on the same data and model under another resolved config.
+
+        Args:
+          config: the config.
+          names: the methods of the result.
+          methods: all methods of that config.
+        """
+        specs = [spec_for(config, name, methods) for name in names]
+        data_of = self.federation, self.unseen, self.task, self.graph
+        runs = {spec.method.name: put_together(spec, *data_of) for spec in specs}
+        return self._replace(config=config, methods=methods, runs=runs)
+
+    def described(self) -> Experiment:
+        """The experiment with its clients and their numbers of examples, but without the examples."""
+        federation, unseen = _without_examples(self.federation), self.unseen and _without_examples(self.unseen)
+        runs = {name: dataclasses.replace(run, federation=federation, unseen=unseen) for name, run in self.runs.items()}
+        return self._replace(federation=federation, unseen=unseen, runs=runs)
+
+    def all_hyper(self, name: str) -> dict[str, float]:
+        """One method's hyper-parameters by name, its noise multiplier among them where it is private."""
+        run = self.runs[name]
+        hyper = {field: float(value) for field, value in vars(run.hp).items()}
+        if run.mechanism is not None:  # calibrated noise depends on the rounds
+            hyper[NOISE_MULTIPLIER] = float(np.asarray(run.mechanism.noise_multiplier))
+        return hyper
+
+    def protection(self, name: str) -> Protection | None:
+        """The privacy of one method's uploads; None where nothing is private."""
+        return protection_of(self.runs[name], self.caveats)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Fingerprint of all that the results depend on beside the config: every hyper-parameter, and the data
+        themselves.
+        """
+        return {
+            "hyper": {name: self.all_hyper(name) for name in self.methods},
+            "data": of_data(self.federation, self.unseen),
+            "warm_start": self.start,
+            "graph": None if self.graph is None else checksum(self.graph),
+            "noise": NOISE if self.config.privacy.on else None,
+            "orders": ORDERS,
+        }
+
+
+def prepare(
+    config: RunConfig,
+    methods: tuple[str, ...],
+    *,
+    strict: bool = False,
+    initial: Mapping[str, np.ndarray] | None = None,
+    origin: Origin | None = None,
+    given: tuple[data.Source, Federation] | None = None,
+    among: tuple[str, ...] | None = None,
+) -> Experiment:
+    """Load and split the data, and check every name and value, before anything is written.
+
+    Args:
+      config: a resolved config.
+      methods: registered names.
+      strict: turn warnings (of a batch larger than the smallest client or an unused flag, say) into errors.
+      initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
+      origin: their origin, from `warm_start.origin`.
+      given: the data set and its split, where `load_federation` has loaded them.
+      among: all methods that run with the config, where these are some of them: what another one uses is used.
+    """
+    if (config.warm_start is None) != (initial is None):
+        raise ValueError("give the parameters that config.warm_start names, and no others")
+    if not methods:
+        raise JaxpflError("at least one method is needed")
+    if len(set(methods)) != len(methods):
+        raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+    # All that can be refused before the data are read; a model that they choose is filled in behind.
+    named = config if config.model is not None else dataclasses.replace(config, model=Training.model)
+    among = among or methods
+    everyone = [spec_for(named, name, among) for name in among]
+    check_settings(everyone, newcomers=config.unseen_clients != 0, strict=strict)
+    specs = [spec for spec in everyone if spec.method.name in methods]
+    if config.clients is not None:
+        cohorts_of(specs[0], config.clients)
+    source, federation = load_federation(config) if given is None else given
+    federation, unseen, scaling = clients_of(config, source, federation)
+    if scaling is not None and config.privacy.on:
+        cause = "standardize = True" if config.standardize else "a table's features are standardised"
+        warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
+    federation = data.single(federation, strict)
+    unseen = None if unseen is None else data.single(unseen, strict)
+    if config.task is None and source.task != CLASSIFICATION:
+        config = dataclasses.replace(config, task=source.task)
+    check_federation(federation, unseen, config.task, strict=strict)
+    if config.model is None:
+        config = dataclasses.replace(config, model=model_for(source))
+    if config.cohort is None:
+        usual = preset(data_sets.origin(config), config.partition)["cohort"]
+        config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
+    filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
+    classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
+    specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
+    drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
+    check_claim(specs[0], federation, strict=strict)
+    clients, capacity = federation.num_clients, drawn.capacity
+    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses its devices
+    data.check_batch_size(federation, config.batch_size, strict)
+    task = task_of(specs[0], federation, unseen)
+    work = work_of(specs[0], federation, unseen)
+    work.batches(work.steps)  # refuses an unknown way to draw, and more of them than can be counted
+    asking = next((spec for spec in specs if spec.method.graph), None)
+    graph = None
+    if asking is not None:
+        if graph_file.is_named(config.graph):
+            read = graph_file.read(Path(config.graph), np.asarray(federation.client_ids))
+            asking = dataclasses.replace(asking, neighbourhood=Neighbourhood(graph=read))
+        graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
+    runs = {spec.method.name: put_together(spec, federation, unseen, task, graph) for spec in specs}
+    for run in runs.values():  # a method may refuse its options, the task, how many take part, or the data
+        algorithm = build(run.spec.method, task, dataclasses.replace(run.work, privacy=None), dict(run.spec.options))
+        begin = partial(algorithm.server.init, hp=run.hp, ctx=server_context(drawn, 0))
+        jax.eval_shape(begin, jax.random.key(0))
+        make_groups(algorithm, np.asarray(federation.client_ids), devices=1)
+        for part in (federation, unseen):
+            if part is not None:
+                algorithm.check_data(part)
+    start = None if initial is None else checksum(dict(initial))
+    caveats: tuple[str, ...] = ()
+    if config.privacy.on and initial is not None:
+        caveats = (caveat(origin, federation, unseen),)
+        if caveats[0] != GIVEN_START:
+            warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
+    if config.privacy.on and config.patience is not None:
+        caveats += (STOPPED,)
+    names = source.class_names if task.kind != "regression" else None
+    experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, names, caveats)
+    if config.privacy.on or config.compress is not None:
+        # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
+        for name in methods:
+            experiment.simulation(name).bytes_per_client()
+    return experiment
+
+
+def _without_examples(federation: Federation) -> Federation:
+    def emptied(split: ClientData) -> ClientData:
+        return split.with_examples(*jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples))
+
+    ids, *splits = federation
+    return Federation(ids, *map(emptied, splits))
+
+
+def check_agreed(experiment: Experiment) -> None:
+    """Refuse a run whose processes were given other settings, methods or data, or have other versions.
+
+    Raises:
+      JaxpflError: naming the first that differs.
+    """
+    config = to_json(experiment.config)
+    config.pop("data_dir")  # each host has its own
+    versions = {"jaxpfl": __version__, "jax": jax.__version__}
+    processes.agree("the", config | {"methods": experiment.methods, **experiment.fingerprint(), **versions})
+    same_data.remember(experiment.federation, experiment.unseen)
+
+
+def load_federation(
+    config: RunConfig, source: Callable[[RunConfig], data.Source] = source_of
+) -> tuple[data.Source, Federation]:
+    """The data set of a resolved config, and its split into clients, unseen ones among them (but for test users); not
+    standardised.
+
+    Args:
+      config: resolved.
+      source: loads the data set, unless clients are saved with it.
+    """
+    stored = data_sets.opened(config)
+    if stored is not None:
+        return stored.source, stored.federation
+    loaded = source(config)
+    split = dataclasses.replace(part_of(Split, config), standardize=False)
+    if config.unseen_clients == TEST_USERS:
+        return loaded, data.federate(data.seen(loaded), **vars(dataclasses.replace(split, test_share=0.0)))
+    if config.clients is not None:
+        split = dataclasses.replace(split, clients=config.clients + config.clients_apart)
+    return loaded, data.federate(loaded, **vars(split))
+
+
+def clients_of(
+    config: RunConfig, source: data.Source, federation: Federation
+) -> tuple[Federation, Federation | None, data.Scaling | None]:
+    """The clients that are trained, those that arrive unseen, and the scaling of all inputs if they are standardised.
+
+    Args:
+      config: resolved.
+      source, federation: as `load_federation` gives them.
+    """
+    unseen = scaling = None
+    if config.unseen_clients == TEST_USERS:
+        split = dataclasses.replace(part_of(Split, config), clients=None, standardize=False)
+        unseen = data.federate_unseen(source, **vars(split))
+    elif config.clients_apart:
+        federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
+    if config.standardize or is_table(config):
+        data.check_standardizable(source)
+        scaling = data.scaling_of(federation)  # newcomers have no part in it
+        federation = data.scaled(federation, scaling)
+        unseen = None if unseen is None else data.scaled(unseen, scaling)
+    return federation, unseen, scaling
+
+
+def require(value: Any) -> Any:
+    """A field that `resolve` has filled in."""
+    if value is None:
+        raise JaxpflError("the config is not resolved")
+    return value

@@ -1,0 +1,192 @@
+"""Stored runs, opened for reading: their experiment rebuilt, a method's last state restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpfl.support import files
+from jaxpfl.algorithms import METHODS
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.model_files import one_method
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
+from jaxpfl.runs import results
+from jaxpfl.runs.checkpoint import Checkpoints
+from jaxpfl.runs.config import DataConfig, RunConfig, resolve
+from jaxpfl.runs.config_file import ConfigFile, from_mapping
+from jaxpfl.runs.data_checksum import is_of
+from jaxpfl.runs.setup import NOISE_MULTIPLIER, Experiment, prepare, require
+from jaxpfl.privacy import PrivacyConfig
+
+GRAPH = "graph.csv"
+"""The run's graph of clients, in its folder."""
+
+
+_OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
+"""Settings on which the clients depend; a task is that of the labels unless it is given."""
+
+
+class StoredRun(NamedTuple):
+    """A run folder, as described by its ``config.json``.
+
+    Attributes:
+      folder: the run folder.
+      record: the whole file.
+      config: the config in it.
+      methods: the run's methods, finished or not.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    config: RunConfig
+    methods: list[str]
+
+    @property
+    def seeds(self) -> range:
+        """The run's seeds."""
+        return range(self.config.seed, self.config.seed + require(self.config.seeds))
+
+    def finished(self, method: str | None) -> str:
+        """The method of that name (the only one, for None), which must be finished.
+
+        Raises:
+          JaxpflError: for an unknown or unfinished method.
+        """
+        name = one_method(method, self.methods, str(self.folder))
+        done = results.finished(self.folder, name)
+        if done is None or done["rounds"] != self.config.rounds:
+            raise JaxpflError(f"{name} of {self.folder} has not finished its rounds: --resume the run first")
+        return name
+
+    def experiment(self, data_dir: str | None = None) -> Experiment:
+        """The run's experiment, with its data.
+
+        Raises:
+          JaxpflError: if the data or the methods' hyper-parameters are no longer those of the run.
+        """
+        # The initial parameters of a warm start are in the checkpoints, and their file may be gone.
+        config = dataclasses.replace(self.config, warm_start=None)
+        if (
+            self.folder / GRAPH
+        ).is_file():  # the file that gave it may have moved, and models need not be trained again
+            config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
+        if data_dir is not None:
+            config = dataclasses.replace(config, data_dir=data_dir)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JaxpflWarning)  # the run has told
+            experiment = prepare(config, tuple(self.methods))
+        now = experiment.fingerprint()
+        if not is_of(self.record["data"], experiment.federation, experiment.unseen):
+            raise JaxpflError(f"the data are not those of the run in {self.folder}")
+        if now["hyper"] != self.record["hyper"]:
+            raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
+        if now["graph"] != self.record.get("graph"):
+            raise JaxpflError(f"the graph of the clients is not that of the run in {self.folder}")
+        return experiment
+
+
+def open_run(folder: Path) -> StoredRun:
+    """Read a run folder's config.
+
+    Raises:
+      JaxpflError: if it is not a run folder.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
+    record = read_record(path)
+    return StoredRun(folder, record, resolve(from_mapping(record["config"], str(path))), record["methods"])
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
+
+    Raises:
+      JaxpflError: if it is another file, or damaged.
+    """
+    record = files.read_json(path)
+    kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        raise JaxpflError(f"{path} is not the config of a run, or damaged")
+    methods = record["methods"]
+    if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
+        raise JaxpflError(f"{path} is damaged: its methods are {methods}")
+    return record
+
+
+def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
+    """Check that the hyper-parameters listed in a run's ``config.json`` are those that a new run of its config has.
+
+    The file holds the config, from which a run is made, and beside it a list of all hyper-parameters, for the reader
+    alone. Where the two disagree, someone edited the list, which would have no effect, or this version of jaxpfl has
+    other defaults. Values that the command line overrides are not checked.
+
+    Args:
+      path: the file given by ``--config``.
+      file: its content.
+      experiment: the run that the file and the command line ask for together.
+
+    Raises:
+      JaxpflError: with the method, the hyper-parameter and its two values.
+    """
+    if not file.hyper:
+        return
+    same_clients = file.config.clients == experiment.config.clients
+    config = dataclasses.replace(file.config, model=experiment.config.model)
+    if not same_clients:
+        config = dataclasses.replace(config, privacy=PrivacyConfig(), cohort=experiment.config.cohort)
+    recorded = [name for name in experiment.methods if name in file.hyper]
+    alone = experiment.under(resolve(config), recorded, file.methods)
+    for method in recorded:
+        given, now = files.jsonable(alone.all_hyper(method)), files.jsonable(experiment.all_hyper(method))
+        for name, value in file.hyper[method].items():
+            if name == NOISE_MULTIPLIER and not same_clients:
+                continue  # other cohorts, other noise
+            if name not in given:
+                raise unknown_name(f"hyper-parameter in hyper.{method} of {path}", name, given)
+            if value != given[name] == now.get(name):
+                flag = "--privacy.noise-multiplier" if name == NOISE_MULTIPLIER else f"--set {method}.{name}={value}"
+                raise JaxpflError(
+                    f"hyper.{method}.{name} in {path} is {shown(value)}, but its config gives {given[name]}: "
+                    f"set it there or by {flag}, and take hyper out of the file"
+                )
+
+
+def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
+    """Warn of clients that are not those of the run whose ``config.json`` is given, where none were asked for.
+
+    Args:
+      path, file, experiment: as `check_recorded`.
+      strict: make it an error.
+    """
+    was = resolve(file.config)
+    if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
+        return
+    if not is_of(file.data, experiment.federation, experiment.unseen):
+        warn(f"the data are not those of the run of {path}: its figures will not come again", strict=strict)
+
+
+def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
+    """State after a finished method's last round, for one seed: leaves [1, ...].
+
+    Raises:
+      JaxpflError: if the checkpoint of that round is gone or cannot be read.
+    """
+    simulation = experiment.simulation(method)
+    folder, done = run.folder / "checkpoints" / method, results.finished(run.folder, method) or {}
+    rounds = done.get("stopped_after") or require(run.config.rounds)
+    remedy = f"delete {run.folder / 'methods' / method}.json, and --resume makes it anew"
+    if not (folder / str(rounds)).is_dir():
+        raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
+    simulation.keep_clients_in(run.folder / "clients" / method, [rounds])
+    like = simulation.kept(simulation.init(run.seeds))
+    try:
+        state, _ = Checkpoints(folder).read(rounds, like)
+    except JaxpflError as error:
+        raise JaxpflError(f"{error}: {remedy}") from None
+    row = run.seeds.index(seed)
+    return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))

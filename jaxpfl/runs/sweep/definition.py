@@ -1,0 +1,288 @@
+"""Definition of a sweep: methods, their common run, the grid, seeds and selection, as ``sweep.json`` holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import algorithms
+from jaxpfl.support import files
+from jaxpfl.algorithms import Method
+from jaxpfl.engine.assembly import hyper_of
+from jaxpfl.engine.spec_parts import Training
+from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
+from jaxpfl.runs import data_sets, replace
+from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
+from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.records import Value
+from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
+from jaxpfl.runs.sweep.axes import applied, concerns, named, with_privacy
+from jaxpfl.runs.sweep.budget import rounds_of
+from jaxpfl.runs.sweep.grid import Axis, Grid
+from jaxpfl.runs.sweep.problems import problem_axes
+
+FILE = "sweep.json"
+UNFINISHED = "unfinished"
+"""Folder of the states of groups that were stopped on their way."""
+PARTS = ("journal", "claims", "workers", "results.parquet", "best", UNFINISHED)
+"""Names in a sweep folder beside that file and those of any results."""
+SELECTIONS = ("validation", "none")
+BUDGETS = ("rounds", "steps")
+SHARE = 0.2
+"""Share of each client's training examples set apart for the selection where the run has no validation share."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """The search over a grid: its seeds, its selection and its budget."""
+
+    select: str = setting(
+        "validation",
+        "Choose each method's setting on validation examples (a fifth of the training examples where there is no "
+        "--validation-share), or none.",
+    )
+    search_seeds: int | None = setting(
+        None,
+        "Seeds of the search; the chosen setting is then run on all --seeds.",
+        unless_given="all of them unless given",
+        range=COUNT,
+        unit="runs",
+    )
+    budget: str = setting(
+        "rounds",
+        "Equal for all methods: rounds, or gradient steps, those of a client with local_steps in each round (steps): "
+        "methods that need more of them in a round then run fewer rounds.",
+    )
+    halving: int = setting(
+        0,
+        "Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is "
+        "none.",
+        range=Range(0, 100),
+    )
+    halving_first: int | None = setting(
+        None,
+        "Rounds of the first rung.",
+        unless_given="as many as leave one setting at the last unless given",
+        range=COUNT,
+        unit="rounds",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A sweep over runs.
+
+    Attributes:
+      methods: names of the methods.
+      config: the run that all share, its fields as given; the presets are filled in for each group.
+      grid: the axes, under their full names.
+      search: seeds of the search, selection and budget.
+    """
+
+    methods: tuple[str, ...]
+    config: RunConfig
+    grid: Grid
+    search: Search = Search()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds, the search's first."""
+        config = resolve(with_privacy(self.config, self.grid))
+        return tuple(range(config.seed, config.seed + (config.seeds or 1)))
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """Seeds of the search."""
+        return self.seeds[: self.search.search_seeds]
+
+    def to_json(self) -> dict[str, Any]:
+        """The definition as JSON-able values."""
+        return {
+            "methods": list(self.methods),
+            "config": to_json(self.config),
+            "grid": self.grid.to_json(),
+            "search": dataclasses.asdict(self.search),
+            "orders": ORDERS,
+        }
+
+
+def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search | None = None) -> Definition:
+    """A sweep, everything checked that can be without data.
+
+    Raises:
+      JaxpflError: for unknown names, values of another type, and settings that exclude each other.
+    """
+    if not methods:
+        raise JaxpflError("a sweep needs at least one method")
+    for name in methods:
+        algorithms.get(name)
+        if list(methods).count(name) > 1:
+            raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+    search = search or Search()
+    check(search)
+    if config.plan.clients_in == "disk":
+        raise JaxpflError("plan.clients_in = disk is for a single run: the runs of a sweep take host or device")
+    for name in ("eval_every", "checkpoint_every"):
+        if not is_default(config, name):
+            raise JaxpflError(f"{name} is of no use in a sweep: it scores each run at its end, and records it then")
+    if search.select not in SELECTIONS:
+        raise unknown_name("select", search.select, SELECTIONS)
+    if search.budget not in BUDGETS:
+        raise unknown_name("budget", search.budget, BUDGETS)
+    grid = named(grid, methods)
+    if search.halving == 1:
+        raise JaxpflError("halving must be 0 or at least 2, got 1")
+    if search.halving and search.select == "none":
+        raise JaxpflError("halving chooses on validation examples: leave out --select none")
+    if search.halving_first is not None and not search.halving:
+        raise JaxpflError("halving_first is for --halving")
+    names = [axis.name for axis in grid.axes]
+    if config.patience is not None or "patience" in names:
+        raise JaxpflError("patience is of run and compare: a sweep stops settings early by --halving")
+    if search.halving and (problems := problem_axes(names)):
+        raise JaxpflError(f"halving compares settings on the same clients: {problems[0]} cannot be an axis too")
+    if "rounds" in names and search.halving:
+        raise JaxpflError("halving ends runs early: rounds cannot be an axis too")
+    if "rounds" in names and search.budget == "steps":
+        raise JaxpflError("budget = steps sets the rounds of each method: rounds cannot be an axis too")
+    if search.budget == "steps":
+        for name in methods:
+            rounds_of(
+                with_privacy(config, grid), name, tuple(methods), share=1.0
+            )  # refuses a method whose gradients are not known
+    if search.select == "validation" and not config.validation_share and "validation_share" not in names:
+        if not data_sets.is_stored(config.data):
+            config = dataclasses.replace(config, validation_share=SHARE)
+        elif not data_sets.has_validation(config):
+            raise JaxpflError(
+                f"{config.data} has no validation examples to choose by: convert the data set with --validation-share, "
+                "or give select = none"
+            )
+    found = Definition(tuple(methods), config, grid, search)
+    if (search.search_seeds or 1) > len(found.seeds):
+        raise JaxpflError(f"search_seeds must be at most the {len(found.seeds)} seeds, got {search.search_seeds}")
+    for name in methods:
+        _check_values(found, algorithms.get(name))
+    return found
+
+
+def _check_values(definition: Definition, method: Method) -> None:
+    """Refuse values that are outside their setting's range in any run."""
+    for axis in definition.grid.axes:
+        if concerns(axis.name, method, definition.config):
+            for value in _ends(axis):
+                config = applied(with_privacy(definition.config, definition.grid), {axis.name: value})
+                if axis.name.startswith("privacy."):
+                    check(config.privacy)
+                    continue  # the others of its table may be axes too
+                config = resolve(config)
+                model = Training.model if config.model is None else config.model
+                hyper_of(spec_for(dataclasses.replace(config, model=model), method.name, definition.methods))
+
+
+def _ends(axis: Axis) -> tuple[Value, ...]:
+    """The values that are outside a setting's range if any is: of numbers the least and the largest."""
+    if not axis.values:
+        return axis.low, axis.high
+    numbers = [value for value in axis.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
+
+
+def check_folder(folder: Path, *, resume: bool, force: bool = False) -> None:
+    """Refuse a folder in which a sweep can neither begin nor, with ``resume``, go on, nor with ``force`` take the place
+    of another.
+
+    Raises:
+      JaxpflError: if it holds a sweep and ``resume`` is false, none and ``resume`` is true, or something else.
+    """
+    stored = (folder / FILE).exists()
+    if resume and not stored:
+        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
+    if stored and force:
+        replace.check(folder, FILE, PARTS)
+        _check_ours(folder)
+    elif stored and not resume:
+        ways = "--resume continues it, --force replaces it, --output chooses another folder"
+        raise JaxpflError(f"{folder} already holds a sweep: {ways}")
+    if not stored and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a file of that name which is not a sweep's, of methods or of a study."""
+    found = files.read_json(folder / FILE)
+    if not (isinstance(found, dict) and {"grid", "versions"} <= found.keys() and {"methods", "study"} & found.keys()):
+        raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
+
+
+def read(folder: Path) -> Definition:
+    """The definition in a sweep folder.
+
+    Raises:
+      JaxpflError: for a folder without one, and one that was changed by hand to what no sweep is.
+    """
+    path = folder / FILE
+    if not path.exists():
+        raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
+    return from_stored(files.read_json(path), path)
+
+
+def is_stored(values: Any) -> bool:
+    """Tell the definition of a sweep over runs, as `FILE` holds it, from other values of a file."""
+    return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
+
+
+def from_stored(stored: Any, path: Path) -> Definition:
+    """Definition from the values of a file.
+
+    Raises:
+      JaxpflError: for values that were changed by hand to what no sweep is.
+    """
+    with expecting(path, "the definition of a sweep"):
+        grid = Grid.from_json(stored["grid"])
+        methods, search = stored["methods"], Search(**stored["search"])
+        if stored.get("orders") != ORDERS:
+            raise JaxpflError(f"{path}: another version drew clients' examples in another order: begin a new sweep")
+        config = from_mapping(dict(stored["config"]), str(path))
+        return define(methods, config, grid, search)
+
+
+def grown(old: Definition, new: Definition, folder: Path) -> None:
+    """Refuse a sweep that is not the stored one with more methods, values, draws or seeds.
+
+    Raises:
+      JaxpflError: with the differences.
+    """
+    was, now = to_json(old.config), to_json(new.config)
+    semantic = [text for text in differences(was, now)[0] if not text.startswith("seeds: ")]
+    if len(new.seeds) < len(old.seeds):
+        semantic.append(f"seeds: {len(old.seeds)} -> {len(new.seeds)}")
+    if dropped := [name for name in old.methods if name not in new.methods]:
+        semantic.append(f"methods without {', '.join(dropped)}")
+    if old.search != new.search:
+        ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
+        semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+    semantic += grid_changes(old.grid, new.grid)
+    if semantic:
+        raise JaxpflError(f"--resume would change the sweep in {folder}: {'; '.join(semantic)}")
+
+
+def grid_changes(old: Grid, new: Grid) -> list[str]:
+    """Values that a grid lacks of an earlier one, and its new axes; empty where it only has more values or draws."""
+    changes: list[str] = []
+    axes = {axis.name: axis for axis in new.axes}
+    for axis in old.axes:
+        other = axes.pop(axis.name, None)
+        if other is None:
+            changes.append(f"grid without {axis.name}")
+        elif lost := [value for value in axis.values if value not in other.values]:
+            changes.append(f"grid {axis.name} without {', '.join(map(str, lost))}")
+        elif not axis.values and axis != other:
+            changes.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
+    changes += [f"new axis {name} (no run so far has a value of it)" for name in axes]
+    drawn = (old.draw, old.seed), (new.draw, new.seed)
+    if drawn[0] != drawn[1] or new.draws < old.draws:
+        changes.append(f"draws: {old.draws} {drawn[0]} -> {new.draws} {drawn[1]}")
+    return changes

@@ -1,0 +1,1 @@
+"""Nothing of the field: errors, files, memory, processes, signals and the console."""

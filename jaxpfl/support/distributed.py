@@ -1,0 +1,384 @@
+"""Start of a run of several processes, on one host or many, by JAX's own runtime.
+
+Each process calls `start` before anything else of JAX; the devices of all of them then are one mesh, over which clients
+are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from jaxpfl.support import files, processes
+from jaxpfl.support.errors import JaxpflError, shown
+
+HEARTBEAT_SECONDS = 30
+"""Silence after which a process counts as lost; one that ends loses its connections, which is noticed at once."""
+START_SECONDS = 300
+"""Time that the processes have to find each other."""
+WAIT_SAID_SECONDS = 5
+"""Wait for the others after which it is said."""
+AUTOMATIC = "auto"
+"""An address that is found as Slurm, Open MPI, Kubernetes or a Cloud TPU announce it."""
+TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_LEAST_TOKEN = 16
+
+_LOST = ("gloo", "nccl", "connection reset", "connection closed", "socket closed", "coordination service", "heartbeat")
+"""Words of XLA's errors where a process cannot be reached."""
+
+
+class _Peer(NamedTuple):
+    """A process of this run: its host and its number there."""
+
+    host: str
+    pid: int
+
+
+_peers: list[_Peer] = []
+_begun = False
+_abandoned: list[Any] = []
+_terminate: Any = None  # held for the C++ runtime
+
+
+class LostProcessError(JaxpflError):
+    """Another process of the run has ended, or cannot be reached."""
+
+
+def start(
+    address: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    token: str | None = None,
+    cpu_devices: int = 1,
+    timeout: int = START_SECONDS,
+    on_wait: Callable[[str], None] | None = None,
+) -> None:
+    """Join the processes of a run, before any other use of JAX.
+
+    All three are found automatically under Slurm, Open MPI, Kubernetes and on a Cloud TPU::
+
+        from jaxpfl.support import distributed
+
+        distributed.start("10.0.0.1:1234", processes=2, process=0, token=secret)  # in the other: process=1
+        result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10)
+
+    Every process must then make the same calls with the same arguments and data.
+
+    Args:
+      address: host and free port of process 0.
+      processes: their number.
+      process: this one's, from 0.
+      token: secret of at least 16 characters, the same in every process; of the environment variable
+        JAXPFL_DISTRIBUTED_TOKEN unless given. Needed unless the address is the loopback (localhost).
+      cpu_devices: devices of this process where JAX runs on the CPU, the same number in each.
+      timeout: seconds to wait for the others.
+      on_wait: called once with a line for the user, from a thread, if the others do not come within a few seconds.
+
+    Raises:
+      JaxpflError: for arguments that do not fit, a port that is in use, processes that do not come, and if JAX is
+        running already.
+    """
+    from jax._src import xla_bridge
+
+    given = _checked(address, processes, process)
+    token = _checked_token(os.environ.get(TOKEN_VARIABLE) if token is None else token, given)
+    if jax.distributed.is_initialized():
+        raise JaxpflError("the processes of this run are joined already: call jaxpfl.support.distributed.start once")
+    if xla_bridge.backends_are_initialized():
+        raise JaxpflError("JAX is running already: call distributed.start before any other use of it")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what XLA logs on a loss is said in one line
+    for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
+        jax.config.update(name, value)
+    try:
+        with _loss_reported(), _said_if_long(on_wait, given, WAIT_SAID_SECONDS):
+            if given and process == 0:
+                given["coordinator_bind_address"] = _bind_address(given["coordinator_address"], timeout)
+            jax.distributed.initialize(
+                **given, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            )
+    except (RuntimeError, ValueError) as error:
+        _abandon()
+        raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
+    # Gloo listens where the host's own name leads unless it is named a place.
+    place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
+    with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
+        _meet(processes, token)
+
+
+def lost(error: BaseException) -> LostProcessError | None:
+    """The error for a process that cannot be reached, if that is what one of XLA's says."""
+    if len(_peers) < 2 or isinstance(error, JaxpflError):
+        return None
+    text = str(error).lower()
+    return LostProcessError(f"{_loss()}{_note}") if any(word in text for word in _LOST) else None
+
+
+def begun() -> bool:
+    """True from a first `start`, from which on JAX may wait for others at the end of the process."""
+    return _begun
+
+
+def on_this_host() -> int:
+    """Number of the run's processes on this host, which share its memory."""
+    here = socket.gethostname()
+    return sum(peer.host == here for peer in _peers) or 1
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: JAX would wait for others that may never come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _checked(address: str | None, number: int | None, own: int | None) -> dict[str, Any]:
+    """The arguments of `jax.distributed.initialize`."""
+    if address is None or address == AUTOMATIC:
+        if number is not None or own is not None:
+            raise JaxpflError(f"processes and process are found with the address or given with it, got {number}, {own}")
+        return {}
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise JaxpflError(f"the address must be HOST:PORT of process 0, or {AUTOMATIC}, got {shown(address)}")
+    if number is None or own is None:
+        raise JaxpflError(f"with the address {address} the number of processes and this process's own must be given")
+    if number < 1 or not 0 <= own < number:
+        raise JaxpflError(f"process must be from 0 to processes - 1, got process {own} of {number}")
+    return {"coordinator_address": address, "num_processes": number, "process_id": own}
+
+
+@contextmanager
+def _said_if_long(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
+    """Say whom this process waits for, if the block takes longer."""
+    if on_wait is None:
+        yield
+        return
+    others, where = "the other processes", "the address of process 0"
+    if given:
+        number, where = given["num_processes"], given["coordinator_address"]
+        others = "process 0" if given["process_id"] else f"{number - 1} of {number} processes"
+    timer = threading.Timer(seconds, on_wait, [f"waiting for {others} at {where}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _checked_token(token: str | None, given: dict[str, Any]) -> str:
+    """The token of a run's messages, which may be empty where nothing but this host can reach it."""
+    addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
+    if token is None and not all(map(_is_loopback, addresses)):
+        raise JaxpflError(
+            f"the processes of {addresses[0] or AUTOMATIC} meet on a network: give all of them one secret, by "
+            f"--distributed-token FILE or the variable {TOKEN_VARIABLE}"
+        )
+    if token is not None and len(token.strip()) < _LEAST_TOKEN:
+        raise JaxpflError(
+            f"the processes' token must have at least {_LEAST_TOKEN} characters, got {len(token.strip())}"
+        )
+    return (token or "").strip()
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, which only its owner may read.
+
+    Raises:
+      JaxpflError: for a file that others may read or have written.
+    """
+    try:
+        with files.opened(path) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(2**16)
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from None
+    if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
+        raise JaxpflError(f"the token file {path} must belong to you and be closed to others: chmod 600 {path}")
+    return os.fsdecode(text)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]").lower()
+
+
+def _is_loopback(address: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(_host(address)).is_loopback
+    return _host(address) == "localhost"
+
+
+def _bind_address(address: str, timeout: int) -> str:
+    """The address in numbers at which process 0 listens, the named one; JAX ends by a fault where it cannot.
+
+    Raises:
+      JaxpflError: for a port that is in use, and an address that is not this host's.
+    """
+    bind = os.environ.get(_BIND_VARIABLE, address)
+    why, until = "", time.monotonic() + timeout
+    while not (places := _places(bind)):
+        if time.monotonic() > until:
+            raise JaxpflError(f"cannot join the processes of the run: the host of {bind} is unknown here")
+        time.sleep(1)  # a pod's name comes a moment after the pod
+    for family, place in places:
+        try:
+            with socket.socket(family) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+                tried.bind(place)
+            return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
+        except OSError as error:
+            used = error.errno == errno.EADDRINUSE
+            why = f"the port of {bind} is in use on this host" if used else f"{bind} is no address of this host"
+    hint = "" if "in use" in why else f", where process 0 listens: name one, or set {_BIND_VARIABLE}"
+    raise JaxpflError(f"cannot join the processes of the run: {why}{hint}")
+
+
+def _places(address: str) -> list[tuple[int, Any]]:
+    port = int(address.rpartition(":")[2])
+    with suppress(socket.gaierror):
+        return [(each[0], each[4]) for each in socket.getaddrinfo(_host(address), port, type=socket.SOCK_STREAM)]
+    return []
+
+
+def _reason(error: Exception, address: str | None, timeout: int) -> str:
+    text = " ".join(str(error).split())
+    low = text.lower()
+    if any(word in low for word in ("deadline", "timed out", "timeout", "unavailable", "bad_cast")):
+        return f"not all of them came to {address or 'their address'} within {timeout} s"
+    if "should be defined" in low or "must be defined" in low:
+        return "no Slurm, Open MPI, Kubernetes or Cloud TPU was found: give address, processes and process"
+    return text
+
+
+def _abandon() -> None:
+    """Make JAX forget a start that failed: at its end it would wait for the others, and complain."""
+    from jax._src.distributed import global_state as state
+
+    global _begun
+    _begun = True
+    _abandoned.append((state.client, state.service))
+    state.client = state.service = None
+
+
+def _meet(number: int | None, token: str) -> None:
+    """First exchange: who is where, and how many each was told of. Collectives open their connections here."""
+    if not processes.several():
+        return
+    global _begun
+    _begun = True
+    locals_ = [len([d for d in jax.devices() if d.process_index == i]) for i in range(jax.process_count())]
+    if len(set(locals_)) > 1:
+        raise JaxpflError(f"every process must have the same number of devices, got {locals_}")
+    processes.secure(token)
+    _peers[:] = [_Peer(*own) for own in processes.exchange(_Peer(socket.gethostname(), os.getpid()))]
+    processes.agree("the number of", {"processes": number})
+
+
+def _loss() -> str:
+    """Message for a lost process, which names it if it was on this host."""
+    here = socket.gethostname()
+    own = {number: peer.pid for number, peer in enumerate(_peers) if peer.host == here}
+    until = time.monotonic() + 1  # a process that ends closes its connections first
+    while not (gone := [f"{number}" for number, pid in own.items() if not _runs(pid)]) and time.monotonic() < until:
+        time.sleep(0.02)
+    if not gone:
+        return "another process of the run has ended or cannot be reached"
+    return f"process{'es' * (len(gone) > 1)} {', '.join(gone)} of {len(_peers)} ended before the run did"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # one that was killed stays until its parent has asked for it
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+_note = ""
+
+
+def note(text: str) -> None:
+    """Text behind the line that is printed when another process is lost."""
+    global _note
+    _note = text
+
+
+def _end_lost(*_: Any) -> None:
+    """End this process with one line, from any of its threads."""
+    with suppress(OSError):
+        os.write(2, f"error: {_loss()}{_note}\n".encode())
+    os._exit(2)
+
+
+def _end_terminated() -> None:
+    """The same where the C++ runtime gives up, most likely for that reason."""
+    with suppress(OSError):
+        known = "ended before" in _loss()
+        os.write(2, f"error: {_loss()}{'' if known else ', or the C++ runtime failed'}{_note}\n".encode())
+    os._exit(2)
+
+
+@contextmanager
+def _loss_reported() -> Iterator[None]:
+    """Make the runtime's client, started in the block, report a lost process in one line.
+
+    Without a function of ours it aborts with a C++ trace. It passes the function a status that this version of the
+    bindings cannot convert, and terminates on that: so the handler of that moment is ours too.
+    """
+    with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
+        try:
+            yield
+        finally:
+            _at_terminate()
+
+
+@contextmanager
+def _replaced(name: str, **more: Any) -> Iterator[None]:
+    """Add arguments to a function of JAX's bindings while the block runs."""
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    made = getattr(_jax, name)
+    setattr(_jax, name, partial(made, **more))
+    try:
+        yield
+    finally:
+        setattr(_jax, name, made)
+
+
+def _at_terminate() -> None:
+    global _terminate
+    with suppress(OSError, AttributeError):  # another C++ library
+        setting = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+        setting.restype, setting.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        _terminate = ctypes.CFUNCTYPE(None)(_end_terminated)
+        setting(ctypes.cast(_terminate, ctypes.c_void_p))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what Gloo writes to standard output when it connects."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)

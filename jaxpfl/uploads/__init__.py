@@ -1,0 +1,1 @@
+"""Whatever acts on an upload: compression, robust aggregation and attacks."""

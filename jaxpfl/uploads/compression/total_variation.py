@@ -1,0 +1,176 @@
+r"""Total-variation update: the proximal map of a gradient to a piecewise constant vector, which is short to send.
+
+.. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
+
+This is one-dimensional total variation with a zero boundary, u_{d+1} = 0. The dual w, one number for each pair of
+neighbours, satisfies with w_0 = 0
+
+.. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
+   \text{ where } u_i \ne u_{i+1}.
+
+Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
+
+Algorithm: level sets. The i with u_i > t are a minimal cut of a chain: with a_i = clip(a_{i-1}, -gamma, gamma) + g_i
+- t, i is above t if a_i > gamma, below if a_i < -gamma, and otherwise on the side of i + 1. A first cut at t = 0 gives
+the signs and the zeros. Then every segment is cut at the value that it would have if it were constant. If the cut does
+not divide it, it is constant; otherwise its parts become segments of their own, coupled to the others only through
++-gamma. The clipped sums are associative (maps x -> clip(x + s, lo, hi) are closed under composition), so that a round
+of cuts is four scans over all segments of all vectors. The number of rounds is at most the number of segments and
+usually about its logarithm: 0 to 18 for the tests' fifty vectors of d = 61706.
+
+Reference: Zhao et al., equation (7), where x_t and eta drop out; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.uploads.compression import run_length
+from jaxpfl.uploads.compression.binary_scale import room, times_power
+from jaxpfl.uploads.compression.blocked_scan import blocked_scan, following, from_blocks, previous, to_blocks
+from jaxpfl.uploads.compression.compressed import Compressed
+
+_TOLERANCE = 4
+"""Units of rounding error by which a_i must exceed gamma to cut a segment that may be constant."""
+
+
+class Update(NamedTuple):
+    """The update u [d] and its dual w [d]."""
+
+    value: Array
+    dual: Array
+
+
+def compress(g: Array, gamma: Scalar) -> Compressed:
+    """The update of g [d], and its length in the run-length code.
+
+    With a constant gamma the message is biased: descent stops where no cumulative sum of the gradient exceeds gamma.
+    `decayed` or `error_feedback` prevents this.
+
+    Implements: Zhao et al., Algorithm 3.
+    """
+    value = update(g, gamma).value
+    return Compressed(value, run_length.count_bits(value))
+
+
+def decayed(gamma: Scalar, step: Scalar) -> Array:
+    """Decayed ``gamma / sqrt(step + 1)``, for steps that count from 0."""
+    return gamma / jnp.sqrt(jnp.asarray(step, float) + 1)
+
+
+class _Cut(NamedTuple):
+    """Segments in blocks; ``excess`` is g - u plus the pull of the neighbours at a segment's two ends."""
+
+    excess: Array
+    value: Array
+    starts: Array
+    edge: Array
+    again: Array
+
+
+def update(g: Array, gamma: Scalar) -> Update:
+    """The minimiser and its dual; NaN if g is not finite.
+
+    Args:
+      g: [d], d >= 1, float32 or float64; batches by ``jax.vmap``.
+      gamma: not negative.
+    """
+    d = g.shape[0]
+    e = room(g)  # cumulative sums of huge numbers may overflow
+    g, gamma = times_power(g, -e), times_power(jnp.asarray(gamma, g.dtype), -e)
+    limit = gamma + _TOLERANCE * jnp.finfo(g.dtype).eps * jnp.maximum(gamma, jnp.abs(g).max())
+    here, data = to_blocks(jnp.ones(d, bool), False), to_blocks(g, 0)
+    whole = _Cut(
+        data, jnp.zeros_like(data), jnp.zeros_like(here).at[0, 0].set(True), jnp.zeros_like(data), jnp.array(True)
+    )
+
+    sums = _clipped_sums(data, whole.starts, gamma)
+    side = _sides(sums, here & (jnp.abs(sums) <= limit), here)
+    settled = side == 0  # all entries from some place on, at the latest the last, which is the boundary
+    first = _split(whole, side, gamma)
+    first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
+
+    def cut(at: _Cut) -> _Cut:
+        sums, last = _clipped_sums(at.excess, at.starts, gamma), following(at.starts, True)
+        return _centered(_split(at, _sides(sums, ~last & (jnp.abs(sums) <= limit), here), gamma))
+
+    end = jax.lax.while_loop(lambda at: at.again, cut, _centered(first))
+    sums_inside, sizes, means = _means(end)
+    inside = sums_inside - sizes * means
+    dual = jnp.where(settled, jnp.clip(sums, -gamma, gamma), jnp.where(following(end.starts, True), end.edge, inside))
+    finite = jnp.isfinite(g).all()
+    return Update(*(jnp.where(finite, times_power(from_blocks(a, d), e), jnp.nan) for a in (end.value, dual)))
+
+
+def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
+    """Clipped sums ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, restarted from zero at each start."""
+
+    def then(f: tuple[Array, ...], h: tuple[Array, ...]) -> tuple[Array, ...]:
+        return f[0] + h[0], jnp.clip(f[1] + h[0], h[1], h[2]), jnp.clip(f[2] + h[0], h[1], h[2])
+
+    alone = jnp.clip(x, -gamma, gamma)
+    maps = x, jnp.where(starts, alone, -gamma), jnp.where(starts, alone, gamma)
+    add, low, high = blocked_scan(then, maps, (0, -jnp.inf, jnp.inf))
+    return x + jnp.where(starts, 0, previous(jnp.clip(add, low, high), 0))
+
+
+def _sides(sums: Array, undecided: Array, here: Array) -> Array:
+    """Sign of each sum, or of the next decided one if undecided; 0 after the last entry."""
+    known = ~undecided, jnp.where(here, jnp.sign(sums), 0).astype(jnp.int8)
+    return blocked_scan(_latest, known, (False, 0), reverse=True)[1]
+
+
+def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
+    """Cut segments where sides change; the neighbours across a cut pull by gamma."""
+    before = previous(side, 0)
+    new = ~at.starts & (side != before)
+    pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
+    starts = at.starts | new
+    edge = at.edge + following(pull, 0)
+    excess = at.excess + pull - following(pull, 0)
+    return _Cut(excess, at.value, starts, edge, new.any())
+
+
+def _centered(at: _Cut) -> _Cut:
+    """Move every segment to its value if constant, at which its excess sums to zero."""
+    means = _means(at)[2]
+    return at._replace(excess=_less(at.excess, means), value=at.value + means)
+
+
+def _less(x: Array, y: Array) -> Array:
+    """``x - y`` with dithered rounding, so that sums over many entries are unbiased.
+
+    If x has few distinct values, rounding to nearest errs to one side for each of them, ten thousand times over.
+    """
+    nearest = x - y
+    back = nearest - x
+    lost = (x - (nearest - back)) - (y + back)
+    other = jnp.nextafter(nearest, jnp.where(lost > 0, jnp.inf, -jnp.inf).astype(x.dtype))
+    golden = jnp.arange(x.size, dtype=jnp.uint32) * jnp.uint32(2654435769)  # evenly spread over 0 ... 2^32
+    share = (golden >> 8).astype(x.dtype).reshape(x.shape) / 2**24
+    return jnp.where(jnp.abs(lost) > share * jnp.abs(other - nearest), other, nearest)
+
+
+def _means(at: _Cut) -> tuple[Array, Array, Array]:
+    """For each entry, the sum and number of its segment's entries up to it, and the mean of its segment."""
+    sums, sizes = _segment_sums(at.excess, at.starts)
+    last = following(at.starts, True)
+    return sums, sizes, blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]
+
+
+def _segment_sums(x: Array, starts: Array) -> tuple[Array, Array]:
+
+    def add(f: tuple[Array, ...], h: tuple[Array, ...]) -> tuple[Array, ...]:
+        more = tuple(jnp.where(h[0], b, a + b) for a, b in zip(f[1:], h[1:], strict=True))
+        return f[0] | h[0], *more
+
+    _, sums, sizes = blocked_scan(add, (starts, x, jnp.ones_like(x)), (False, 0, 0))
+    return sums, sizes
+
+
+def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Array]:
+    return f[0] | h[0], jnp.where(h[0], h[1], f[1])

@@ -1,0 +1,201 @@
+r"""Compressed uploads for any method: a wrapper around its `Algorithm`.
+
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight), e_i its
+memory and C a compressor. Then
+
+.. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
+
+and the server receives :math:`w_i C(p)`, the decoded message, in place of :math:`w_i \Delta_i`. Without error feedback
+e_i is zero; `compressors` explains when that is better. The memory holds increments without their weight, so that a
+client's weight scales its message and never its memory.
+
+Messages. All numbers below one entry of ``Upload.weight`` form one vector and one message: usually the whole upload;
+with a weight for each of k models (IFCA), each model's part. (One vector has one scale: next to SCAFFOLD's control
+variates, which are gradients, top-k defers the small change of the model.) A part of weight zero is not sent: it costs
+nothing, and its memory is kept until the client next contributes to that part, so that no cluster receives another's
+update. Weights themselves are not counted (as in `Simulation.bytes_per_client`). Entries that are not floating-point
+numbers or not increments (`Algorithm.increments`; a memory would add up their values) are sent and counted
+uncompressed.
+
+Memory. It is part of the client's state and follows the engine's rules: a client outside the cohort keeps it; one whose
+work is not finite uploads nothing and keeps its old memory; one whose upload is lost does not notice, and keeps its new
+memory (the message is then lost for good).
+
+Randomness is keyed by client and round, separately from that of training: a run with ``lossless`` has the same results
+as one without a compressor (up to XLA's rounding of a different program).
+
+Formal guarantees: under a privacy mechanism the compressor is applied to the client's private upload (its clipped
+increment with its own share of the noise), and so is post-processing of it. Compressed uploads cannot be summed before
+they are decoded, so the other clients' noise adds no protection; `privacy.plan_of` accounts for that. There is no error
+feedback then: the memory kept by a client whose work failed would reveal information about its data.
+
+References: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes"; Zhao et al.,
+section III.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.core import trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.wrapping import wrapped_client
+from jaxpfl.support.errors import JaxpflError
+from jaxpfl.uploads.compression import error_feedback
+from jaxpfl.uploads.compression.compressors import Compressor
+
+MOST_NUMBERS = 2**31 // 66
+"""Largest number of entries in an upload whose bits, up to 66 each, an int32 can hold."""
+
+
+class Held(NamedTuple):
+    """A client's state: the method's own state, and the error-feedback memory, one array per weight (else ())."""
+
+    own: PyTree
+    memory: PyTree
+
+
+class _Message(NamedTuple):
+    """Result of sending one part of the upload: the total that the server reads, the memory, and the bits."""
+
+    total: Array
+    memory: PyTree
+    bits: Array
+
+
+def compressed(
+    algorithm: Algorithm, compressor: Compressor, splits: Splits, *, feedback: bool | None = None
+) -> Algorithm:
+    """An algorithm whose clients compress their uploads and count the bits (`Upload.bits`).
+
+    Args:
+      algorithm: any method, or one behind a privacy mechanism.
+      compressor: of every message.
+      splits: one client's, as arrays or shapes; for the shape of its upload.
+      feedback: whether to use error feedback; None for the compressor's default, which is true unless it is unbiased.
+
+    Raises:
+      JaxpflError: when traced, if an upload has more than `MOST_NUMBERS` entries.
+    """
+    if feedback is None:
+        feedback = compressor.feeds_back
+    given = compressor, splits, feedback, algorithm.increments
+    return algorithm._replace(clients=tuple(_client(client, *given) for client in algorithm.clients), counts_bits=True)
+
+
+def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: bool, increments: PyTree) -> Client:
+    def init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> Held:
+        own = inner.init(key, hp, ctx, message)
+        if not feedback:
+            return Held(own, ())
+
+        def vectors(splits: Splits) -> list[Array]:
+            _, upload, _ = inner.update(key, hp, ctx, message, own, splits)
+            return [_vector(weight, part) for weight, part in _parts(upload.weight, _coded(increments, upload.total))]
+
+        return Held(own, [jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(vectors, splits)])
+
+    def update(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: Held, splits: Splits
+    ) -> tuple[Held, Upload, Metrics]:
+        own, upload, metrics = inner.update(key, hp, ctx, message, state.own, splits)
+        coding = stream(key, Purpose.UPLOAD_CODE)
+        sent, memory = _compress(partial(_send, compressor, ctx.round), coding, upload, increments, state.memory)
+        return Held(own, memory), sent, metrics
+
+    return wrapped_client(
+        inner, init=init, update=update, state=lambda held: held.own, keep=lambda held, own: held._replace(own=own)
+    )
+
+
+def _compress(
+    send: Callable[[Key, Array, Array, Array, PyTree], _Message],
+    key: Key,
+    upload: Upload,
+    increments: PyTree,
+    memory: PyTree,
+) -> tuple[Upload, PyTree]:
+    """The upload as read by the server, and the memory of all its parts; ``memory`` is () without error feedback."""
+    coded, rest = _coded(increments, upload.total), _coded(increments, upload.total, others=True)
+    totals, changes, others = (
+        _parts(upload.weight, tree) for tree in (coded, trees.prefix_divide(coded, upload.weight), rest)
+    )
+    numbers = sum(_vector(weight, part).size for weight, part in totals)
+    if numbers > MOST_NUMBERS:
+        raise JaxpflError(f"an upload of {numbers} numbers cannot be compressed: its bits are counted up to 2^31")
+    parts, kept, bits = [], [], jnp.int32(0)
+    for number, ((weight, total), (_, change), (_, other)) in enumerate(zip(totals, changes, others, strict=True)):
+        part_key, before = jax.random.fold_in(key, number), memory[number] if memory else ()
+        given = (weight, _vector(weight, total), _vector(weight, change), before)
+        if not given[1].size:
+            message = _Message(given[1], before, jnp.int32(0))
+        elif weight.ndim:
+            message = jax.vmap(send)(jax.random.split(part_key, weight.shape[0]), *given)
+        else:
+            message = send(part_key, *given)
+        parts.append(_put(total, message.total))
+        kept.append(message.memory)
+        bits += message.bits.sum() + _other_bits(weight, other)
+    total = trees.merge(jax.tree.unflatten(jax.tree.structure(upload.weight), parts), rest)
+    return upload._replace(total=total, bits=bits), kept if memory else ()
+
+
+def _send(
+    compressor: Compressor, round: Scalar, key: Key, weight: Array, total: Array, increment: Array, memory: PyTree
+) -> _Message:
+    """Send one message of weight [], total and increment [d], under a memory [d] or ()."""
+    if isinstance(memory, tuple):
+        sent, after = compressor.compress(key, round, increment), ()
+    else:
+        sent, after = error_feedback.compress(partial(compressor.fed_back, key, round), memory, increment)
+    # Entries that arrive unchanged keep their product with the weight: dividing and multiplying would round twice.
+    read = jnp.where(sent.value == increment, total, weight * sent.value)
+    says = weight > 0
+    # A total that is not finite is passed on, for the engine to detect.
+    read = jnp.where(jnp.isfinite(total).all(), jnp.where(says, read, 0), total)
+    return _Message(read, trees.where(says, after, memory), jnp.where(says, sent.bits, 0))
+
+
+def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
+    """Each weight with its part of a tree."""
+    weights, structure = jax.tree.flatten(weight)
+    return list(zip(weights, structure.flatten_up_to(tree), strict=True))
+
+
+def _coded(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
+    """Floating-point increments among a client's numbers, or all others, with None in place of the rest."""
+
+    def keep(coded: bool, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
+
+    return jax.tree.map(keep, increments, total)
+
+
+def _vector(weight: Array, part: PyTree) -> Array:
+    """The numbers of a part as one vector, [d]; [k, d] below a weight [k]."""
+    leaves = [leaf.reshape(*weight.shape, -1) for leaf in jax.tree.leaves(part)]
+    return jnp.concatenate(leaves, axis=-1) if leaves else jnp.zeros((*weight.shape, 0))
+
+
+def _put(part: PyTree, vector: Array) -> PyTree:
+    """The part with its numbers replaced."""
+    leaves, structure = jax.tree.flatten(part)
+    start = 0
+    for place, leaf in enumerate(leaves):
+        end = start + leaf.size // max(1, vector.size // vector.shape[-1])
+        leaves[place] = vector[..., start:end].reshape(leaf.shape).astype(leaf.dtype)
+        start = end
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _other_bits(weight: Array, part: PyTree) -> Array:
+    """Bits of a part's other entries, which are sent uncompressed for each nonzero weight."""
+    each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
+    return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)

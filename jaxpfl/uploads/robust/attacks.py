@@ -1,0 +1,166 @@
+r"""Attacks by name with arguments, for ``--attack`` and ``jaxpfl.fit(attack=)``: clients that work against the others.
+
+- ``sign-flip:factor=1``: the attacker uploads minus its increment, times the factor.
+- ``scale:factor=10``: its increment times the factor.
+- ``noise:deviation=1``: independent normal numbers of that standard deviation in place of its increment.
+- ``label-flip``: it trains on wrong labels, K - 1 - y of K classes (1 - y of a binary label), and is honest otherwise.
+
+An attacker keeps the protocol in all else: it trains, keeps a state of its own, weighs as it would, and uploads numbers
+of steps, moments and running statistics as they are (`Algorithm.increments`). Its increment is changed before it is
+compressed. Test examples keep their labels.
+
+References: Li et al. 2020, "Learning to Detect Malicious Clients for Robust Federated Learning",
+https://arxiv.org/abs/2002.00211 (sign flipping, noise); Bagdasaryan et al. 2020, "How To Backdoor Federated Learning",
+https://arxiv.org/abs/1807.00459 (scaling); Fang et al. 2020, "Local Model Poisoning Attacks to Byzantine-Robust
+Federated Learning", https://arxiv.org/abs/1911.11815 (label flipping).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.core import choices, trees
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.randomness import Purpose, client_scores, stream
+from jaxpfl.core.types import ClientData, Federation, Key, Metrics, PyTree, Splits
+from jaxpfl.core.wrapping import wrapped_client
+from jaxpfl.support.errors import JaxpflError
+
+
+class Attack(NamedTuple):
+    """An attack.
+
+    Attributes:
+      name: as it was given.
+      change: ``(key, increment) -> what is uploaded as the increment``; None for an attack on the labels.
+    """
+
+    name: str
+    change: Callable[[Key, PyTree], PyTree] | None = None
+
+
+def attack_of(attack: str) -> Attack:
+    """The attack of that name with those arguments.
+
+    Raises:
+      JaxpflError: if the name or an argument is unknown, or a value is out of range.
+    """
+    name, values = choices.arguments("attack", attack, ATTACKS)
+    return ATTACKS[name](**values)._replace(name=attack)
+
+
+def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """The attackers among clients, [m] bool: that share of them, rounded to the nearest number.
+
+    They are those of the largest scores, each a number that depends on the seed and the client's id alone.
+
+    Raises:
+      JaxpflError: if that is nobody or everybody.
+    """
+    clients = len(client_ids)
+    count = math.floor(share * clients + 0.5)
+    if not 0 < count < clients:
+        whom = "nobody" if count == 0 else "everybody"
+        raise JaxpflError(
+            f"attackers = {share:g} of {clients} clients is {whom}: at least one must attack, and one not"
+        )
+    ids = np.asarray(client_ids)
+    scores = np.asarray(client_scores(stream(jax.random.key(seed), Purpose.ATTACKERS), jnp.asarray(ids)))
+    chosen = np.zeros(clients, bool)
+    chosen[np.lexsort((ids, -scores))[:count]] = True
+    return chosen
+
+
+def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Algorithm:
+    """An algorithm of which some clients upload something else.
+
+    Args:
+      algorithm: any method.
+      attack: one on uploads; with one on labels nothing changes (see `poisoned`).
+      attackers: their ids.
+    """
+    if attack.change is None:
+        return algorithm
+    ids = np.sort(np.asarray(attackers, np.int32))
+    given = attack.change, ids, algorithm.increments
+    return algorithm._replace(clients=tuple(_client(client, *given) for client in algorithm.clients))
+
+
+def _client(inner: Client, change: Callable[[Key, PyTree], PyTree], ids: np.ndarray, increments: PyTree) -> Client:
+    def update(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        new, upload, metrics = inner.update(key, hp, ctx, message, state, splits)
+        increment = trees.prefix_divide(upload.total, upload.weight)
+        lie = trees.prefix_multiply(change(stream(key, Purpose.ATTACK_NOISE), increment), upload.weight)
+        place = jnp.minimum(jnp.searchsorted(jnp.asarray(ids), ctx.client_id), len(ids) - 1)
+        attacks = jnp.asarray(ids)[place] == ctx.client_id
+
+        def sent(changes: bool, lie: PyTree, honest: PyTree) -> PyTree:
+            return trees.where(attacks, lie, honest) if changes else honest
+
+        return new, upload._replace(total=jax.tree.map(sent, increments, lie, upload.total)), metrics
+
+    return wrapped_client(inner, update=update)
+
+
+def poisoned(federation: Federation, attackers: np.ndarray, classes: int) -> Federation:
+    """The data with the attackers' labels y of training and validation examples replaced by ``classes - 1 - y``.
+
+    Args:
+      federation: on the host.
+      attackers: [m] bool.
+      classes: K; 2 for binary labels, of which an example may have several.
+    """
+
+    def flipped(split: ClientData) -> ClientData:
+        y = np.array(split.examples.y)
+        for start, size in zip(np.asarray(split.start)[attackers], np.asarray(split.size)[attackers], strict=True):
+            y[start : start + size] = classes - 1 - y[start : start + size]
+        return split.with_examples(y=y)
+
+    return federation._replace(train=flipped(federation.train), validation=flipped(federation.validation))
+
+
+def _sign_flip(factor: float = 1.0) -> Attack:
+    _check("sign-flip:factor", factor)
+    return Attack("sign-flip", lambda key, increment: optax.tree.scale(-factor, increment))
+
+
+def _scale(factor: float = 10.0) -> Attack:
+    _check("scale:factor", factor)
+    return Attack("scale", lambda key, increment: optax.tree.scale(factor, increment))
+
+
+def _noise(deviation: float = 1.0) -> Attack:
+    _check("noise:deviation", deviation)
+
+    def change(key: Key, increment: PyTree) -> PyTree:
+        return optax.tree.scale(deviation, optax.tree.random_like(key, increment, jax.random.normal))
+
+    return Attack("noise", change)
+
+
+def _label_flip() -> Attack:
+    return Attack("label-flip")
+
+
+ATTACKS: Mapping[str, Callable[..., Attack]] = {
+    "sign-flip": _sign_flip,
+    "scale": _scale,
+    "noise": _noise,
+    "label-flip": _label_flip,
+}
+"""Name -> ``**arguments -> Attack``."""
+
+
+def _check(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise JaxpflError(f"{what} must be > 0 and finite, got {value:g}")
