@@ -24,7 +24,6 @@ DESCRIPTION = "Personalized federated learning, every round one compiled JAX pro
 SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 RECOMMEND = "Describe a federation, and print the map's nearest cells, their best method and the command to run."
-STUDY_SWEEP = "Run a study of estimation over a grid of its settings: jaxpfl sweep estimate NAME."
 COMPLETION = "Print the script that completes commands, methods and flags in a shell: jaxpfl completion bash | zsh."
 ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND, "completion": COMPLETION}
 """Commands in a module of their own, see `commands_of`."""
@@ -117,10 +116,6 @@ def _dispatch(args: list[str]) -> None:
 
     if args[:1] and args[0] in GROUPS:
         _choose(commands_of(args[0], args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
-        return
-    if args[:2] == ["sweep", "estimate"]:
-        studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands(args[2:])
-        _choose(studies, "jaxpfl sweep estimate", STUDY_SWEEP, args[2:])
         return
     if args[:1] and (args[0] in ALONE or args[0] in FOLDERS):
         _choose(commands_of(args[0] if args[0] in ALONE else "folders", args), "jaxpfl", DESCRIPTION, args)

@@ -73,8 +73,6 @@ def _tables() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     from jaxpfl.cli.every import by_name
 
     named = {name.removeprefix("jaxpfl "): command for name, command in by_name().items()}
-    studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands()
-    named |= {f"sweep estimate {command.__name__.replace('_', '-')}": command for command in studies}
     words: dict[str, list[str]] = {"": [*(n for n in named if " " not in n), *GROUPS, "bench", "--help", "--version"]}
     words |= {group: [*_below(group, named), "--help"] for group in GROUPS}
     choices: dict[str, list[str]] = {}
@@ -87,8 +85,6 @@ def _tables() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         # A value that is not one of a few words is none of the command's words either.
         free = [flag for flag in flags if not (flag.positional or flag.choices or flag.many or flag.kind is bool)]
         choices |= {f"{name} {flag.name}": [] for flag in free}
-    words["sweep"] = ["estimate", *words["sweep"]]
-    words["sweep estimate"] = [*_below("sweep estimate", named), "--help"]
     words["bench"] = [*importlib.import_module("jaxpfl.benchmarks.__main__").NAMES, "--help"]
     return words, choices
 

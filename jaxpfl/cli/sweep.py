@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.parsing import with_more
 from jaxpfl.cli.session import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, setting
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from jaxpfl.runs.sweep.sweep import Sweep
 
 T = TypeVar("T")
-STUDIES = "jaxpfl sweep estimate NAME: a study of estimation over a grid of its settings"
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
-    return (with_more(sweep, lambda args: STUDIES),)
+    return (sweep,)
 
 
 def _read(path: str) -> _File:

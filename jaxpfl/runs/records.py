@@ -37,7 +37,7 @@ class Record:
     """One run of a sweep.
 
     Attributes:
-      method: the method, or the study of estimation.
+      method: name of the method.
       settings: the values on the axes of the grid that concern the method, by the axis's name.
       seed: of the run.
       status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing

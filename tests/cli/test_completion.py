@@ -20,9 +20,6 @@ CASES: dict[str, set[str]] = {
     "jaxpfl papers run --q": {"--quick"},
     "jaxpfl run fedavg-": {"fedavg-ft"},
     "jaxpfl compare local --privacy.eps": {"--privacy.epsilon"},
-    "jaxpfl sweep esti": {"estimate"},
-    "jaxpfl sweep estimate gaus": {"gaussian"},
-    "jaxpfl sweep estimate gaussian --gr": {"--grid"},
     "jaxpfl sweep local --table ": {"md", "latex"},
     "jaxpfl sweep local --table = m": {"md"},  # as bash parts --table=m
     "jaxpfl sweep local --table =": {"md", "latex"},

@@ -27,8 +27,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     main(["run", "fedavg", *SMALL, "--split-seed", "1", "--output", str(folder / "inner" / "c")])
     main(["sweep", "fedavg", *SMALL[:12], "--grid", "lr=.1,.2", "--output", str(folder / "s")])
     main(["estimate", "bernoulli", "--clients", "50", "--repetitions", "2", "--output", str(folder / "e")])
-    few = ["--clients", "50", "--repetitions", "2"]
-    main(["sweep", "estimate", "bernoulli", *few, "--grid", "samples=3,6", "--output", str(folder / "t")])
     return folder
 
 
@@ -126,7 +124,6 @@ def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):
         "c": ("run", "complete"),
         "s": ("sweep", "complete"),
         "e": ("study", "complete"),
-        "t": ("sweep", "complete"),
     }
     assert found["a"]["what"] == ["local", "fedavg"]
     folder = unfinished(copied("a"))
@@ -253,21 +250,6 @@ def test_the_doctor_finds_this_installation_well(capsys):
     assert found["checks"].keys() == {"training", "privacy"}
     assert found["versions"]["jax"]
     assert found["data"]["digits"] == "ready"
-
-
-def test_a_sweep_of_a_study_is_listed_checked_and_reported(runs: Path, capsys, tmp_path: Path):
-    assert jaxpfl(capsys, "check", runs / "t").out == f"{runs / 't'}: sweep, complete (2 runs); 2 records\n"
-    assert "bernoulli" in jaxpfl(capsys, "runs", runs / "t").out
-    page = tmp_path / "page.html"
-    assert jaxpfl(capsys, "report", runs / "t", "--output", page).status == 0
-    text = html.unescape(page.read_text())
-    assert "Sweep of the study bernoulli" in text
-    again = re.search(r"jaxpfl (sweep estimate bernoulli [^<]*) --output NEW_FOLDER", text)
-    assert again is not None
-    assert jaxpfl(capsys, *again[1].split(), "--output", tmp_path / "again").status == 0
-    both = [json.loads((folder / "summary.json").read_text())["rows"] for folder in (runs / "t", tmp_path / "again")]
-    first, second = ([one["metrics"] for one in rows] for rows in both)
-    assert first == second
 
 
 def test_a_folders_name_is_no_markup(runs: Path, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

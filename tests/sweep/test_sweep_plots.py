@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep import heatmaps, plots, study_plots
+from jaxpfl.runs.sweep import heatmaps, plots
 from jaxpfl.runs.sweep.points import along, axes_of, is_drawn, points_of
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.summary import summarize
@@ -217,19 +217,3 @@ def test_settings_drawn_from_ranges_are_dots(tmp_path: Path):
 def test_names_are_no_formulas_and_no_folders(tmp_path: Path):
     found = records({"data": ("npz:a/$x_{1}", "npz:b/$x$" + "long" * 30), "lr": RATES}, ("fed",))
     assert written(tmp_path, found) >= {"by-data.png", "pairs-fed.png"}
-
-
-def test_a_study_has_a_panel_for_each_other_setting(tmp_path: Path):
-    found = [
-        Record("gaussian", {"clients": m, "epsilon": e}, seed, metrics={"local": 0.1, "private": 1 / (m * e)})
-        for m, e, seed in itertools.product((10, 100, 1000), (1.0, 8.0), SEEDS)
-    ]
-    assert written(tmp_path, found, {}) == {"by-clients.png", "by-epsilon.png"}
-    points = points_of(summary(found, {}))
-    figure = study_plots.draw_study(points, axes_of(points["gaussian"])["clients"])
-    assert [panel.get_title(loc="left") for panel in figure.axes] == [
-        "gaussian: epsilon=1.0",
-        "gaussian: epsilon=8.0",
-    ]
-    np.testing.assert_allclose(figure.axes[1].lines[1].get_ydata(), [1 / 80, 1 / 800, 1 / 8000])
-    assert figure.axes[0].get_yscale() == "log"

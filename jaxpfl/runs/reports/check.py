@@ -19,7 +19,7 @@ from jaxpfl.runs.summary import over_clients
 from jaxpfl.runs.headline import of_summary
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
-from jaxpfl.runs.sweep import stored as sweeps
+from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.summary import summarize
 
 

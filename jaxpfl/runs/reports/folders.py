@@ -11,8 +11,8 @@ from jaxpfl.support.errors import JaxpflError, expecting
 from jaxpfl.runs import lock
 from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.records import Journal
-from jaxpfl.runs.sweep import stored as sweeps
-from jaxpfl.runs.sweep.definition import Definition
+from jaxpfl.runs.sweep import definition as sweeps
+from jaxpfl.runs.sweep.sweep import Sweep
 
 RUN, SWEEP, STUDY = "run", "sweep", "study"
 COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "damaged"
@@ -121,11 +121,10 @@ def _run(path: Path) -> Folder:
 
 def _sweep(path: Path) -> Folder:
     definition = sweeps.read(path)
-    done, total = sweeps.progress(path, definition, Journal(path).read())
+    done, total = Sweep(path, definition).progress(Journal(path).read())
     whole = (path / SUMMARY).is_file()
     words = f"{total} runs" if whole else f"{done} of {total} runs"
-    data = definition.config.data if isinstance(definition, Definition) else ""
-    return Folder(path, SWEEP, COMPLETE if whole else UNFINISHED, definition.methods, data, words)
+    return Folder(path, SWEEP, COMPLETE if whole else UNFINISHED, definition.methods, definition.config.data, words)
 
 
 def _study(path: Path) -> Folder:

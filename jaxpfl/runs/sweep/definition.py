@@ -211,9 +211,9 @@ def check_folder(folder: Path, *, resume: bool, force: bool = False) -> None:
 
 
 def _check_ours(folder: Path) -> None:
-    """Refuse a file of that name which is not a sweep's, of methods or of a study."""
+    """Refuse a file of that name which is not a sweep's."""
     found = files.read_json(folder / FILE)
-    if not (isinstance(found, dict) and {"grid", "versions"} <= found.keys() and {"methods", "study"} & found.keys()):
+    if not (isinstance(found, dict) and {"grid", "versions", "methods"} <= found.keys()):
         raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
 
 

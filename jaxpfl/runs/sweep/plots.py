@@ -16,7 +16,6 @@ from jaxpfl.support.presentation import GRID, entitle, literal, save, shades
 from jaxpfl.runs.sweep.heatmaps import draw_pairs
 from jaxpfl.runs.sweep.panels import BAD, MARKERS, RING, Marks, add_legend, new_panels, set_scale
 from jaxpfl.runs.sweep.points import Axis, Point, Score, Series, along, axes_of, points_of
-from jaxpfl.runs.sweep.study_plots import draw_study
 from jaxpfl.runs.sweep.tables import setting_words
 
 Of = Callable[[Point], Score]
@@ -32,8 +31,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
     ``by-AXIS`` for each axis that varies: validation and test accuracy of each method, at each value with the best
     of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps. ``methods``: the
-    chosen settings. ``clients`` where the number of clients varies: accuracy, seconds and bytes against it. A study
-    of estimation has the first alone, with its errors.
+    chosen settings. ``clients`` where the number of clients varies: accuracy, seconds and bytes against it.
 
     Args:
       summary: as `summarize` gives it.
@@ -45,9 +43,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     every = list(itertools.chain(*points.values()))
     axes = axes_of(every)
     if not summary["best"] and not any(math.isfinite(point.test.mean) for point in every):
-        if not any(point.metrics for point in every):  # nothing was run
-            return {}
-        return {_named(axis): draw_study(points, axis) for axis in axes.values()}
+        return {}
     looks = zip(shades(len(points)), itertools.cycle(MARKERS), strict=False)
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
     drawn = {_named(axis): _by_axis(points, axis, axes, styles) for axis in axes.values()}
