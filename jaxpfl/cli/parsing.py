@@ -45,7 +45,7 @@ def fields_of(settings: type, given: Any) -> list[SettingsField]:
     return [
         SettingsField(
             f.name,
-            f.metadata.get("text") or _kind(f, types[f.name]),
+            f.metadata.get("text") or types[f.name],
             _default(f, given),
             f.metadata.get("help") or texts.get(f.name),
         )
@@ -62,12 +62,6 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
 
     flags = tuple(StructFieldSpec(*field) for field in fields_of(info.type, given))
     return StructConstructorSpec(info.type, flags)
-
-
-def _kind(field: dataclasses.Field[Any], kind: Any) -> Any:
-    """The annotation of a field, of one by place where its metadata say so."""
-    by_place = field.metadata.get("by_place", False)
-    return Annotated[Positional[kind], arg(metavar=field.name.upper())] if by_place else kind
 
 
 def _default(field: dataclasses.Field[Any], given: Any) -> Any:

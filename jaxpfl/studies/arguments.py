@@ -30,9 +30,7 @@ def _of(given: Any, usual: Any) -> Iterator[str]:
         value, flag = getattr(given, field.name), f"--{field.name.replace('_', '-')}"
         if value == getattr(usual, field.name):
             continue
-        if field.metadata.get("by_place"):
-            yield str(value)
-        elif isinstance(value, bool):
+        if isinstance(value, bool):
             yield flag if value else f"--no-{flag[2:]}"
         elif isinstance(value, tuple):
             yield from (flag, *map(_word, value))

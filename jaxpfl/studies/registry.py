@@ -33,8 +33,6 @@ STUDIES: Mapping[str, str] = {
     "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the "
     "text's demo.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
-    "demo": "Data with published answers: 18 batters (Efron and Morris), eight schools (Rubin), and counties' "
-    "elections.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
 }
 """Name -> its first line of help. The study is ``STUDY`` of the module of that name, with underscores for dashes."""

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tyro.conf import Positional
 
 from jaxpfl.cli import estimate, main
-from jaxpfl.cli.parsing import SettingsField, fields_of
+from jaxpfl.cli.parsing import fields_of
 from jaxpfl.studies import histogram, registry
 from jaxpfl.studies.study import Options, Read, Results, Study
 from jaxpfl.support.errors import JaxpflError
@@ -114,11 +113,6 @@ def flags(name: str) -> list[str]:
     return found
 
 
-def by_place(field: SettingsField) -> bool:
-    """Whether a setting is given by its place among the arguments, not by a flag."""
-    return Positional in getattr(field.kind, "__metadata__", ())
-
-
 @every
 def test_settings_are_frozen_and_explained(name):
     study = registry.get(name)
@@ -140,13 +134,10 @@ def test_help(capsys, name):
     assert listed.status == own.status == 0
     assert f"  {name} " in listed.out
     kinds = [kind for kind in (study.settings, study.options) if kind is not None]
-    places = [field.name.upper() for kind in kinds for field in fields_of(kind, None) if by_place(field)]
-    usage = " ".join([f"usage: jaxpfl estimate {name}", *(f"[{place}]" for place in places), f"[flags] {line}"])
-    assert " ".join(own.out.split()).startswith(usage)
+    assert " ".join(own.out.split()).startswith(f"usage: jaxpfl estimate {name} [flags] {line}")
     for kind in kinds:
         for field in fields_of(kind, None):
-            shown = field.name.upper() if by_place(field) else f"--{field.name.replace('_', '-')}"
-            assert f"  {shown} " in own.out
+            assert f"  --{field.name.replace('_', '-')} " in own.out
 
 
 @every
@@ -210,11 +201,11 @@ def test_json_and_tables(name):
 def test_studies_of_data_read_them_apart():
     """For the checksum, and once for checksum and results together."""
     readers = {name: study for name in registry.STUDIES if (study := registry.get(name)).reads is not None}
-    assert set(readers) == {"compression", "demo", "elections", "histogram"}
+    assert set(readers) == {"compression", "elections", "histogram"}
     for name, study in readers.items():
         found = study.reads(small(name))
         assert isinstance(found, Read)
-        assert (found.arrays is None) == (name in ("demo", "histogram"))  # drawn there, or embedded
+        assert (found.arrays is None) == (name == "histogram")  # drawn there
 
 
 def test_users_that_were_read_are_not_read_again(tmp_path, monkeypatch):
