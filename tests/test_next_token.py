@@ -10,7 +10,8 @@ from jaxpfl import METHODS, JaxpflError, Model
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
-from jaxpfl.models import TASKS, classification, tokens
+from jaxpfl.models import TASKS, classification
+from jaxpfl.models.losses import class_mixture, token_loss
 from jaxpfl.priors import distillation
 
 V, T = 7, 5
@@ -72,7 +73,7 @@ def test_loss_distance_and_mixture_are_those_of_numpy(float64):
     logits, others = rng.normal(size=(2, 6, T, V))
     _, y = sequences(6, 4)
     expected = [nats(logits[s : s + 1], y[s : s + 1]).sum() / T for s in range(6)]
-    np.testing.assert_allclose(tokens.loss(logits, y), expected, rtol=1e-12)
+    np.testing.assert_allclose(token_loss(logits, y), expected, rtol=1e-12)
     assert expected[0] == 0  # a sequence without labels
     for defect in (padding_counted, shifted_by_one):
         wrong = [defect(logits[s : s + 1], y[s : s + 1]).sum() / T for s in range(6)]
@@ -86,7 +87,7 @@ def test_loss_distance_and_mixture_are_those_of_numpy(float64):
     by_teacher = jax.grad(lambda a: distillation.divergence_of(task())(a, others, y).sum())(jnp.asarray(logits))
     assert (np.asarray(by_teacher)[y < 0] == 0).all()
 
-    mixed = tokens.mixture(jnp.array([0.3, 0.7]), jnp.stack([logits, others]))
+    mixed = class_mixture(jnp.array([0.3, 0.7]), jnp.stack([logits, others]))
     np.testing.assert_allclose(mixed, np.log(0.3 * p + 0.7 * q), rtol=1e-10)
 
 

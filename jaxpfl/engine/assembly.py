@@ -25,10 +25,8 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
 from jaxpfl.models import Task
-from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
-from jaxpfl.models.given import start_from
-from jaxpfl.models.half import in_bfloat16
-from jaxpfl.models.parameters import Given
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, in_bfloat16, start_from
+from jaxpfl.models.modules import Given
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
 from jaxpfl.privacy.claim import check_delta, planned
 from jaxpfl.similarity.graphs import Graph

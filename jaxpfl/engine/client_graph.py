@@ -30,7 +30,7 @@ from jaxpfl.core.types import Array, ClientData, Examples, Federation
 from jaxpfl.data.size_classes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.models import Task
-from jaxpfl.models.given import start_from
+from jaxpfl.models.base import start_from
 from jaxpfl.similarity import features, nearest
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError, unknown_name

@@ -25,7 +25,7 @@ from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.engine.state import GradientCounts
 from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
 from jaxpfl.models import Task
-from jaxpfl.models.parameters import Given
+from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (
     Accountant,
     Mechanism,

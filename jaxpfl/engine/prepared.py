@@ -28,7 +28,7 @@ from jaxpfl.engine.runs import number, rows_of
 from jaxpfl.engine.scored import Scored, of_pooled
 from jaxpfl.engine.state import RunState
 from jaxpfl.models import Task
-from jaxpfl.models.half import Half
+from jaxpfl.models.base import Half
 from jaxpfl.models.rewriting import Exchanged
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError

@@ -29,7 +29,7 @@ from jaxpfl.engine.spec_parts import (
     Training,
     Work,
 )
-from jaxpfl.models import named_metrics
+from jaxpfl.models import metrics
 from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.robust import resolve
@@ -81,7 +81,7 @@ class RunSpec:
         self.adversary.check()
         if (patience := self.training.patience) is not None and self.training.eval_every is None:
             raise JaxpflError(f"patience = {patience} counts evaluations, and there is one: give eval_every")
-        named_metrics.by_name(self.training.metrics)
+        metrics.by_name(self.training.metrics)
         schedules.of(self.work.lr_schedule, self.training.rounds)
         if self.work.augment is not None:
             augmentation.parse(self.work.augment)

@@ -14,7 +14,7 @@ from jaxpfl.data.labels import are_classes
 from jaxpfl.data.precision import lost_digits
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
+from jaxpfl.models import TASKS, PerClient, Pooled, Task, metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
 from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
@@ -162,7 +162,7 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _with_metrics(task, named_metrics.by_name(spec.training.metrics))
+    return _with_metrics(task, metrics.by_name(spec.training.metrics))
 
 
 def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
@@ -171,7 +171,7 @@ def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
         if isinstance(metric, str):
             if name == metric and name in task.metrics:  # asking for what a task has anyway is no mistake
                 continue
-            metric = task.metrics.get(metric) or named_metrics.of_task(metric, task.kind, own)
+            metric = task.metrics.get(metric) or metrics.of_task(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):

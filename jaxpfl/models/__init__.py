@@ -22,18 +22,27 @@ from jaxpfl.models.base import (
     from_equinox,
     from_linen,
     from_nnx,
+    in_bfloat16,
 )
-from jaxpfl.models.cnn import CNN, cnn, cnn_cifar100, cnn_gn
-from jaxpfl.models.gru import GRU, gru
-from jaxpfl.models.half import in_bfloat16
-from jaxpfl.models.linear import Linear, linear
+from jaxpfl.models.images import (
+    CNN,
+    MLP,
+    Linear,
+    ResNet,
+    cnn,
+    cnn_cifar100,
+    cnn_gn,
+    linear,
+    mlp,
+    mlp_ln,
+    resnet,
+    resnet18,
+)
+from jaxpfl.models.layers import GroupNorm, LayerNorm
 from jaxpfl.models.losses import LOSSES, PerExample
 from jaxpfl.models.metrics import Metric, PerClient, Pooled, auc, calibration_error, macro_f1, per_client
-from jaxpfl.models.mlp import MLP, mlp, mlp_ln
-from jaxpfl.models.normalisation import GroupNorm, LayerNorm
 from jaxpfl.models.registry import available, build_model
-from jaxpfl.models.resnet import ResNet, resnet, resnet18
-from jaxpfl.models.transformer import Transformer, transformer
+from jaxpfl.models.sequences import GRU, Transformer, gru, transformer
 
 __all__ = [
     "CLASSIFICATION_METRICS",

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 
 from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.models.base import Model, as_model
-from jaxpfl.models.given import by_path
-from jaxpfl.models.parameters import nested
+from jaxpfl.models.base import Model, as_model, by_path
+from jaxpfl.models.modules import nested
 from jaxpfl.support.errors import JaxpflError, listed
 
 

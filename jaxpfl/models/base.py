@@ -10,19 +10,42 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
 from jaxpfl.core import trees
 from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.models import equinox_modules, linen_modules, nnx_modules, tokens
-from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, cross_entropy, resolve
-from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, correct, macro_f1, r2, right, rmse
+from jaxpfl.models import modules
+from jaxpfl.models.losses import (
+    LOGISTIC,
+    Mixture,
+    PerExample,
+    class_mixture,
+    counted,
+    cross_entropy,
+    resolve,
+    token_divergence,
+    token_loss,
+)
+from jaxpfl.models.metrics import (
+    TOKEN_METRICS,
+    Metric,
+    absolute_error,
+    auc,
+    calibration_error,
+    correct,
+    macro_f1,
+    r2,
+    right,
+    rmse,
+)
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -86,10 +109,10 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
     statistics of ``flax.linen.BatchNorm`` are the part "batch_stats" of ``params`` (`Model.statistics`); those of a
     layer go with its parameters into the head. Any other collection is refused by `Model.init`.
     """
-    init, apply, observe = linen_modules.functions(module)
+    init, apply, observe = modules.linen_functions(module)
 
     def selects(path: tuple[str, ...]) -> bool:
-        return path[:1] == (linen_modules.STATISTICS,)
+        return path[:1] == (modules.STATISTICS,)
 
     def with_layer(path: tuple[str, ...]) -> bool:
         assert head is not None
@@ -113,7 +136,7 @@ def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate
     Raises:
       JaxpflError: for other variables, such as the running statistics of BatchNorm, and what makes no module.
     """
-    return Model(*nnx_modules.functions(module), head, norm)
+    return Model(*modules.nnx_functions(module), head, norm)
 
 
 def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
@@ -126,7 +149,7 @@ def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredi
     Raises:
       JaxpflError: for a module with state (BatchNorm), what makes no module, and without equinox.
     """
-    return Model(*equinox_modules.functions(module), head, norm)
+    return Model(*modules.equinox_functions(module), head, norm)
 
 
 def module_adapter(value: Any) -> Callable[[Any], Model] | None:
@@ -302,16 +325,16 @@ def as_multilabel(task: Task) -> Task:
 
 def as_next_token(task: Task) -> Task:
     """The task of a token at each position of a sequence; metrics "accuracy" (the headline), "perplexity" and "loss"
-    over the positions that have a label (`jaxpfl.models.tokens`)."""
+    over the positions that have a label (`losses.token_loss`)."""
     return task._replace(
-        loss=tokens.loss,
-        metrics=tokens.METRICS,
+        loss=token_loss,
+        metrics=TOKEN_METRICS,
         kind=NEXT_TOKEN,
         headline="accuracy",
         lower=False,
-        divergence=tokens.divergence,
-        mixture=tokens.mixture,
-        counted=tokens.counted,
+        divergence=token_divergence,
+        mixture=class_mixture,
+        counted=counted,
     )
 
 
@@ -329,3 +352,76 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
     "ranking": as_ranking,
 }
 """Registered tasks: name -> the task of a classification's model."""
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` for a tree that is one array.
+
+    A dictionary by path is returned unchanged, so that a tree and its stored form can be compared.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/") or "parameters": leaf for path, leaf in leaves}
+
+
+def start_from(task: Task, parameters: PyTree) -> Task:
+    """The task with `Task.init` returning the given parameters for every key.
+
+    Args:
+      task: any task.
+      parameters: a tree like its model's, or a dictionary of arrays by path.
+
+    Raises:
+      JaxpflError: if a parameter is missing, unknown, of another shape, or not finite; the first such is named.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    wanted, given = by_path(shapes), by_path(parameters)
+    values = {}
+    for path in wanted | given:
+        here, there = (f"{np.shape(d[path])}" if path in d else "absent" for d in (given, wanted))
+        if here != there:
+            raise JaxpflError(
+                f"the given parameters do not fit the model: {path!r} is {here} in them and {there} in the model"
+            )
+        value = np.asarray(given[path])
+        if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
+            raise JaxpflError(f"the given parameters must be numbers, {path!r} is {value.dtype}")
+        with np.errstate(over="ignore"):  # values that overflow become infinite, and are refused
+            values[path] = value.astype(wanted[path].dtype)
+        if not np.isfinite(values[path]).all():
+            raise JaxpflError(f"the given parameters must be finite, {path!r} holds a NaN or infinite value")
+    tree = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
+    return task._replace(model=task.model._replace(init=lambda key, x: jax.tree.map(jnp.asarray, tree)))
+
+
+@dataclass(frozen=True)
+class Half:
+    """`Model.apply` in bfloat16: parameters and inputs are rounded where they enter, and logits are widened.
+
+    Gradients pass through the rounding unchanged and come out in the parameters' type, in which steps, sums, clipping
+    and noise are computed.
+
+    Attributes:
+      plain: the model's own function of all four arguments.
+    """
+
+    plain: Callable[..., Array]
+
+    def __call__(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+        wide = jnp.result_type(*leaves) if leaves else jnp.result_type(float)
+        return self.plain(*jax.tree.map(_rounded, (params, x)), key=key, train=train).astype(wide)
+
+
+def in_bfloat16(task: Task) -> Task:
+    """The task with its model in `Half` precision; its loss and metrics see logits in the parameters' type.
+
+    Raises:
+      JaxpflError: for a model with running statistics, whose small moves would be rounded away.
+    """
+    if task.statistics is not None:
+        raise JaxpflError("precision = bfloat16 rounds away the moves of running statistics (BatchNorm): use float32")
+    return task._replace(model=task.model._replace(apply=Half(task.model.apply)))
+
+
+def _rounded(leaf: Any) -> Any:
+    return leaf.astype(jnp.bfloat16) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf

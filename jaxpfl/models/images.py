@@ -1,10 +1,33 @@
-"""Common parts of the image networks: the accepted shapes, and the batch-minor layout of their computation."""
+"""Networks of images and of flat inputs: softmax regression, perceptrons, LeNets and ResNets.
+
+Images are accepted as [H, W] or [H, W, C]; inside, the batch is the minor dimension, as in `convolution`. The residual
+networks are those of He et al. 2016, "Deep Residual Learning for Image Recognition", with group normalisation of two
+groups in place of batch normalisation, unless ``batch`` is set.
+"""
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from jaxpfl.core.types import Array
+from jaxpfl.models.base import Model, from_linen
+from jaxpfl.models.convolution import max_pool
+from jaxpfl.models.layers import (
+    BatchNorm,
+    Conv,
+    ConvPool,
+    Dense,
+    FeatureDense,
+    GroupNorm,
+    LayerNorm,
+    check_widths,
+    is_head,
+    is_norm,
+)
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -21,3 +44,211 @@ def batch_minor(x: Array) -> Array:
     if x.ndim == 3:
         x = x[..., None]
     return jnp.transpose(x, (3, 1, 2, 0))
+
+
+class Linear(nn.Module):
+    """``flatten(x) kernel + bias``: [N, ...] -> [N, num_classes]."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return Dense(self.num_classes, name="head")(x.reshape(x.shape[0], -1))
+
+
+def linear(num_classes: int) -> Model:
+    """Softmax regression on flattened inputs. Its head is the whole model."""
+    return from_linen(Linear(num_classes), is_head)
+
+
+class MLP(nn.Module):
+    """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
+
+    With `normalise` each hidden layer is normalised before its relu (Ba et al. 2016, "Layer Normalization"), with
+    ``batch`` by batch normalisation.
+    """
+
+    num_classes: int
+    hidden: tuple[int, ...] = (64,)
+    normalise: bool = False
+    batch: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.hidden):
+            x = Dense(width, name=f"dense{i}")(x)
+            if self.batch:
+                x = BatchNorm(name=f"norm{i}")(x.T).T
+            elif self.normalise:
+                x = LayerNorm(name=f"norm{i}")(x)
+            x = jax.nn.relu(x)
+        return Dense(self.num_classes, name="head")(x)
+
+
+def mlp(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
+    """A perceptron with the given hidden widths; PersFL's MNIST network (784-100-10) has ``(100,)``."""
+    return from_linen(MLP(num_classes, check_widths(hidden)), is_head)
+
+
+def mlp_ln(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
+    """`mlp` with layer normalisation in each hidden layer."""
+    return from_linen(MLP(num_classes, check_widths(hidden), normalise=True), is_head, is_norm)
+
+
+def mlp_bn(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
+    """`mlp` with batch normalisation in each hidden layer."""
+    return from_linen(MLP(num_classes, check_widths(hidden), batch=True), is_head, is_norm)
+
+
+class CNN(nn.Module):
+    """(conv - relu - maxpool2) for each of `filters`, then dense layers with relu: logits [N, num_classes].
+
+    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension, and the
+    features of the dense part come in the order (C, H, W), as PyTorch flattens.
+
+    With `normalise` each convolution is followed by a group normalisation in place of its bias, or by a batch
+    normalisation where ``batch`` is set.
+    """
+
+    num_classes: int
+    filters: tuple[int, ...] = (6, 16)
+    hidden: tuple[int, ...] = (120, 84)
+    size: int = 5
+    normalise: bool = False
+    batch: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = BatchNorm if self.batch else GroupNorm
+        check_image_shape("CNN", x.shape[1:], smallest_for_cnn(len(self.filters), self.size))
+        x = batch_minor(x)
+        for i, features in enumerate(self.filters):
+            if self.normalise:
+                x = Conv(features, self.size, bias=False, name=f"conv{i}")(x)
+                x = max_pool(jax.nn.relu(norm(name=f"norm{i}")(x)))
+            else:
+                x = ConvPool(features, self.size, name=f"conv{i}")(x)
+        x = x.reshape(-1, x.shape[-1])
+        for i, width in enumerate(self.hidden):
+            x = jax.nn.relu(FeatureDense(width, name=f"dense{i}")(x))
+        return FeatureDense(self.num_classes, name="head")(x).T
+
+
+def smallest_for_cnn(convolutions: int = 2, size: int = 5) -> int:
+    """Side of the smallest images, which the network reduces to a single pixel."""
+    return functools.reduce(lambda side, _: 2 * side + size - 1, range(convolutions), 1)
+
+
+def cnn(num_classes: int) -> Model:
+    """The papers' network for MNIST, FEMNIST and CIFAR-10.
+
+    conv5x5(6) and conv5x5(16), each with relu and maxpool2, then dense layers of 120, 84 and `num_classes`.
+    44,426 parameters for 28 x 28 x 1 and ten classes; 62,006 for 32 x 32 x 3.
+    """
+    return from_linen(CNN(num_classes), is_head)
+
+
+def cnn_fedavg(num_classes: int) -> Model:
+    """The network of McMahan et al. 2017 as PFLlib has it: conv5x5(32) and conv5x5(64), then 512.
+
+    Without padding: 582,026 parameters for 28 x 28 x 1 and ten classes.
+    """
+    return from_linen(CNN(num_classes, filters=(32, 64), hidden=(512,)), is_head)
+
+
+def cnn_cifar100(num_classes: int = 100) -> Model:
+    """The papers' network for CIFAR-100: two conv5x5(64), each with relu and maxpool2, then 384, 192."""
+    return from_linen(CNN(num_classes, filters=(64, 64), hidden=(384, 192)), is_head)
+
+
+def cnn_gn(num_classes: int) -> Model:
+    """`cnn` with group normalisation, two groups, between each convolution and its relu: 44,448 parameters."""
+    return from_linen(CNN(num_classes, normalise=True), is_head, is_norm)
+
+
+def cnn_bn(num_classes: int) -> Model:
+    """`cnn` with batch normalisation between each convolution and its relu: 44,448 parameters, and 44 statistics."""
+    return from_linen(CNN(num_classes, normalise=True, batch=True), is_head, is_norm)
+
+
+class Block(nn.Module):
+    """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
+
+    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself if shapes agree, else a
+    normalised 1 x 1 convolution.
+    """
+
+    features: int
+    stride: int = 1
+    batch: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = BatchNorm if self.batch else GroupNorm
+        y = Conv(self.features, 3, self.stride, "SAME", bias=False, name="conv0")(x)
+        y = jax.nn.relu(norm(name="norm0")(y))
+        y = Conv(self.features, 3, padding="SAME", bias=False, name="conv1")(y)
+        y = norm(name="norm1")(y)
+        if x.shape != y.shape:
+            x = Conv(self.features, 1, self.stride, "SAME", bias=False, name="shortcut")(x)
+            x = norm(name="norm_shortcut")(x)
+        return jax.nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """A convolution, stages of residual blocks, the mean over places, a dense layer: [N, H, W, C] -> [N, num_classes].
+
+    Each stage but the first halves the image. Inputs may be [N, H, W] for one channel.
+
+    Attributes:
+      num_classes: K.
+      widths: the channels of each stage.
+      blocks: blocks in each stage.
+      batch: whether the normalisation is that of batches; of groups by default.
+    """
+
+    num_classes: int
+    widths: tuple[int, ...]
+    blocks: int
+    batch: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = BatchNorm if self.batch else GroupNorm
+        check_image_shape("ResNet", x.shape[1:], smallest_for_resnet(self.widths))
+        x = Conv(self.widths[0], 3, padding="SAME", bias=False, name="conv0")(batch_minor(x))
+        x = jax.nn.relu(norm(name="norm0")(x))
+        for stage, width in enumerate(self.widths):
+            for i in range(self.blocks):
+                stride = 2 if stage and not i else 1
+                x = Block(width, stride, self.batch, name=f"stage{stage}_block{i}")(x)
+        return FeatureDense(self.num_classes, name="head")(x.mean(axis=(1, 2))).T
+
+
+CIFAR_WIDTHS = (16, 32, 64)
+RESNET18_WIDTHS = (64, 128, 256, 512)
+
+
+def smallest_for_resnet(widths: tuple[int, ...]) -> int:
+    """Side of the smallest images, of which the last stage sees a single pixel."""
+    return 2 ** (len(widths) - 1)
+
+
+def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
+    """CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks in each of three stages of 16, 32, 64.
+
+    If shapes differ, the shortcut is a normalised 1 x 1 convolution. 78,042 parameters at depth 8 and 272,474 at depth
+    20, for three channels and ten classes. With ``batch`` normalised by batches.
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")
+    return from_linen(ResNet(num_classes, CIFAR_WIDTHS, (depth - 2) // 6, batch), is_head, is_norm)
+
+
+def resnet18(num_classes: int) -> Model:
+    """ResNet-18 for small images: the first convolution is 3 x 3, without stride or pooling, as is usual for CIFAR.
+
+    11,173,962 parameters for three channels and ten classes.
+    """
+    return from_linen(ResNet(num_classes, RESNET18_WIDTHS, 2), is_head, is_norm)

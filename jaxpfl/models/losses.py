@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.core import choices
-from jaxpfl.core.types import Array
+from jaxpfl.core.types import NO_LABEL, Array
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 PerExample = Callable[[Array, Array], Array]
@@ -156,6 +156,54 @@ def _class_backward(residuals: tuple[Array, Array, Array], g: Array) -> tuple[Ar
 
 
 class_divergence.defvjp(_class_forward, _class_backward)
+
+
+def counted(y: Array) -> Array:
+    """Positions that have a label, [n, T] bool."""
+    return y != NO_LABEL
+
+
+def token_cross_entropies(logits: Array, y: Array) -> Array:
+    """Sum of the cross-entropies of a sequence's tokens, [n, T, V], [n, T] -> [n].
+
+    Raises:
+      JaxpflError: for logits that are not one row for each position.
+    """
+    check_positions(logits, y)
+    return jnp.where(counted(y), cross_entropy(logits, y), 0).sum(axis=1)
+
+
+def token_loss(logits: Array, y: Array) -> Array:
+    r"""Loss of next-token prediction, with labels of -1 at positions that have none: [n, T, V], [n, T] -> [n].
+
+    Logits of position t may depend on the tokens up to t alone. With cross-entropies :math:`\ell_{st}` and
+    :math:`c_{st} = 1` where the label is not -1, else 0, the loss of sequence s is
+
+    .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
+
+    A batch's loss is the mean over its sequences, so each token weighs the same, whatever the length of its sequence:
+    in a batch, among a client's examples and, where a method weighs clients by their examples, in the whole federation.
+    The divisor is the constant T in place of the number of labels in a batch, as in FedJAX (Ro et al. 2021,
+    https://arxiv.org/abs/2108.02117), whose ``expected_length`` it is: the loss stays a sum over examples, and its
+    gradient unbiased for the client's. Where all positions have labels it is the mean over tokens; a batch that is
+    padded by half takes half the step.
+    """
+    return token_cross_entropies(logits, y) / y.shape[1]
+
+
+def token_divergence(teacher: Array, student: Array) -> Array:
+    """Sum over the positions of ``KL(softmax(teacher) || softmax(student))``, over T: [n, T, V] twice -> [n]."""
+    rows = class_divergence(*(logits.reshape(-1, logits.shape[-1]) for logits in (teacher, student)))
+    return rows.reshape(teacher.shape[:2]).sum(axis=1) / teacher.shape[1]
+
+
+def check_positions(logits: Array, y: Array) -> None:
+    """Refuse logits that are not one row for each position."""
+    if logits.ndim != 3 or logits.shape[:2] != y.shape:
+        raise JaxpflError(
+            f"predictions are {list(logits.shape)} and labels {list(y.shape)}: for next-token a model must return "
+            "logits of all tokens at each position, [n, T, tokens]"
+        )
 
 
 def _by_model(weights: Array, predictions: Array) -> Array:

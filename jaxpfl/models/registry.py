@@ -7,14 +7,25 @@ from functools import partial
 from typing import NamedTuple
 
 from jaxpfl.models.base import Model
-from jaxpfl.models.cnn import cnn, cnn_bn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
-from jaxpfl.models.gru import gru
-from jaxpfl.models.images import check_image_shape
-from jaxpfl.models.linear import linear
-from jaxpfl.models.mlp import mlp, mlp_bn, mlp_ln
-from jaxpfl.models.resnet import CIFAR_WIDTHS, RESNET18_WIDTHS, resnet, resnet18, smallest_for_resnet
-from jaxpfl.models.token_inputs import check_token_shape
-from jaxpfl.models.transformer import transformer
+from jaxpfl.models.images import (
+    CIFAR_WIDTHS,
+    RESNET18_WIDTHS,
+    check_image_shape,
+    cnn,
+    cnn_bn,
+    cnn_cifar100,
+    cnn_fedavg,
+    cnn_gn,
+    linear,
+    mlp,
+    mlp_bn,
+    mlp_ln,
+    resnet,
+    resnet18,
+    smallest_for_cnn,
+    smallest_for_resnet,
+)
+from jaxpfl.models.sequences import check_token_shape, gru, transformer
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 Shape = tuple[int, ...]

@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import is_table
 from jaxpfl.runs.presets import preset
-from jaxpfl.models import named_metrics
+from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.core.participation import availability
 from jaxpfl.privacy import PrivacyConfig
@@ -168,7 +168,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if isinstance(config.task, str) and config.task not in TASKS:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
-    named_metrics.by_name(config.metrics)
+    metrics.by_name(config.metrics)
     config = data_sets.with_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition

@@ -19,7 +19,7 @@ from jaxpfl.runs.data_sets import source_of
 from jaxpfl.runs.parameters import LastModels, Stack
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.stored_run import StoredRun, open_run
-from jaxpfl.models.given import by_path
+from jaxpfl.models.base import by_path
 from jaxpfl.support.partial import partial
 
 Progress = Callable[[str, int, int], None]

@@ -13,7 +13,7 @@ from jaxpfl.support.errors import JaxpflError, expecting
 from jaxpfl.runs.parameters import LastModels
 from jaxpfl.runs.privacy import Origin
 from jaxpfl.runs.stored_run import open_run
-from jaxpfl.models.given import by_path
+from jaxpfl.models.base import by_path
 
 
 def origin(where: str) -> Origin | None:

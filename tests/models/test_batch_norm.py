@@ -9,8 +9,8 @@ from flax import linen as nn
 import jaxpfl
 from jaxpfl.algorithms.parts.server_optimizer import trained_part
 from jaxpfl.models import build_model, classification, from_linen, lora
-from jaxpfl.models.half import in_bfloat16
-from jaxpfl.models.normalisation import BatchNorm
+from jaxpfl.models.base import in_bfloat16
+from jaxpfl.models.layers import BatchNorm
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.support.errors import JaxpflError
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpfl import JaxpflError, Model, classification
 from jaxpfl.models import mlp
-from jaxpfl.models.given import by_path, start_from
+from jaxpfl.models.base import by_path, start_from
 
 TASK = classification(mlp(3, (5,)), (4,), 3)
 

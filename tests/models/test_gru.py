@@ -12,7 +12,7 @@ from flax import linen as nn
 import jaxpfl
 from jaxpfl.data.sources.leaf_text import ALL_LETTERS
 from jaxpfl.models import build_model, classification, gru
-from jaxpfl.models.gru import Recurrent
+from jaxpfl.models.sequences import Recurrent
 from jaxpfl.support.errors import JaxpflError
 
 # Runs once: compiling is what takes the time.

@@ -10,7 +10,7 @@ from sklearn import metrics as sklearns
 from jaxpfl import JaxpflError
 from jaxpfl.models import TASKS, PerClient, Task
 from jaxpfl.models.base import Model
-from jaxpfl.models.named_metrics import NAMED_METRICS, by_name, of_task
+from jaxpfl.models.metrics import NAMED_METRICS, by_name, of_task
 from jaxpfl.runs.headline import HEADLINES
 
 N, REAL, CLASSES = 60, 47, 4

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from jaxpfl.models import GroupNorm, LayerNorm
-from jaxpfl.models.normalisation import EPSILON, group_norm, is_norm
+from jaxpfl.models.layers import EPSILON, group_norm, is_norm
 
 CHANNELS = 6
 

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from jaxpfl.models import ResNet, build_model, from_linen
-from jaxpfl.models.normalisation import EPSILON
+from jaxpfl.models.layers import EPSILON
 from jaxpfl.support.errors import JaxpflError
 
 # Runs once: compiling is what takes the time.

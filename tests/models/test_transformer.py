@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.models import build_model
-from jaxpfl.models.transformer import rotated
+from jaxpfl.models.sequences import rotated
 from jaxpfl.support.errors import JaxpflError
 
 V, T, WIDTH, HEADS = 7, 6, 8, 2

@@ -24,7 +24,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS, JaxpflError, LocalWork, Model
-from jaxpfl.models.given import start_from
+from jaxpfl.models.base import start_from
 
 ROUNDS, BATCH, CLUSTERS = 5, 6, 3
 HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}

@@ -23,7 +23,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import Task
-from jaxpfl.models.given import by_path
+from jaxpfl.models.base import by_path
 from jaxpfl.support.errors import JaxpflError, listed
 
 NONE = "none"

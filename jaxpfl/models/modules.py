@@ -1,0 +1,327 @@
+"""Modules of flax.linen, flax.nnx and equinox as pure functions of their parameters, nested dictionaries by path.
+
+flax.linen alone may have running statistics of batch normalisation: they are the part ``batch_stats`` of the
+parameters, ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` of the layer at PATH, so that whatever averages,
+sends, keeps or stores a model does so with them. No gradient moves them: in training a batch is normalised by its own
+mean and variance, and the forward pass returns the statistics moved towards these. Padded examples count in neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxpfl.core.types import Array, Key, PyTree
+from jaxpfl.models.layers import BatchNorm
+from jaxpfl.support.errors import JaxpflError, shown
+
+STATISTICS = "batch_stats"
+"""Name of the collection, and of the part of the parameters."""
+
+
+class LinenFunctions(NamedTuple):
+    """Functions of a module: ``init`` and ``apply`` as in `Model`, and ``observe`` as in `Statistics`."""
+
+    init: Callable[[Key, Any], PyTree]
+    apply: Callable[..., Array]
+    observe: Callable[..., tuple[Array, PyTree]]
+
+
+def linen_functions(module: nn.Module) -> LinenFunctions:
+    """Functions of a module; if its ``__call__`` takes ``train``, it is passed. Equal modules have the same ones, so
+    that what was traced of them is known.
+
+    Layers of ``flax.linen.BatchNorm`` that were not told use the running averages where nothing is trained.
+    """
+    try:
+        return _linen_functions(module)
+    except TypeError:  # an attribute has no hash
+        return _linen_functions.__wrapped__(module)
+
+
+@functools.lru_cache(maxsize=64)
+def _linen_functions(module: nn.Module) -> LinenFunctions:
+    name = type(module).__name__
+    takes_train = "train" in inspect.signature(type(module).__call__).parameters
+
+    def run(given: Callable[..., Any], train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
+        with nn.intercept_methods(_interceptor(name, train, valid, found)):
+            return given(**({"train": train} if takes_train else {}))
+
+    def init(key: Key, x: Array) -> PyTree:
+        layers: set[tuple[str, ...]] = set()
+        variables = run(lambda **flag: module.init(key, x, **flag), False, None, layers)
+        others = sorted(set(variables) - {"params", STATISTICS})
+        if others:
+            raise JaxpflError(
+                f"{name} has the mutable collection {others[0]!r}: only 'params', and the 'batch_stats' of BatchNorm, "
+                "are supported"
+            )
+        params, statistics = variables.get("params", {}), variables.get(STATISTICS, {})
+        if not statistics:
+            return params
+        if STATISTICS in params:
+            raise JaxpflError(f"{name} has parameters called {STATISTICS!r}, the name of its running statistics")
+        for path, _ in jax.tree.leaves_with_path(statistics):
+            names = tuple(jax.tree_util.keystr((part,), simple=True) for part in path)
+            if names[:-1] not in layers:
+                raise JaxpflError(
+                    f"{name} has the running statistic {'/'.join(names)!r} of no flax.linen.BatchNorm: padded examples "
+                    "would count in it"
+                )
+        # Of the parameters' default type: flax has them in float32 throughout.
+        return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        variables = _variables(params)
+        if train and STATISTICS in variables:
+            raise JaxpflError(
+                f"{name} has running statistics (BatchNorm), which this training would not move: use GroupNorm, or a "
+                "method that carries them, such as fedbn or fedavg"
+            )
+        rngs = None if key is None else {"dropout": key}
+        # Declared as output or (output, updates); without `mutable` it is the output alone.
+        return cast(Array, run(lambda **flag: module.apply(variables, x, rngs=rngs, **flag), train, None, set()))
+
+    def observe(params: PyTree, x: Array, *, key: Key | None = None, train: bool = True, valid: Array) -> Any:
+        rngs, variables = None if key is None else {"dropout": key}, _variables(params)
+        anybody = valid.any()
+        # Of an empty batch all slots are normalised, so that there is no 0/0, and nothing is kept.
+        used = valid | ~anybody
+
+        def given(**flag: Any) -> Any:
+            return module.apply(variables, x, rngs=rngs, mutable=[STATISTICS], **flag)
+
+        logits, updates = run(given, train, used, set())
+
+        def moved(old: Array, new: Array) -> Array:
+            return jnp.where(anybody, new.astype(old.dtype), old)
+
+        statistics = jax.tree.map(moved, params[STATISTICS], updates[STATISTICS])
+        return logits, {**params, STATISTICS: jax.lax.stop_gradient(statistics)}
+
+    return LinenFunctions(init, apply, observe)
+
+
+def _variables(params: PyTree) -> dict[str, PyTree]:
+    """Collections of the module."""
+    if not isinstance(params, dict) or STATISTICS not in params:
+        return {"params": params}
+    rest = {name: part for name, part in params.items() if name != STATISTICS}
+    return {"params": rest, STATISTICS: jax.tree.map_with_path(_usable, params[STATISTICS])}
+
+
+def _usable(path: Any, leaf: Array) -> Array:
+    """A variance that lossy or extrapolating updates took below zero counts as zero."""
+    return jnp.maximum(leaf, 0) if jax.tree_util.keystr(path[-1:], simple=True) == "var" else leaf
+
+
+def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
+    """Interceptor that gives layers of batch normalisation the mask of real examples and their mode."""
+
+    def interceptor(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        layer = context.module
+        if context.method_name != "__call__" or not isinstance(layer, nn.BatchNorm | BatchNorm):
+            return call(*args, **kwargs)
+        found.add(tuple(layer.path))
+        bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
+        bound.apply_defaults()
+        (x, given, mask), at = (
+            (bound.arguments[key] for key in ("x", "use_running_average", "mask")),
+            "/".join(layer.path),
+        )
+        own = layer.use_running_average if given is None else given
+        running = not train if own is None else own
+        if not train and not running:
+            raise JaxpflError(f"{name}: {at} normalises by batches in evaluation too: use_running_average = not train")
+        if valid is not None:
+            mask = _mask(name, at, layer, x, valid, mask)
+        told = None if layer.use_running_average is not None else running
+        return call(x, use_running_average=told, mask=mask)
+
+    return interceptor
+
+
+def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | None) -> Array:
+    """Mask of the entries of x that count, of the examples that are real and of the layer's own."""
+    if isinstance(layer, BatchNorm):
+        axis = x.ndim - 1
+    else:
+        axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
+        if getattr(layer, "axis_name", None) is not None:
+            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: statistics are those of one client")
+        if any(one % x.ndim == 0 for one in features):
+            raise JaxpflError(f"{name}: {at} has examples as features (axis = {layer.axis})")
+    if x.shape[axis] != len(valid):
+        raise JaxpflError(f"{name}: {at} sees {x.shape[axis]} rows of {len(valid)} examples: padding would count in it")
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    of_examples = valid.reshape(shape)
+    return of_examples if mask is None else of_examples & mask
+
+
+def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:
+    """``init`` and ``apply`` of an ``nnx.Module``, or of a function ``rngs -> nnx.Module``.
+
+    Raises:
+      JaxpflError: for variables other than parameters and random streams (running statistics, caches), and for what
+        makes no module.
+    """
+    from flax import nnx
+
+    def kept_apart(module: Any) -> tuple[Any, Mapping[Any, Any], Any]:
+        """Structure, parameters by path, and random streams of a module."""
+        structure, params, streams, others = nnx.split(module, nnx.Param, nnx.RngState, ...)
+        for path, variable in nnx.to_flat_state(others):
+            raise JaxpflError(
+                f"{type(module).__name__} has the mutable variable {'/'.join(map(str, path))!r} "
+                f"({type(variable).__name__}): only nnx.Param is supported, use GroupNorm in place of BatchNorm"
+            )
+        return structure, dict(nnx.to_flat_state(params)), streams
+
+    instance = isinstance(made, nnx.Module)
+    example: Any = made if instance else nnx.eval_shape(lambda: made(nnx.Rngs(0)))
+    if not isinstance(example, nnx.Module):
+        raise JaxpflError(f"from_nnx takes an nnx.Module or a function of rngs that makes one, got {shown(made)}")
+    name = type(example).__name__
+    example = nnx.clone(example)
+    structures = {}
+    for train in (False, True):
+        example.train() if train else example.eval()  # attributes of dropout and its like, not arrays
+        structures[train], variables, streams = kept_apart(example)
+    paths = list(variables)
+    kinds = {path: jax.tree.structure(variable) for path, variable in variables.items()}
+    of_streams, leaves = jax.tree.structure(streams), jax.tree.leaves(streams)
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    takes_train = "train" in inspect.signature(type(example).__call__).parameters
+
+    def parameters(found: Mapping[Any, Any]) -> PyTree:
+        return nested({path: jnp.asarray(variable.get_value()) for path, variable in found.items()})
+
+    def init(key: Key, x: Array) -> PyTree:
+        return parameters(kept_apart(made(nnx.Rngs(key)))[1])
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        # Made anew for each call: nnx does not allow a stream's counter to change that another program made.
+        state = nnx.from_flat_state({path: jax.tree.unflatten(kinds[path], [value_at(params, path)]) for path in paths})
+        source = jax.random.key(0) if key is None else key
+        values = [
+            jax.random.fold_in(source, i) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.zeros(shape, dtype)
+            for i, (shape, dtype) in enumerate(shapes)
+        ]
+        # Without a key nothing may be drawn: as in evaluation.
+        module = nnx.merge(structures[train and key is not None], state, jax.tree.unflatten(of_streams, values))
+        return module(x, train=train) if takes_train else module(x)
+
+    return (Given(name, parameters(dict(kept_apart(made)[1]))) if instance else init), apply
+
+
+def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:
+    """``init`` and ``apply`` of an ``equinox.Module``, or of a function ``key -> equinox.Module``.
+
+    Parameters are the arrays of floats. A module is applied to one example, as is the custom, with a key of its own if
+    it takes one.
+
+    Raises:
+      JaxpflError: for a module with state (running statistics), for what makes no module, and without equinox.
+    """
+    try:
+        import equinox as eqx
+    except ImportError:
+        raise JaxpflError("equinox is not installed: pip install 'jaxpfl[equinox]'") from None
+
+    instance = isinstance(made, eqx.Module)
+    example: Any = made if instance else eqx.filter_eval_shape(made, jax.random.key(0))
+    if not isinstance(example, eqx.Module):
+        raise JaxpflError(
+            f"from_equinox takes an equinox.Module or a function of a key that makes one, got {shown(made)}"
+        )
+    name = type(example).__name__
+
+    def is_state(leaf: Any) -> bool:
+        return isinstance(leaf, eqx.nn.StateIndex)
+
+    if any(map(is_state, jax.tree.leaves(example, is_leaf=is_state))):
+        raise JaxpflError(f"{name} has state (equinox.nn.StateIndex): only parameters are supported, use GroupNorm")
+
+    def is_parameter(leaf: Any) -> bool:
+        return eqx.is_inexact_array(leaf) or (
+            isinstance(leaf, jax.ShapeDtypeStruct) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+        )
+
+    variables, rest = eqx.partition(example, is_parameter)
+    for path, leaf in jax.tree.leaves_with_path(rest):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise JaxpflError(
+                f"{name}{jax.tree_util.keystr(path)} is an array of {leaf.dtype}: give an instance instead"
+            )
+    paths = [_names(path) for path, _ in jax.tree.leaves_with_path(variables)]
+    structure = jax.tree.structure(variables)
+    at_rest = {train: eqx.nn.inference_mode(rest, value=not train) for train in (False, True)}
+    takes_key = "key" in inspect.signature(type(example).__call__).parameters
+
+    def parameters(module: Any) -> PyTree:
+        arrays = jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array))
+        return nested(dict(zip(paths, arrays, strict=True)))
+
+    def init(key: Key, x: Array) -> PyTree:
+        return parameters(made(key))
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        leaves = [value_at(params, path) for path in paths]
+        # Without a key nothing may be drawn: as in evaluation.
+        module: Any = eqx.combine(jax.tree.unflatten(structure, leaves), at_rest[train and key is not None])
+        if not takes_key or key is None:
+            return jax.vmap(module)(x)
+        return jax.vmap(lambda one, key: module(one, key=key))(x, jax.random.split(key, x.shape[0]))
+
+    return (Given(name, parameters(made)) if instance else init), apply
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((part,), simple=True) for part in path)
+
+
+class Given:
+    """``init`` of a module that has its parameters already: the same for every key.
+
+    Attributes:
+      name: of the module's class.
+      parameters: nested dictionaries of arrays.
+    """
+
+    def __init__(self, name: str, parameters: PyTree):
+        self.name, self.parameters = name, parameters
+
+    def __call__(self, key: Key, x: Any) -> PyTree:
+        return jax.tree.map(jnp.asarray, self.parameters)
+
+
+def nested(values: Mapping[Iterable[Any], Any]) -> PyTree:
+    """Nested dictionaries from values by path.
+
+    Examples:
+      >>> nested({("conv", "kernel"): 1, ("layers", 0): 2})
+      {'conv': {'kernel': 1}, 'layers': {'0': 2}}
+    """
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, name = map(str, path)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree
+
+
+def value_at(tree: PyTree, path: Iterable[Any]) -> Any:
+    """The value at a path of `nested`."""
+    for name in path:
+        tree = tree[str(name)]
+    return tree
