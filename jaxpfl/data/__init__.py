@@ -4,13 +4,19 @@
 there is NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
 """
 
-from jaxpfl.data.batching import Batching, Draw, draw_batches, plan_batches, take
+from jaxpfl.data.batching import Batching, Draw, draw_batches, order_at, orders_at, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
-from jaxpfl.data.doubts import check_labels, check_scales
-from jaxpfl.data.federate import Split, SplitPurpose, federate, federate_unseen, split_rng, true_clusters
-from jaxpfl.data.held_out import hold_out
-from jaxpfl.data.orders import order_at, orders_at
-from jaxpfl.data.partition.clusters import ClientClusters
+from jaxpfl.data.federate import (
+    Split,
+    SplitPurpose,
+    federate,
+    federate_unseen,
+    hold_out,
+    set_apart,
+    split_rng,
+    true_clusters,
+)
+from jaxpfl.data.partition.deals import ClientClusters
 from jaxpfl.data.partition.registry import (
     PARTITIONS,
     Assignment,
@@ -20,10 +26,9 @@ from jaxpfl.data.partition.registry import (
     partitioner,
 )
 from jaxpfl.data.plot import plot_split, split_figure
-from jaxpfl.data.set_apart import set_apart
 from jaxpfl.data.sources.base import Entry, Source, data_directory, pixel_scale, pooled, seen, unseen
-from jaxpfl.data.sources.elections import Elections, load_elections
 from jaxpfl.data.sources.idx import read_idx
+from jaxpfl.data.sources.natural import Elections, load_elections
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.data.sources.planted import Planted, PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, known_sources, load
@@ -54,8 +59,6 @@ __all__ = [
     "available",
     "balanced",
     "check_batch_size",
-    "check_labels",
-    "check_scales",
     "check_standardizable",
     "data_directory",
     "describe",

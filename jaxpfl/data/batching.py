@@ -26,7 +26,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.local_epochs import LocalEpochs
 from jaxpfl.core.types import EQUAL, Array, ClientData, Key, PyTree, Scalar
 from jaxpfl.data.orders import ANY, SHORT, Sizes, order_at, orders_at
-from jaxpfl.data.size_classes import at_own_length
+from jaxpfl.data.passes import at_own_length
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]

@@ -12,14 +12,12 @@ import numpy as np
 
 from jaxpfl.core.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
 from jaxpfl.core.types import Federation
-from jaxpfl.data.dealt import Dealt, alike, stack_dealt
-from jaxpfl.data.held_out import hold_out, hold_out_last
+from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, checked_labels
-from jaxpfl.data.partition.classes import Indices
-from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
+from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
 from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
-from jaxpfl.data.stack import listed, warn_of_shared
+from jaxpfl.data.stack import Dealt, alike, chosen, listed, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
@@ -180,7 +178,8 @@ def federate(given: _Federate) -> Federation:
         kept,
         drop_empty,
     )
-    warn_of_shared(federation, drawn=dealt.test is None)
+    if dealt.test is not None:
+        warn_of_shared(federation)
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 
@@ -320,3 +319,79 @@ def _check_source(source: Source) -> None:
             raise JaxpflError(f"data set {source.name!r}, {part}: users must be integers, one for each example")
     if source.superclasses is not None and source.superclasses.shape != (source.num_classes,):
         raise JaxpflError(f"data set {source.name!r}: superclasses must be [{source.num_classes}], one for each class")
+
+
+def number_held(n: int, share: float) -> int:
+    """Number of n examples to hold out: round(share * n), but at least one and not all where share > 0 and n >= 2."""
+    return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
+
+
+def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Mask of one client's examples to hold out, [n] bool, class by class as evenly as the counts allow.
+
+    Of the examples held out (`number_held`) each class gives floor(share * its count); the rest come from the classes
+    with the largest remainders, ties at random.
+    """
+    held, total = np.zeros(len(labels), bool), number_held(len(labels), share)
+    if not total:
+        return held
+    classes, counts = np.unique(labels, return_counts=True)
+    quotas = _quotas(counts, share, total, rng.permutation(len(classes)))
+    for label, quota in zip(classes, quotas, strict=True):
+        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
+    return held
+
+
+def hold_out_last(users: np.ndarray, share: float) -> np.ndarray:
+    """Mask of one client's last examples of each of its users, [n] bool, by the shares of `hold_out`.
+
+    Args:
+      users: of the client's examples in their order, [n].
+      share: as in `hold_out`.
+    """
+    held, total = np.zeros(len(users), bool), number_held(len(users), share)
+    names, counts = np.unique(users, return_counts=True)
+    for name, quota in zip(names, _quotas(counts, share, total, np.arange(len(names))), strict=True):
+        own = np.flatnonzero(users == name)
+        held[own[len(own) - quota :]] = True
+    return held
+
+
+def _quotas(counts: np.ndarray, share: float, total: int, order: np.ndarray) -> np.ndarray:
+    """Numbers to hold out of each group: floor(share * its count), and one more where remainders are largest.
+
+    Args:
+      counts: of the groups' examples, [k].
+      share: to hold out.
+      total: of them.
+      order: of the groups, [k], in which equal remainders are taken.
+    """
+    quotas = np.floor(share * counts).astype(int)
+    remainders = share * counts - quotas
+    # Rounding in floating point, or the cut to n - 1, can leave a difference of either sign.
+    for place in order[np.argsort(-remainders[order], kind="stable")][: max(total - quotas.sum(), 0)]:
+        quotas[place] += 1
+    return quotas
+
+
+def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
+    """Split a federation's clients into those that are trained and ``unseen`` new ones, drawn uniformly.
+
+    Args:
+      federation: the stacked data of m clients.
+      unseen: clients to set apart, at least 1 and fewer than m.
+      split_seed: at least 0.
+
+    Returns:
+      The trained and the unseen clients, with their ids and in their order.
+
+    Raises:
+      JaxpflError: if no client would be unseen, or none trained.
+    """
+    clients = federation.num_clients
+    if not 1 <= unseen < clients:
+        raise JaxpflError(f"unseen clients must be at least 1 and fewer than all {clients}, got {unseen}")
+    scores = portable.uniform(split_rng(split_seed, SplitPurpose.UNSEEN), clients)
+    apart = np.zeros(clients, bool)
+    apart[np.argsort(scores, kind="stable")[:unseen]] = True
+    return chosen(federation, ~apart), chosen(federation, apart)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from jaxpfl.core import types as store
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import checked_labels
-from jaxpfl.data.precision import lost_digits, narrowed
-from jaxpfl.data.shares import deal
-from jaxpfl.data.uniform import Examples, check_memory, stored_leaf, stores_alike
-from jaxpfl.support import mapped
+from jaxpfl.data.labels import checked_labels, lost_digits, narrowed
+from jaxpfl.data.sources.base import check_finite
+from jaxpfl.support import host_memory, mapped
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _SPLITS = ("train", "validation", "test")
 _ENTRIES = 2**18
 """Number of entries hashed at once, which a cache holds."""
-_MANY = 0.05
-"""Share of test examples from which repeats within a data set are doubted."""
-_LOOKED_AT = 1000
-"""Number of shared examples whose values are looked at."""
+_STORED = (np.dtype(np.float32), np.dtype(np.int32))
+
+Examples: TypeAlias = tuple[Any, Any]
+"""One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
+dictionary or NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
 
 
 def stack_clients(
@@ -72,7 +72,7 @@ def stack_clients(
             raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
     alike = stores_alike([[] if own is None else own for own in given.values()], ids)
     if alike is not None:
-        return _looked_at(Federation(ids, *alike))
+        return warn_of_shared(Federation(ids, *alike))
     parts: dict[str, list[Examples]] = {}
     for split, own in given.items():
         parts[split] = [
@@ -96,7 +96,7 @@ def stack_clients(
 
     for split, made in stacked.items():
         stacked[split] = made.with_examples(x=jax.tree.map(as_stored, made.examples.x, wide))
-    return _looked_at(Federation(client_ids=ids, **stacked))
+    return warn_of_shared(Federation(client_ids=ids, **stacked))
 
 
 def pad(
@@ -158,7 +158,7 @@ def balanced(federation: Federation, shares: int) -> Federation:
         raise JaxpflError(f"shares must be a whole number of at least 1, got {shares}")
     m = federation.num_clients
     room = [min(-(-m // shares), max(m - share * -(-m // shares), 0)) for share in range(shares)]
-    return federation.rows(np.concatenate(deal(np.asarray(federation.train.size)[:, None], room)))
+    return federation.rows(np.concatenate(even_shares(np.asarray(federation.train.size)[:, None], room)))
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -211,38 +211,28 @@ def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.nd
     return ~empty
 
 
-def _looked_at(federation: Federation) -> Federation:
-    warn_of_shared(federation, drawn=False)
-    return federation
-
-
-def warn_of_shared(federation: Federation, *, drawn: bool) -> None:
-    """Warn of test examples that equal training examples, features and label, unless chance explains them.
+def warn_of_shared(federation: Federation) -> Federation:
+    """Warn of given test examples that equal training examples, features and label, unless chance explains them.
 
     Few discrete features repeat by chance, and then within training about as often: twice that is let pass. Examples
     are compared by their hashes: one pass over them (0.15 s for MNIST), and 8 bytes of memory for each.
 
     Args:
       federation: NumPy arrays, of one store for each split.
-      drawn: whether the test examples were drawn among the training examples. Repeats are then on both sides as often
-        as within training; they are doubted where they are many, and of measured (not whole) numbers.
     """
     train, test = federation.train.examples, federation.test.examples
     if not len(test.y):
-        return
+        return federation
     known, own = np.sort(_hashes(train)), _hashes(test)
-    shared = known[np.minimum(np.searchsorted(known, own), len(known) - 1)] == own
+    found = int((known[np.minimum(np.searchsorted(known, own), len(known) - 1)] == own).sum())
     same = known[1:] == known[:-1]
-    repeated = np.append(same, False) | np.insert(same, 0, False)
-    chance, found = repeated.mean() * len(own), int(shared.sum())
-    if drawn:
-        some = np.flatnonzero(shared)[:_LOOKED_AT]
-        doubtful = found >= _MANY * len(own) and any((leaf[some] % 1).any() for leaf in jax.tree.leaves(test.x))
-    else:
-        doubtful = found > 2 * chance + 3 * math.sqrt(chance) or np.array_equal(known, np.sort(own))
-    if doubtful:
-        cause = "the data hold examples twice: leave repeats out" if drawn else "give a test set of other examples"
-        warn(f"{found} of {len(own)} test examples are training examples too, features and label: {cause}")
+    chance = (np.append(same, False) | np.insert(same, 0, False)).mean() * len(own)
+    if found > 2 * chance + 3 * math.sqrt(chance) or np.array_equal(known, np.sort(own)):
+        warn(
+            f"{found} of {len(own)} test examples are training examples too, features and label: give a test set of "
+            "other examples"
+        )
+    return federation
 
 
 def _hashes(examples: store.Examples) -> np.ndarray:
@@ -358,3 +348,215 @@ def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStru
 def listed(ids: np.ndarray, most: int = 10) -> str:
     """Ids for a one-line message, truncated if there are many."""
     return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
+
+
+def stores_alike(splits: Sequence[Sequence[Examples]], ids: np.ndarray) -> list[ClientData] | None:
+    """Store of each split, where the arrays of all clients are of one type and shape and all is well.
+
+    Args:
+      splits: of training first; a client's examples each, or none at all.
+      ids: [m].
+
+    Returns:
+      None for other arrays, for clients without training examples, and where an example is refused: what is wrong, and
+      of which client, is left to a look at one client after the other.
+    """
+    sizes, kinds = np.zeros((len(splits), len(ids)), np.int64), set()
+    for row, own in zip(sizes, splits, strict=True):
+        for i, one in enumerate(own):
+            if type(one) is not tuple or len(one) != 2:
+                return None
+            x, y = one
+            plain = type(x) is np.ndarray and type(y) is np.ndarray and x.ndim > 0 and y.ndim in (1, 2)
+            if not plain or len(x) != len(y):
+                return None
+            kinds.add((x.dtype, x.shape[1:], y.dtype, y.shape[1:]))
+            row[i] = len(y)
+    if len(kinds) != 1 or not sizes[0].all():
+        return None
+    ((x_type, x_shape, y_type, y_shape),) = kinds
+    check_memory(sizes, ids, 4 * int(np.prod(x_shape) + np.prod(y_shape)))
+    found: list[ClientData] = []
+    try:
+        for own, size in zip(splits, sizes, strict=True):
+            x, y = (_concatenated(own, 0, x_type, x_shape), _concatenated(own, 1, y_type, y_shape))
+            wide = found[0].examples.x.dtype == np.float64 if found else None
+            x, y = stored_leaf(x, "inputs", wide), checked_labels(y, "labels")
+            found.append(ClientData.stacked(store.Examples(x, y), size))
+    except JaxpflError:
+        return None
+    return found
+
+
+def _concatenated(own: Sequence[Examples], part: int, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
+    kind = np.float32 if kind == np.float16 else kind
+    if not own:
+        return np.zeros((0, *shape), kind)
+    return np.concatenate([one[part] for one in own], dtype=kind)
+
+
+def stored_leaf(x: np.ndarray, whose: str, wide: bool | None = None) -> np.ndarray:
+    """Convert one array of inputs to int32, or as `narrowed` does."""
+    if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
+        if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
+            raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
+        return x.astype(np.int32, copy=False)
+    if not np.issubdtype(x.dtype, np.floating):
+        raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
+    x = x if x.dtype == np.float32 else narrowed(x, wide=wide)
+    check_finite(x, whose)
+    return x
+
+
+def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
+    """Refuse examples that would not fit in memory, before anything is allocated.
+
+    Args:
+      sizes: [splits, m], the clients' numbers of examples.
+      ids: [m].
+      one: bytes of an example.
+    """
+    of_client = sizes.sum(axis=0, dtype=np.int64)
+    largest = int(of_client.argmax())
+    host_memory.check(
+        one * int(of_client.sum()),
+        f"{of_client.sum()} examples of {len(ids)} clients (client {ids[largest]} has {of_client[largest]} of them) "
+        "need",
+        "take fewer examples, or fewer clients",
+    )
+
+
+def chosen(federation: Federation, mask: np.ndarray) -> Federation:
+    """The clients of a mask [m], as `Federation.rows`; examples in files are copied to temporary files.
+
+    Raises:
+      UnwritableError: if there is no room for the files.
+    """
+
+    def of_split(split: ClientData) -> ClientData:
+        if not any(mapped.is_mapped(leaf) for leaf in jax.tree.leaves(split.examples)):
+            return split.rows(np.flatnonzero(mask))
+        start, size = np.asarray(split.start)[mask], np.asarray(split.size)[mask]
+        ends = np.cumsum(size, dtype=np.int64)
+        places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
+        examples = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), split.examples)
+        return ClientData.stacked(examples, size).bounded(split.capacity)
+
+    ids, *splits = federation
+    return Federation(np.asarray(ids)[mask], *map(of_split, splits))
+
+
+class Dealt(NamedTuple):
+    """A split's examples, dealt to m clients.
+
+    Attributes:
+      x: inputs [N, ...], float32 (float64 where that loses digits) or int32, in memory or in memory-mapped files.
+      y: labels [N] or [N, d].
+      places: those of each client's examples.
+      labels: [m, num_classes], a client's own names of the classes, or None.
+    """
+
+    x: Any
+    y: np.ndarray
+    places: Sequence[np.ndarray]
+    labels: np.ndarray | None
+
+
+def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
+    """Finite inputs of training and testing in the types of a store: float32 for both where one of them has it.
+
+    Args:
+      train, test: inputs [N, ...] of one data set.
+      name: the data set's.
+
+    Raises:
+      JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.
+    """
+    if train is test:
+        stored = jax.tree.map(lambda leaf: _in_store(leaf, f"data set {name!r}, train"), train)
+        return stored, stored
+    if jax.tree.structure(train) != jax.tree.structure(test):
+        found, given = jax.tree.structure(test), jax.tree.structure(train)
+        raise JaxpflError(f"data set {name!r}: test inputs are {found}, those of training {given}")
+    pairs = []
+    for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
+        if a.shape[1:] != b.shape[1:]:
+            raise JaxpflError(
+                f"data set {name!r}: one test input has shape {b.shape[1:]}, those of training {a.shape[1:]}"
+            )
+        a, b = (
+            _in_store(leaf, f"data set {name!r}, {part}") for leaf, part in zip((a, b), ("train", "test"), strict=True)
+        )
+        kind = a.dtype if a.dtype == b.dtype else np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
+        pairs.append((a.astype(kind, copy=False), b.astype(kind, copy=False)))
+    stored = [jax.tree.unflatten(jax.tree.structure(train), leaves) for leaves in zip(*pairs, strict=True)]
+    return stored[0], stored[1]
+
+
+def _in_store(leaf: Any, whose: str) -> Any:
+    return leaf if leaf.dtype in _STORED else stored_leaf(leaf, whose)
+
+
+def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
+    """Stack clients' shares of examples; the same federation as `stack_clients` of them, a split at a time.
+
+    Args:
+      train, test, validation: the clients' examples, which are not checked; their inputs are `alike`.
+      client_ids: [m].
+      drop_empty: leave out clients without training examples, and warn.
+
+    Raises:
+      JaxpflError: for clients without training examples (unless ``drop_empty``), and no room for the examples.
+    """
+    splits = (train, validation, test)
+    sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
+    kept = with_training(sizes[0], client_ids, drop_empty)
+    ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
+    in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not mapped.is_mapped(leaf)]
+    check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))
+    real = any(np.issubdtype(split.y.dtype, np.floating) for split in splits if len(split.y))
+
+    def stacked(split: Dealt, sizes: np.ndarray) -> ClientData:
+        places = np.concatenate([own for own, k in zip(split.places, kept, strict=True) if k])
+        y = np.asarray(split.y[places])
+        if split.labels is not None:
+            y = np.asarray(split.labels)[kept][np.repeat(np.arange(len(sizes)), sizes), y]
+        x = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), split.x)
+        return ClientData.stacked(
+            store.Examples(x, np.asarray(y.astype(np.float32 if real else np.int32, copy=False))), sizes
+        )
+
+    return Federation(ids, *map(stacked, splits, sizes))
+
+
+def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
+    """Deal clients to shares: each goes to the share with the least so far that has room, large ones first.
+
+    This is Graham's rule of the longest processing time first, with a limit on the clients of a share. Examples may be
+    of several kinds; a client's size, and a share's load, is then its largest part of any kind's total.
+
+    Args:
+      sizes: [m, kinds], the clients' numbers of examples.
+      room: the most clients of each share, m or more in all.
+
+    Returns:
+      The clients of each share, ascending.
+    """
+    sizes = np.asarray(sizes, np.float64)
+    parts = sizes / np.maximum(sizes.sum(axis=0), 1)
+    loads = [np.zeros(sizes.shape[1]) for _ in room]
+    members: list[list[int]] = [[] for _ in room]
+    open_shares = [(0.0, share) for share, most in enumerate(room) if most]
+    for client in np.argsort(-parts.max(axis=1), kind="stable"):
+        _, share = heapq.heappop(open_shares)
+        members[share].append(int(client))
+        loads[share] += parts[client]
+        if len(members[share]) < room[share]:
+            heapq.heappush(open_shares, (float(loads[share].max()), share))
+    return [np.sort(np.asarray(own, np.int64)) for own in members]
+
+
+def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
+    """Examples that shares hold in stores as long as the largest one's, of all kinds together."""
+    totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
+    return int(totals.max(axis=0).sum()) * len(members)

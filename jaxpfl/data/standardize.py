@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.precision import lost_digits, narrowed
+from jaxpfl.data.labels import lost_digits, narrowed
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, warn

@@ -23,7 +23,7 @@ from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Inputs, Source
-from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.support import files, mapped
 from jaxpfl.support.errors import JaxpflError, shown, writing
 from jaxpfl.support.host_memory import readable

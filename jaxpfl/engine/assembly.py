@@ -14,7 +14,7 @@ from jaxpfl.algorithms.parts.hyper import rates, replace
 from jaxpfl.algorithms.parts.server_optimizer import check_rate
 from jaxpfl.core.participation import Participation, availability
 from jaxpfl.core.types import Federation
-from jaxpfl.data import check_labels, check_scales, single
+from jaxpfl.data import single
 from jaxpfl.data.stack import listed
 from jaxpfl.engine import accounted, tasks
 from jaxpfl.engine.assemble import build, draw_cohorts, layers_of, make_simulation, make_task, weighting_under
@@ -25,12 +25,11 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
 from jaxpfl.models import Task
-from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, in_bfloat16, start_from
+from jaxpfl.models.base import NEXT_TOKEN, in_bfloat16, start_from
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
 from jaxpfl.privacy.claim import check_delta, planned
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError, shown, warn
 from jaxpfl.uploads import compression, robust
 
@@ -213,13 +212,6 @@ def check_federation(
             "other clients",
             strict=strict,
         )
-    processes.on_first(lambda: _look(federation, task, strict))  # advice, which needs no second pass over files
-
-
-def _look(federation: Federation, task: str | Task | None, strict: bool) -> None:
-    if task in (None, CLASSIFICATION):
-        check_labels(federation, strict)
-    check_scales(federation, strict)
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:

@@ -27,7 +27,7 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core import full_precision, participation
 from jaxpfl.core.types import Array, ClientData, Examples, Federation
-from jaxpfl.data.size_classes import class_of, size_classes
+from jaxpfl.data.passes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.models import Task
 from jaxpfl.models.base import start_from

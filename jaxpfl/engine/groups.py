@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import Array, ClientData, Federation, PyTree, chunk_of
-from jaxpfl.data import shares
+from jaxpfl.data import stack
 from jaxpfl.support.errors import JaxpflError
 
 _WORTH = 0.01
@@ -141,13 +141,13 @@ class Group(NamedTuple):
         """
         share = self.rows // devices
         before = np.array_split(np.arange(self.size), np.arange(1, devices) * share)
-        stored = shares.held(sizes, before)
+        stored = stack.examples_held(sizes, before)
         if stored <= (1 + _WORTH) * sizes.sum(dtype=np.int64):
             return self
         # By all examples together, and by each split's own: the latter where a large one is not spread like the others.
-        ways = (shares.deal(kinds, [share] * devices) for kinds in (sizes.sum(axis=1, keepdims=True), sizes))
-        after = min(ways, key=lambda way: shares.held(sizes, way))
-        if shares.held(sizes, after) > (1 - _WORTH) * stored:
+        ways = (stack.even_shares(kinds, [share] * devices) for kinds in (sizes.sum(axis=1, keepdims=True), sizes))
+        after = min(ways, key=lambda way: stack.examples_held(sizes, way))
+        if stack.examples_held(sizes, after) > (1 - _WORTH) * stored:
             return self
         places = np.zeros(self.size, np.int64)
         for device, own in enumerate(after):

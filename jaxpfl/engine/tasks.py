@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
-from jaxpfl.data.labels import are_classes
-from jaxpfl.data.precision import lost_digits
+from jaxpfl.data.labels import are_classes, lost_digits
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, metrics

@@ -9,7 +9,7 @@ from problem import ORDER, as_fit_builds, assert_close, outcome, padded, referen
 from toys import CASES, CORE
 
 from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
-from jaxpfl.data.size_classes import size_classes
+from jaxpfl.data.passes import size_classes
 
 # Each plan with the cohort that it is asked to run: None is everyone, which needs no gather.
 PLANS = {

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from jaxpfl.core.types import ClientData
 from jaxpfl.data import Batching, Draw, draw_batches, order_at, plan_batches, take
-from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, _cursor
-from jaxpfl.data.orders import Sizes
+from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, Sizes, _cursor
 from jaxpfl.support.errors import JaxpflError
 
 KEY = jax.random.key(11)

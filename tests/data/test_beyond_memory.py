@@ -70,20 +70,3 @@ def test_an_archive_larger_than_the_limit(tmp_path: Path) -> None:
     found, said = in_child("npz:a.npz", tmp_path, spare, False)
     assert found is None
     assert "of memory" in said.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_users_of_leafs_files_come_one_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "own" / "train").mkdir(parents=True)
-    rng, spare = np.random.default_rng(0), 96 * MIB
-    for number in range(3):
-        own = {"x": rng.standard_normal((100, 60)).round(6).tolist(), "y": rng.integers(5, size=100).tolist()}
-        text = json.dumps(own)
-        users = (f'"{number}-{user}": {text}' for user in range(300))
-        (tmp_path / "own" / "train" / f"{number}.json").write_text('{"user_data": {' + ", ".join(users) + "}}")
-    found, said = in_child("leaf:own", tmp_path, spare, True)
-    assert found is not None, said
-    assert found[0] == 900
-    found, said = in_child("leaf:own", tmp_path, spare, False)
-    assert found is None
-    assert "of memory" in said.splitlines()[-1]

@@ -15,7 +15,6 @@ from data_files import real
 
 import jaxpfl
 from jaxpfl.data import Source, load, pooled, scaled, scaling_of
-from jaxpfl.data.sources import json_members
 from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, UnwritableError
 
@@ -87,17 +86,6 @@ def test_leafs_texts(tmp_path: Path) -> None:
     leaf_file(tmp_path / "talk/train/a.json", {"b": ([WORDS], [label]), "a": ([WORDS] * 2, [label] * 2)})
     leaf_file(tmp_path / "talk/test/a.json", {"a": ([WORDS], [label])})
     both("leaf:talk", tmp_path)
-
-
-@pytest.mark.parametrize("letters", [1, 2, 7, 2**18])
-def test_one_member_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: int) -> None:
-    monkeypatch.setattr(json_members, "_CHARACTERS", letters)
-    wanted = {"a": [1, {"é": '\\"}]'}, "x\\"], "": 2.5e3, "b{": None, "last": {"k": []}, "t": "", "e": {}, "n": -1}
-    (tmp_path / "a.json").write_text("\ufeff \n" + json.dumps(wanted, ensure_ascii=False, indent=1) + " \n")
-    with json_members.open_text(tmp_path / "a.json") as file:
-        text = json_members.Text(file)
-        assert {name: json.loads(text.value()) for name in text.members()} == wanted
-        assert text.next() == ""
 
 
 GOOD = '"user_data": {"a": {"x": [[1.5, 2]], "y": [0]}, "b": {"x": [[1, 2.5]], "y": [1]}}'

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import available, federate, federate_unseen, load, seen
-from jaxpfl.data.sources.leaf_text import ALL_LETTERS, PAD
+from jaxpfl.data.sources.leaf import ALL_LETTERS, PAD
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 

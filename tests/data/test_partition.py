@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxpfl.core.types import Federation
 from jaxpfl.data import Source, federate, partitioner, stack_clients
-from jaxpfl.data.held_out import hold_out
-from jaxpfl.data.partition.classes import _deal_greedily, deal_classes, iid, present_classes, split_by_class
+from jaxpfl.data.federate import hold_out
+from jaxpfl.data.partition.deals import _deal_greedily, deal_classes, iid, present_classes, split_by_class
 from jaxpfl.data.partition.registry import PartitionOptions
 from jaxpfl.support.errors import JaxpflError
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.data import federate, portable
-from jaxpfl.data.partition.apportion import apportion, count_classes, deal_alike
+from jaxpfl.data.partition.deals import apportion, count_classes, deal_alike
 from jaxpfl.data.partition.skew import (
     _draw_in_turn,
     _split_classes,

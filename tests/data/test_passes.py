@@ -11,7 +11,7 @@ import pytest
 
 from jaxpfl.core.types import EQUAL, ClientData, Examples
 from jaxpfl.data import passes
-from jaxpfl.data.size_classes import MOST, at_own_length, class_of, size_classes
+from jaxpfl.data.passes import MOST, at_own_length, class_of, size_classes
 
 SIZES = (3, 0, 17, 1, 8)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError, data
-from jaxpfl.data.set_apart import set_apart
+from jaxpfl.data.federate import set_apart
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -19,11 +18,11 @@ from jaxpfl.data import (
     format_description,
     pad,
     permute,
+    stack,
     stack_clients,
     summary,
-    uniform,
 )
-from jaxpfl.data.uniform import Examples
+from jaxpfl.data.stack import Examples
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SIZES = (3, 5, 2)
@@ -70,9 +69,9 @@ def test_arrays_of_one_type_are_stored_as_if_looked_at_one_by_one(kinds: tuple[t
         return [(x.astype(kinds[0]), y.astype(kinds[1])) for x, y in drawn]
 
     train, test, ids = some((3, 1, 4)), some((0, 2, 1)), np.array([4, 1, 7], np.int32)
-    assert uniform.stores_alike([train, [], test], ids) is not None
+    assert stack.stores_alike([train, [], test], ids) is not None
     lists: list[Any] = [[list(client) for client in own] for own in (train, test)]
-    assert uniform.stores_alike([lists[0], [], lists[1]], ids) is None
+    assert stack.stores_alike([lists[0], [], lists[1]], ids) is None
     found, want = (stack_clients(*both, client_ids=ids) for both in ((train, test), lists))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -238,16 +237,6 @@ def test_test_examples_that_are_trained_on_are_counted(copies: int, tree: bool) 
     for partition in ("iid", "natural"):
         with pytest.warns(JaxpflWarning, match=said):
             federate(source, partition=partition, clients=1)
-
-
-@pytest.mark.parametrize(("twice", "digits", "warned"), [(200, 7, True), (4, 7, False), (200, 0, False)])
-def test_repeats_on_both_sides_of_a_split(twice: int, digits: int, warned: bool) -> None:
-    x, y = _rows(200)
-    x = x.round(digits)
-    x, y = np.concatenate([x, x[:twice]]), np.concatenate([y, y[:twice]])
-    said = pytest.warns(JaxpflWarning, match="the data hold examples twice") if warned else nullcontext()
-    with said:
-        federate(Source("own", x, y, None, None, 2, ""), partition="iid", clients=3)
 
 
 def test_chance_repeats_of_discrete_features_are_no_leak() -> None:

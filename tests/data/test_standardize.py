@@ -63,51 +63,6 @@ def clients_of(x, y) -> jaxpfl.Federation:
     return jaxpfl.stack_clients(list(zip(np.split(x, 4), np.split(y, 4), strict=True)))
 
 
-def test_features_a_thousand_times_apart_are_said_and_rare_ones_are_not():
-    rng = np.random.default_rng(0)
-    y = rng.integers(2, size=400)
-    with pytest.warns(JaxpflWarning, match=r"features differ .* factor of [12]\d\d\d \(feature 0 .*feature 1"):
-        data.check_scales(clients_of(rng.normal(size=(400, 2)) * [1.0, 1500.0], y))
-    with pytest.raises(JaxpflError, match="--standardize"):
-        data.check_scales(clients_of(rng.normal(size=(400, 2)) * [1.0, 1500.0], y), strict=True)
-    rare = (rng.random((400, 3)) < [0.5, 0.003, 0.0]).astype(float)
-    data.check_scales(clients_of(rare, y))
-    data.check_scales(clients_of(rng.normal(size=(400, 2)) * [1.0, 500.0], y))
-    data.check_scales(clients_of(rng.integers(10**6, size=(400, 3)), y))  # tokens
-
-
-def test_images_of_floats_up_to_255_are_said():
-    bytes_ = np.random.default_rng(0).integers(256, size=(400, 4, 4, 1))
-    y = np.arange(400) % 2
-    for images in (bytes_, bytes_[..., 0]):
-        with pytest.warns(JaxpflWarning, match=r"inputs \[N, 4, 4.* go up to 255, .* bytes \(uint8\) or divide by 255"):
-            data.check_scales(clients_of(images.astype(float), y))
-        data.check_scales(clients_of(images / 255, y))
-
-
-def test_amounts_as_labels_are_said_and_classes_are_not():
-    from sklearn.datasets import load_diabetes
-
-    x, amounts = load_diabetes(return_X_y=True)
-    with pytest.warns(JaxpflWarning, match=r"\d+ different labels in 440 examples.*name the task regression"):
-        data.check_labels(clients_of(x[:440], amounts[:440].astype(int)))
-    data.check_labels(clients_of(x[:440], amounts[:440]))  # floats are of a regression
-    rng = np.random.default_rng(0)
-    data.check_labels(clients_of(rng.normal(size=(400, 2)), rng.integers(62, size=400)))
-    data.check_labels(clients_of(rng.normal(size=(16, 2)), np.arange(16)))
-
-
-def test_fit_says_both():
-    rng = np.random.default_rng(0)
-    given = {"model": "linear", "rounds": 1, "local_steps": 1}
-    x = rng.normal(size=(80, 2)) * [1, 1e4]
-    with pytest.warns(JaxpflWarning) as said:
-        jaxpfl.fit("local", clients_of(x, np.arange(80)), **given)
-    text = " | ".join(str(one.message) for one in said)
-    assert "features differ in scale" in text
-    assert "80 different labels in 80 examples" in text
-
-
 STAMPS = 1.7e12 + np.cumsum(np.random.default_rng(0).integers(1, 30_000, 400)).astype(float)
 """Times in milliseconds, which single precision tells apart by two minutes."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_files import real
 
-from jaxpfl.data.sources import dirichlet_mixture, token_counts, token_files
+from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.support.errors import JaxpflError
 
@@ -28,7 +28,7 @@ def of(counts: TokenCounts) -> dict[tuple[str, str], int]:
 
 @pytest.fixture
 def csv(tmp_path: Path) -> TokenCounts:
-    return token_files.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
+    return token_counts.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
 
 
 def test_csv(csv: TokenCounts):
@@ -38,11 +38,11 @@ def test_csv(csv: TokenCounts):
 
 def test_csv_in_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Users' rows lie anywhere in the file, and entries go to a temporary file a few at a time."""
-    monkeypatch.setattr(token_files, "_ROWS", 7)
+    monkeypatch.setattr(token_counts, "_ROWS", 7)
     rng = np.random.default_rng(0)
     pairs = rng.permutation([(u, t) for u in range(12) for t in range(9)])[:80]
     rows = [(f"u{u}", f"t{t}", int(c)) for (u, t), c in zip(pairs, rng.integers(1, 50, 80), strict=True)]
-    found = token_files.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in rows)))
+    found = token_counts.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in rows)))
     assert of(found) == {(u, t): c for u, t, c in rows}
     assert found.users.tolist() == list(dict.fromkeys(u for u, _, _ in rows))
     assert found.vocabulary.tolist() == list(dict.fromkeys(t for _, t, _ in rows))
@@ -50,7 +50,7 @@ def test_csv_in_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     twice = [*rows[:60], rows[20], rows[5]]
     path = written(tmp_path / "b.csv", *(f"{u},{t},{c}" for u, t, c in twice))
     with pytest.raises(JaxpflError, match=f"line 62: user '{rows[20][0]}' has the token '{rows[20][1]}' twice"):
-        token_files.read_counts_csv(path)
+        token_counts.read_counts_csv(path)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_csv_in_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_csv_of_other_programs(tmp_path: Path, csv: TokenCounts, separator: str, order: tuple, numbered: bool):
     """Other separators, columns in another order, and R's numbers of rows."""
-    header = separator.join(['""'] * numbered + [f'"{token_files.HEADER[j]}"' for j in order])
+    header = separator.join(['""'] * numbered + [f'"{token_counts.HEADER[j]}"' for j in order])
     lines = [
         separator.join([f'"{i}"'] * numbered + [str(row[j]) for j in order]) for i, row in enumerate(ROWS, start=1)
     ]
-    found = token_files.read_counts_csv(written(tmp_path / "b.csv", *lines, header=header))
+    found = token_counts.read_counts_csv(written(tmp_path / "b.csv", *lines, header=header))
     assert of(found) == of(csv)
 
 
@@ -82,18 +82,18 @@ def test_csv_of_other_programs(tmp_path: Path, csv: TokenCounts, separator: str,
 )
 def test_malformed_csv_is_refused_in_one_line(tmp_path: Path, lines, header, message):
     with pytest.raises(JaxpflError) as caught:
-        token_files.read_counts_csv(written(tmp_path / "a.csv", *lines, header=header))
+        token_counts.read_counts_csv(written(tmp_path / "a.csv", *lines, header=header))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_no_csv(tmp_path: Path):
     with pytest.raises(JaxpflError, match="cannot read"):
-        token_files.read_counts_csv(tmp_path / "none.csv")
+        token_counts.read_counts_csv(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"user,token,count\n\xff\xfe,a,1\n")
     with pytest.raises(JaxpflError, match=r"cannot read .*bytes.csv: byte 0xff is not UTF-8: .* --encoding latin-1"):
-        token_files.read_counts_csv(tmp_path / "bytes.csv")
-    assert token_files.read_counts_csv(tmp_path / "bytes.csv", "latin-1").users.tolist() == ["ÿþ"]
+        token_counts.read_counts_csv(tmp_path / "bytes.csv")
+    assert token_counts.read_counts_csv(tmp_path / "bytes.csv", "latin-1").users.tolist() == ["ÿþ"]
 
 
 def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCounts):
@@ -106,8 +106,8 @@ def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCount
 
 def test_a_split_divides_users_and_tokens():
     rng = np.random.default_rng(0)
-    population = dirichlet_mixture.zipf_mixture(rng, 40, 2, 30.0)
-    counts = dirichlet_mixture.draw_users(rng, population, rng.integers(2, 60, 50)).counts
+    population = token_counts.zipf_mixture(rng, 40, 2, 30.0)
+    counts = token_counts.draw_users(rng, population, rng.integers(2, 60, 50)).counts
     made = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, most=10, seed=3)
     names = [set(part.own.users.tolist()) for part in made]
     assert [len(part) for part in names] == [35, 10, 5]
@@ -176,20 +176,20 @@ def test_leaf_reddit(tmp_path: Path):
         tmp_path / "reddit",
         {"x": [["<BOS>", "the", "cat", "the", "<EOS>"], ["<BOS>", "the", "<EOS>"]], "y": [["<BOS>", "dog", "<EOS>"]]},
     )
-    made = of(token_files.read_leaf_counts(folder))
+    made = of(token_counts.read_leaf_counts(folder))
     assert made == {("x", "the"): 3, ("x", "cat"): 1, ("y", "dog"): 1}
     reddit(tmp_path / "more", {"x": [["<BOS>", "the", "cat", "<EOS>"]], "z": [["<BOS>", "the", "<EOS>"]]})
     (tmp_path / "more" / "train").rename(folder / "test")  # training and test together
-    made = token_files.read_leaf_counts(folder)
+    made = token_counts.read_leaf_counts(folder)
     assert made.users.tolist() == ["x", "y", "z"]
     assert of(made) == {("x", "the"): 4, ("x", "cat"): 2, ("y", "dog"): 1, ("z", "the"): 1}
     with pytest.raises(JaxpflError, match="no LEAF files"):
-        token_files.read_leaf_counts(tmp_path / "none")
+        token_counts.read_leaf_counts(tmp_path / "none")
     (tmp_path / "shapes" / "train").mkdir(parents=True)
     content = {"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": [[0.5, 1.0]], "y": [1]}}}
     (tmp_path / "shapes" / "train" / "a.json").write_text(json.dumps(content))
     with pytest.raises(JaxpflError, match="not LEAF's Reddit"):
-        token_files.read_leaf_counts(tmp_path / "shapes")
+        token_counts.read_leaf_counts(tmp_path / "shapes")
 
 
 GOOD = {
@@ -208,7 +208,7 @@ def archive(root: Path, **arrays: np.ndarray) -> str:
 
 def test_irc_archive(tmp_path: Path):
     """The user without tokens is left out."""
-    made = token_files.load_irc(archive(tmp_path, **GOOD))
+    made = token_counts.load_irc(archive(tmp_path, **GOOD))
     assert of(made) == {("0", "a"): 4, ("0", "c"): 1, ("2", "b"): 7}
 
 
@@ -226,16 +226,16 @@ def test_irc_archive(tmp_path: Path):
 def test_damaged_irc_archives(tmp_path: Path, change, message):
     arrays = {name: array for name, array in (GOOD | change).items() if array is not None}
     with pytest.raises(JaxpflError, match=message):
-        token_files.load_irc(archive(tmp_path, **arrays))
+        token_counts.load_irc(archive(tmp_path, **arrays))
 
 
 def test_no_irc_archive(tmp_path: Path):
     with pytest.raises(JaxpflError, match=r"data set 'irc': no file .* put it there"):
-        token_files.load_irc(str(tmp_path))
+        token_counts.load_irc(str(tmp_path))
 
 
 def test_the_real_irc_users():
-    made = token_files.load_irc(real("IRC", "irc", "ubuntu_irc_user_counts.npz"))
+    made = token_counts.load_irc(real("IRC", "irc", "ubuntu_irc_user_counts.npz"))
     assert (len(made.users), len(made.vocabulary)) == (17208, 9154)  # 315 of 17523 wrote no word
     assert (int((made.sizes >= 500).sum()), int((made.sizes >= 100).sum())) == (478, 4121)
 
@@ -243,12 +243,12 @@ def test_the_real_irc_users():
 def test_synthetic_users_follow_their_mixture():
     """Means and variances of Q_u within 5 standard errors of the Dirichlet's, 2000 users of one cluster."""
     rng = np.random.default_rng(1)
-    population = dirichlet_mixture.zipf_mixture(rng, 8, 1, 20.0)
-    drawn = dirichlet_mixture.draw_users(rng, population, np.full(2000, 50))
+    population = token_counts.zipf_mixture(rng, 8, 1, 20.0)
+    drawn = token_counts.draw_users(rng, population, np.full(2000, 50))
     p, n = population.centers[0], 2000
     variance = p * (1 - p) / 21
     assert (np.abs(drawn.histograms.mean(axis=0) - p) < 5 * np.sqrt(variance / n)).all()
     np.testing.assert_allclose(drawn.histograms.var(axis=0), variance, rtol=0.25)
     np.testing.assert_array_equal(drawn.counts.sizes, 50)
     with pytest.raises(JaxpflError, match="alpha must be > 0"):
-        dirichlet_mixture.zipf_mixture(rng, 8, 1, 0.0)
+        token_counts.zipf_mixture(rng, 8, 1, 0.0)

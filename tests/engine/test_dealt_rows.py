@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.core.cohort_draws import CohortNumbers
-from jaxpfl.data import shares
+from jaxpfl.data import stack
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.round import _rows_where as rows_where
 
@@ -66,14 +66,14 @@ def test_shares_hold_about_as_many_examples():
     sizes = np.random.default_rng(0).lognormal(3, 2, (1000, 2)).astype(int) + 1
     for number in (2, 4, 8):
         room = [1000 // number] * number
-        dealt = shares.deal(sizes[:, :1], room)
+        dealt = stack.even_shares(sizes[:, :1], room)
         assert [len(own) for own in dealt] == room
         np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), np.arange(1000))
         largest = max(sizes[:, 0].max() * number / sizes[:, 0].sum(), 1)
-        assert shares.held(sizes[:, :1], dealt) <= 1.01 * largest * sizes[:, 0].sum()
-        both = shares.deal(sizes, room)  # two kinds of examples that have nothing to do with each other
-        in_order = shares.held(sizes, np.split(np.arange(1000), number))
-        assert shares.held(sizes, both) < in_order
+        assert stack.examples_held(sizes[:, :1], dealt) <= 1.01 * largest * sizes[:, 0].sum()
+        both = stack.even_shares(sizes, room)  # two kinds of examples that have nothing to do with each other
+        in_order = stack.examples_held(sizes, np.split(np.arange(1000), number))
+        assert stack.examples_held(sizes, both) < in_order
 
 
 def test_a_stack_of_all_is_padded_behind_the_last_client():

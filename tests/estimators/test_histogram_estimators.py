@@ -154,11 +154,11 @@ def test_best_lambda_is_near_the_bayes_weight():
 
 
 def _equal_sizes():
-    from jaxpfl.data.sources import dirichlet_mixture
+    from jaxpfl.data.sources import token_counts
 
     rng = np.random.default_rng(4)
-    population = dirichlet_mixture.zipf_mixture(rng, 50, 2, 50.0)
-    drawn = dirichlet_mixture.draw_users(rng, population, np.full(600, 100))
+    population = token_counts.zipf_mixture(rng, 50, 2, 50.0)
+    drawn = token_counts.draw_users(rng, population, np.full(600, 100))
     counts = np.zeros((600, 50), int)
     counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
     return counts, drawn.histograms, drawn.clusters, population

@@ -16,8 +16,7 @@ import jaxpfl
 from jaxpfl import JaxpflError
 from jaxpfl.data import load, read_idx, read_pickle
 from jaxpfl.data.sources import csv_text, matlab
-from jaxpfl.data.sources.npy import read_npy
-from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.data.sources.npz import read_npy, read_npz
 from jaxpfl.runs import config_file
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.sweep import claims

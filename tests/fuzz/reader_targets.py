@@ -17,10 +17,9 @@ from fuzz_target import Target, of_file, of_folder, whole
 from mutate import archive, odd_array, odd_tree, pickled
 
 from jaxpfl.data import stack_clients, stored
-from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_files
+from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_counts
 from jaxpfl.data.sources.cifar import load_cifar
-from jaxpfl.data.sources.elections import FILE, load_elections
-from jaxpfl.data.sources.school import load_school
+from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
 from jaxpfl.runs import config_file, graph_file, warm_start
 from jaxpfl.studies.own_data import client_csv, summary_csv
@@ -171,7 +170,7 @@ READERS: dict[str, Target] = {
     ),
     "irc": of_file(
         lambda r: archive(r, IRC),
-        lambda p: token_files.load_irc(str(p.parents[1])),
+        lambda p: token_counts.load_irc(str(p.parents[1])),
         "irc/ubuntu_irc_user_counts.npz",
     ),
     "model": of_file(lambda r: archive(r, MODEL), lambda p: model_files.nested(warm_start.read(str(p))), "a.npz"),
@@ -181,17 +180,19 @@ READERS: dict[str, Target] = {
     ),
     "federation": of_folder(federation, opened, ("f/*",), share=0.5),
     "leaf counts": of_file(
-        leaf_file(WORDS, TOKENS), lambda p: token_files.read_leaf_counts(p.parents[1]), "train/a.json", text=True
+        leaf_file(WORDS, TOKENS), lambda p: token_counts.read_leaf_counts(p.parents[1]), "train/a.json", text=True
     ),
     "libsvm": of_file(
         of(LIBSVM), lambda p: whole(libsvm.load_libsvm("libsvm:a", "a", p.parent)), "a", text=True, share=0.5
     ),
     "csv table": of_file(of(TABLE), table, "a.csv", text=True),
-    "token counts": of_file(of(COUNTS), token_files.read_counts_csv, "a.csv", text=True),
+    "token counts": of_file(of(COUNTS), token_counts.read_counts_csv, "a.csv", text=True),
     "clients": of_file(of(CLIENTS, DECIMAL_COMMAS), client_csv.read, "a.csv", text=True),
     "summaries": of_file(of(*SUMMARIES), summaries, "a.csv", text=True),
     "graph": of_file(of(EDGES), graph, "a.csv", text=True),
-    "elections": of_file(of(COUNTIES), lambda p: load_elections(str(p.parents[1])), f"elections/{FILE}", text=True),
+    "elections": of_file(
+        of(COUNTIES), lambda p: load_elections(str(p.parents[1])), f"elections/{ELECTIONS_FILE}", text=True
+    ),
     "school": of_file(school, lambda p: whole(load_school(p.parents[1])), "school/school.mat"),
     "toml": of_file(of(TOML), config_file.read, "a.toml", text=True),
     "yaml": of_file(of(YAML, YAML, YAML, YAML, LAUGHS), config_file.read, "a.yaml", text=True, share=0.5),

@@ -18,7 +18,7 @@ from jaxpfl.benchmarks.papers.results import Result, Row
 from jaxpfl.benchmarks.papers.results import read as read_result
 from jaxpfl.core.choices import literal, typed
 from jaxpfl.data.sources.matlab import read_cells
-from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import undo

@@ -18,8 +18,7 @@ from planted import Payload
 
 from jaxpfl import JaxpflError, load_models
 from jaxpfl.data import read_pickle
-from jaxpfl.data.sources.npy import read_npy
-from jaxpfl.data.sources.npz import load_npz, read_npz
+from jaxpfl.data.sources.npz import load_npz, read_npy, read_npz
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
 from jaxpfl.runs import config_file, records, stored_run, warm_start
 from jaxpfl.runs.checkpoint import Checkpoints
@@ -121,7 +120,7 @@ def test_nothing_else_unpickles_or_evaluates() -> None:
 
 def test_yaml_is_read_by_the_safe_loader_alone() -> None:
     using = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "import yaml" in path.read_text()]
-    assert using == ["experiment/config_file.py"]
+    assert using == ["runs/config_file.py"]
     assert "class Loader(yaml.SafeLoader)" in (ROOT / using[0]).read_text()
 
 

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 import jaxpfl
-from jaxpfl.data.sources.leaf_text import ALL_LETTERS
+from jaxpfl.data.sources.leaf import ALL_LETTERS
 from jaxpfl.models import build_model, classification, gru
 from jaxpfl.models.sequences import Recurrent
 from jaxpfl.support.errors import JaxpflError

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.data.sources import dirichlet_mixture
+from jaxpfl.data.sources import token_counts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
@@ -42,8 +42,8 @@ PRIVATE = {
 def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     """The loss in each run, [RUNS], of every row."""
     rng = np.random.default_rng(0)
-    population = dirichlet_mixture.zipf_mixture(rng, 1000, K, 200.0)
-    drawn = dirichlet_mixture.draw_users(rng, population, np.full(users, 500))
+    population = token_counts.zipf_mixture(rng, 1000, K, 200.0)
+    drawn = token_counts.draw_users(rng, population, np.full(users, 500))
     counts = drawn.counts
     own = histogram.from_sparse(counts.indptr, counts.indices, counts.counts, 1000)
     truth = histogram.in_blocks(drawn.histograms, own)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
+from jaxpfl.data.sources.token_counts import DirichletMixture
 from jaxpfl.studies.histograms import convergence as histogram_convergence
 from jaxpfl.studies.histograms import data as histogram_data
 from jaxpfl.studies.histograms.settings import HistogramSettings

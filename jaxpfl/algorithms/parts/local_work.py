@@ -22,7 +22,7 @@ from jaxpfl.core.protocol import ClientContext, Gradients
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.data import batching
-from jaxpfl.data.size_classes import at_own_length, size_classes
+from jaxpfl.data.passes import at_own_length, size_classes
 from jaxpfl.models import Task
 from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
 from jaxpfl.privacy.mechanism import Mechanism

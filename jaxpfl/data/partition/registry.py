@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.core.settings import COUNT, setting
-from jaxpfl.data.partition.apportion import count_classes, deal_alike
-from jaxpfl.data.partition.classes import (
+from jaxpfl.data.partition.deals import (
     Indices,
+    choose_users,
+    count_classes,
+    deal_alike,
     deal_classes,
     deal_superclasses,
+    draw_clusters,
+    examples_of,
     iid,
     present_classes,
     shards,
     split_by_class,
 )
-from jaxpfl.data.partition.clusters import draw_clusters
 from jaxpfl.data.partition.skew import dirichlet_per_class, dirichlet_per_client, lognormal, lognormal_by_class
-from jaxpfl.data.partition.users import choose_users, examples_of
 from jaxpfl.data.sources.base import Source, are_unseen
 from jaxpfl.support.errors import JaxpflError, unknown_name
 

@@ -7,8 +7,7 @@ from bisect import bisect_right
 import numpy as np
 
 from jaxpfl.data import portable
-from jaxpfl.data.partition.apportion import apportion, deal, integer_weights
-from jaxpfl.data.partition.classes import Indices, check_clients, present_classes
+from jaxpfl.data.partition.deals import Indices, apportion, check_clients, deal, integer_weights, present_classes
 from jaxpfl.support.errors import JaxpflError
 
 _TRIES = 1000

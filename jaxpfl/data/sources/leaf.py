@@ -2,11 +2,15 @@
 
 A folder holds ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's own repository), each with one
 or several files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
-without ``test``, such as ``all_data``, has no official test set. The kind of inputs is detected from the first one:
+without ``test``, such as ``all_data``, has no official test set. All files are read into memory. The kind of inputs is
+detected from the first one:
 
-- numbers (FEMNIST, synthetic): float32 (float64 where that loses digits); 784 of them become an image [28, 28, 1];
-- a string of characters and the next one (Shakespeare): tokens of `jaxpfl.data.sources.leaf_text`;
-- sequences of tokens (Reddit): see `jaxpfl.data.sources.leaf_text.windows`.
+- "images", numbers (FEMNIST, synthetic): float32 (float64 where that loses digits); 784 become an image [28, 28, 1];
+- "text", a string of characters and the next one (Shakespeare): tokens of `ALL_LETTERS`;
+- "sequences" of tokens (Reddit): see `windows`.
+
+A classification has one label per example, as in LEAF's Shakespeare: a window of context, and the one token that
+follows it. For the task next-token an example has a label at each of its positions, -1 where there is none.
 
 Only ``train`` and ``test`` are read, not the ``val`` of Reddit: use ``validation_share`` to hold examples out.
 ``num_samples`` is not read: LEAF's own Shakespeare test files state it wrongly (its ``split_data.py`` counts the 79
@@ -15,22 +19,31 @@ examples that overlap the training text, and leaves them out).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
-from jaxpfl.data.precision import lost_digits, narrowed
-from jaxpfl.data.sources import leaf_text
-from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes, warn_of_empty
-from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
-from jaxpfl.support import mapped
+from jaxpfl.core.types import NO_LABEL
+from jaxpfl.data.labels import class_names, lost_digits, narrowed, renumbered, unlike_numbers
+from jaxpfl.data.sources.base import (
+    Entry,
+    Source,
+    check_finite,
+    entry,
+    no_classes,
+    one_line,
+    warn_of_empty,
+    where_to_put_it,
+)
+from jaxpfl.data.sources.pickles import read_pickle
+from jaxpfl.support import strict_json
 from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits, contents
 
-_IMAGE = (784,)
 LEAF_SETS = {
     "femnist": ("images", 62, "FEMNIST, handwritten characters by their writers, 62 classes (LEAF)"),
     "shakespeare": ("text", 80, "Shakespeare, the next of 80 characters, by speaking role (LEAF)"),
@@ -38,21 +51,59 @@ LEAF_SETS = {
 }
 """Sets known by name: their kind of inputs, number of classes, and a line for display."""
 
+ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's alphabet of 80 characters; a character's token is its index."""
 
-class Survey(NamedTuple):
-    """Facts about a part's users that must be known before the first one is converted.
+PAD, UNKNOWN = 0, 1
+"""The tokens of padding and of words outside the vocabulary, as in LEAF."""
+
+MOST_WORDS = 10_000
+"""The size of LEAF's vocabulary, `PAD` and `UNKNOWN` included."""
+
+_VOCABULARY_FILE = "reddit_vocab.pck"
+_IMAGE = (784,)
+_ASCII = 128
+_LARGEST = 2**31 - 1
+_MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists
+
+Users: TypeAlias = dict[str, tuple[Any, list]]
+"""Users' inputs and labels by name, as in the files; numeric inputs are an array already."""
+
+
+class Tally(NamedTuple):
+    """Counts over users' sequences of tokens.
 
     Attributes:
-      names: names of the users with examples.
-      empty: names of the users without.
-      kind: "images", "text" or "sequences": see `kind_of`.
-      tally: of the tokens, if the inputs are lists.
+      tokens: the number of occurrences of each word or token.
+      longest: length of the longest sequence (LEAF pads all to 10).
+      sequences: their number.
+      places: tokens of all sequences together.
     """
 
-    names: set[str]
-    empty: set[str]
-    kind: str
-    tally: leaf_text.Tally
+    tokens: Counter[str | int]
+    longest: int
+    sequences: int
+    places: int
+
+
+class Vocabulary(NamedTuple):
+    """Words and their tokens; ``words`` is None if the files already hold tokens."""
+
+    words: dict[str, int] | None
+    size: int
+
+    def tokens(self, sequence: list, whose: str) -> np.ndarray:
+        """Tokens of a sequence, [n] int32.
+
+        Raises:
+          JaxpflError: for tokens of the files that are no integers in 0 .. size - 1.
+        """
+        if self.words is None:
+            if any(not isinstance(token, int) or not 0 <= token < self.size for token in sequence):
+                raise JaxpflError(f"{whose}: tokens must be integers in 0 .. {self.size - 1}")
+            return np.array(sequence, np.int32)
+        known = [self.words.get(word, UNKNOWN) if isinstance(word, str) else UNKNOWN for word in sequence]
+        return np.array(known, np.int32)
 
 
 class _Encoded(NamedTuple):
@@ -61,15 +112,13 @@ class _Encoded(NamedTuple):
     users: np.ndarray
 
 
-def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = False, tokens: bool = False) -> Source:
+def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = False) -> Source:
     """Load a data set in LEAF's format.
 
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
       folder: see the module's docstring.
       every: of text and sequences, labels at each position (the task next-token) in place of one after each window.
-      in_files: keep inputs and labels in temporary memory-mapped files; LEAF's files are then read twice, one user at
-        a time, and the numbers are the same.
       tokens: inputs of whole numbers are tokens.
 
     Raises:
@@ -78,33 +127,53 @@ def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = 
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
     train_folder, test_folder = locate(name, folder)
-    folders = {part: f for part, f in (("train", train_folder), ("test", test_folder)) if f is not None}
-    users: dict[str, Iterable[User]] = {part: Part(f) if in_files else read_part(f) for part, f in folders.items()}
-    surveys = {part: survey(users[part], folders[part]) for part in users}
-    kind = surveys["train"].kind
+    users = {"train": read_users(train_folder)} | ({} if test_folder is None else {"test": read_users(test_folder)})
+    kind = kind_of(users["train"], train_folder)
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
     if every and kind == "images":
         raise JaxpflError(f"{train_folder}: holds {kind}, and the task next-token is of text or sequences")
-    encode = partial(_numbers, tokens=tokens)
+    encode: Callable[..., Any] = partial(_numbers, tokens=tokens)
     if kind == "text":
-        encode = leaf_text.encode_runs if every else leaf_text.encode_characters
-        classes = len(leaf_text.ALL_LETTERS)
+        encode, classes = partial(encode_text, every=every), len(ALL_LETTERS)
     elif kind == "sequences":
-        tallies = [found.tally for found in surveys.values()]
-        vocabulary, length = leaf_text.vocabulary_of(folder, tallies[0]), max(tally.longest for tally in tallies)
-        if not in_files:
-            rows = sum(tally.sequences if every else tally.places for tally in tallies)
-            leaf_text.check_windows(rows, length, folder)
-        encode = partial(leaf_text.windows, vocabulary=vocabulary, length=length, every=every)
-        classes = vocabulary.size
-    names = sorted(set().union(*(found.names for found in surveys.values())))
-    encoded = {part: _concatenate(users[part], encode, names, train_folder.parent / part, in_files) for part in users}
-    holders = np.unique(np.concatenate([part.users for part in encoded.values()]))
-    everyone = set(names).union(*(found.empty for found in surveys.values()))
-    warn_of_empty(folder, everyone.difference(names[i] for i in holders))
-    source = _source(name, encoded, names, classes, description, train_folder)
-    return source._replace(task="next-token") if every else source
+        tallies = [tally(own) for own in users.values()]
+        vocabulary, length = vocabulary_of(folder, tallies[0]), max(found.longest for found in tallies)
+        check_windows(sum(found.sequences if every else found.places for found in tallies), length, folder)
+        encode, classes = partial(windows, vocabulary=vocabulary, length=length, every=every), vocabulary.size
+    names = sorted({user for own in users.values() for user, (_, y) in own.items() if y})
+    parts = {part: _concatenate(own, encode, names, train_folder.parent / part) for part, own in users.items()}
+    holders = {names[i] for part in parts.values() for i in np.unique(part.users)}
+    warn_of_empty(folder, set().union(*users.values()) - holders)
+    parts, classes, own = _in_classes(parts, classes, train_folder)
+    train, test = parts["train"], parts.get("test")
+    if test is not None and (test.x.shape[1:], test.x.dtype) != (train.x.shape[1:], train.x.dtype):
+        raise JaxpflError(
+            f"{train_folder}: test inputs are {test.x.shape[1:]} but training inputs {train.x.shape[1:]}, "
+            f"of {test.x.dtype} and {train.x.dtype}"
+        )
+    are_tokens, are_images = np.issubdtype(train.x.dtype, np.integer), train.x.shape[1:] == _IMAGE
+    if are_images and not are_tokens:
+        parts = {part: own_part._replace(x=own_part.x.reshape(-1, 28, 28, 1)) for part, own_part in parts.items()}
+    elif not are_tokens:
+        wide = lost_digits(train.x) is not None
+        parts = {part: own_part._replace(x=narrowed(own_part.x, wide=wide)) for part, own_part in parts.items()}
+    x, y, who = ({part: getattr(found, field) for part, found in parts.items()} for field in _Encoded._fields)
+    return Source(
+        name,
+        x["train"],
+        y["train"],
+        x.get("test"),
+        y.get("test"),
+        classes,
+        f"{description}; {len(names)} users",
+        users_train=who["train"],
+        users_test=who.get("test"),
+        user_names=np.array(names),
+        inputs="tokens" if are_tokens else "pixels" if are_images else "features",
+        class_names=None if own is None else unlike_numbers(own),
+        task="next-token" if every else "classification",
+    )
 
 
 def leaf_entries(root: Path) -> list[Entry]:
@@ -116,95 +185,144 @@ def leaf_entries(root: Path) -> list[Entry]:
     return [entry(name, partial(describe, name)) for name in LEAF_SETS]
 
 
-def _source(
-    name: str, encoded: dict[str, _Encoded], names: list[str], classes: int | None, description: str, folder: Path
-) -> Source:
-    train, test = encoded["train"], encoded.get("test")
-    inputs: Inputs = "tokens" if np.issubdtype(train.x.dtype, np.integer) else "features"
-    largest, own = max(int(part.y.max(initial=0)) for part in encoded.values()), None
-    if classes is None and inputs != "tokens":
-        own = class_names(*(part.y for part in encoded.values()))
-        largest = len(own) - 1
-    if own is not None and own[-1] > largest:
-        train = train._replace(y=renumbered(train.y, own, folder))
-        test = None if test is None else test._replace(y=renumbered(test.y, own, folder))
-    if classes is not None and largest >= classes:
-        raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
-    if test is not None and test.x.shape[1:] != train.x.shape[1:]:
-        raise JaxpflError(f"{folder}: test inputs are {test.x.shape[1:]} but training inputs {train.x.shape[1:]}")
-    if test is not None and test.x.dtype != train.x.dtype:
-        raise JaxpflError(f"{folder}: test inputs are {test.x.dtype} but training inputs {train.x.dtype}")
-    if inputs == "features" and train.x.shape[1:] != _IMAGE:
-        wide = lost_digits(train.x) is not None
-        train = train._replace(x=narrowed(train.x, wide=wide))
-        test = None if test is None else test._replace(x=narrowed(test.x, wide=wide))
-    elif inputs == "features":
-        inputs = "pixels"
-        train = train._replace(x=train.x.reshape(-1, 28, 28, 1))
-        test = None if test is None else test._replace(x=test.x.reshape(-1, 28, 28, 1))
-    return Source(
-        name,
-        train.x,
-        train.y,
-        None if test is None else test.x,
-        None if test is None else test.y,
-        largest + 1 if classes is None else classes,
-        f"{description}; {len(names)} users",
-        users_train=train.users,
-        users_test=None if test is None else test.users,
-        user_names=np.array(names),
-        inputs=inputs,
-        class_names=None if own is None else unlike_numbers(own),
-    )
+def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
+    """Folders of the training and of the test files."""
+    for base in (folder, folder / "data"):
+        if _files(base / "train"):
+            return base / "train", base / "test" if _files(base / "test") else None
+    for base in (folder, folder / "all_data", folder / "data" / "all_data"):
+        if _files(base):
+            return base, None
+    raise JaxpflError(f"data set {name!r}: no LEAF files (*.json) in {folder / 'train'}: {where_to_put_it()}")
 
 
-def survey(users: Iterable[User], folder: Path) -> Survey:
-    """Look at all users of a part once.
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix == ".json") if folder.is_dir() else []
 
-    Args:
-      users: of the part.
-      folder: for messages.
+
+def read_users(folder: Path) -> Users:
+    """Users of a folder's files, in the order of their names: that and the division of files do not matter.
 
     Raises:
-      JaxpflError: if no user has an example, or the inputs of the first one by name are of no known kind.
+      JaxpflError: for a damaged file, files that memory does not hold, a user that is in two, and no example at all.
     """
-    names, empty, tally, first = set[str](), set[str](), leaf_text.Tally(), None
-    for user, x, y in users:
-        (names if len(y) else empty).add(user)
-        if len(y):
-            if first is None or user < first[0]:
-                first = user, x[0], y[0], isinstance(x, np.ndarray)
-            if isinstance(x, list):
-                tally.add(x)
-    if first is None:
+    check_fits(folder, _MEMORY * sum(file.stat().st_size for file in _files(folder)))
+    origin: dict[str, Path] = {}
+    users: Users = {}
+    for file in _files(folder):
+        for user, own in _read(file).items():
+            if user in origin:
+                raise JaxpflError(
+                    f"user {shown(user)} is in {origin[user]} and in {file}: files of an earlier preparation?"
+                )
+            origin[user], users[user] = file, _read_user(own, f"{file}: user {shown(user)}")
+    if not any(y for _, y in users.values()):
         raise JaxpflError(f"{folder}: no user has an example")
-    return Survey(names, empty, kind_of(*first[1:], folder), tally)
+    return dict(sorted(users.items()))
 
 
-def kind_of(x: Any, y: Any, is_array: bool, folder: Path) -> str:
-    """Detect the kind of inputs from one example: "images", "text" or "sequences".
+def _read(file: Path) -> dict[str, Any]:
+    """Data of a file's users, by name."""
+    try:
+        content = strict_json.parse(contents(file))
+    except (ValueError, RecursionError) as error:
+        raise JaxpflError(f"{file}: no JSON, or truncated: {one_line(error)}") from error
+    data = content.get("user_data") if isinstance(content, dict) else None
+    if not isinstance(data, dict):
+        raise JaxpflError(f"{file}: no 'user_data' in it: not a LEAF file")
+    listed = content.get("users")
+    names = set(map(str, listed)) if isinstance(listed, list) else data.keys()
+    for user in sorted(names - data.keys()):
+        raise JaxpflError(f"{file}: user {shown(user)} is listed but has no data")
+    for user in sorted(data.keys() - names):
+        raise JaxpflError(
+            f"{file}: user {shown(user)} has data but is not listed in 'users': add it there, or delete it"
+        )
+    return data
 
-    In "images" a user's inputs are an array [n, ...]; in "text" x is a string and y the character that follows it; in
-    "sequences" x is a list of tokens and y has ``target_tokens``.
 
-    Args:
-      x, y: the example.
-      is_array: whether its user's inputs are an array.
-      folder: for messages.
+def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
+    x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
+    if isinstance(y, dict) and all(isinstance(values, list) for values in y.values()):
+        # one dictionary of lists for all of a user's examples
+        y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
+    if not isinstance(x, list) or not isinstance(y, list):
+        raise JaxpflError(f"{whose}: needs lists 'x' and 'y'")
+    if len(x) != len(y):
+        raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
+    if x and isinstance(x[0], list) and x[0] and isinstance(x[0][0], int | float) and not isinstance(y[0], dict):
+        return _array(x, whose), y  # at once: as Python numbers they take ten times the memory
+    return x, y
+
+
+def _array(x: list, whose: str) -> np.ndarray:
+    """Convert to an array: int32, or float64."""
+    try:
+        array = np.asarray(x)
+        integers = np.issubdtype(array.dtype, np.integer)
+        if integers and array.size and not (array.min() >= -_LARGEST - 1 and array.max() <= _LARGEST):
+            raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
+        array = array.astype(np.int32 if integers else np.float64, casting="same_kind")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
+    if array.size == 0:
+        raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
+    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
+        check_finite(array if integers else array.astype(np.float32), whose)
+    return array
+
+
+def kind_of(users: Users, folder: Path) -> str:
+    """Kind of the first example: "images" (numbers), "text" or "sequences".
 
     Raises:
       JaxpflError: for any other kind.
     """
-    if is_array:
+    x, label = next((x, y[0]) for x, y in users.values() if y)
+    if isinstance(x, np.ndarray):
         return "images"
-    if isinstance(x, str) and isinstance(y, str) and len(y) == 1:
+    if isinstance(x[0], str) and isinstance(label, str) and len(label) == 1:
         return "text"
-    if isinstance(x, list) and isinstance(y, dict) and "target_tokens" in y:
+    if isinstance(x[0], list) and isinstance(label, dict) and "target_tokens" in label:
         return "sequences"
     raise JaxpflError(
-        f"{folder}: inputs such as {str(x)[:30]!r} are neither numbers, nor characters with the next one, "
+        f"{folder}: inputs such as {str(x[0])[:30]!r} are neither numbers, nor characters with the next one, "
         "nor token sequences with 'target_tokens'"
     )
+
+
+def _concatenate(users: Users, encode: Callable[..., Any], names: list[str], folder: Path) -> _Encoded:
+    """All users' examples in the order of their names."""
+    parts: list[_Encoded] = []
+    for number, name in enumerate(names):
+        own_x, own_y = users.get(name, ([], []))
+        if not own_y:
+            continue
+        x, y = encode(own_x, own_y, whose=f"{folder}: user {shown(name)}")
+        usual = parts[0].x if parts else x
+        if (x.shape[1:], x.dtype) != (usual.shape[1:], usual.dtype):
+            raise JaxpflError(
+                f"{folder}: user {shown(name)}: one input is {x.shape[1:]} of {x.dtype}, "
+                f"others are {usual.shape[1:]} of {usual.dtype}"
+            )
+        parts.append(_Encoded(x, y, np.full(len(y), number, np.int32)))
+    return _Encoded(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _in_classes(
+    parts: dict[str, _Encoded], classes: int | None, folder: Path
+) -> tuple[dict[str, _Encoded], int, np.ndarray | None]:
+    """The parts with labels in 0 .. classes - 1, the number of classes, and their own names, None where labels were
+    tokens or numbered already."""
+    largest = max(int(part.y.max(initial=0)) for part in parts.values())
+    if classes is not None and largest >= classes:
+        raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
+    if classes is not None or np.issubdtype(parts["train"].x.dtype, np.integer):
+        return parts, classes or largest + 1, None
+    own = class_names(*(part.y for part in parts.values()))
+    if largest >= len(own):
+        parts = {name: part._replace(y=renumbered(part.y, own, folder)) for name, part in parts.items()}
+    return parts, len(own), own
 
 
 def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -212,44 +330,185 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
         raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
     if any(isinstance(label, float) for label in y):
         raise no_classes(f"{whose}: labels", np.dtype(float))
-    if not all(type(label) is int and 0 <= label <= LARGEST for label in y):
-        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {LARGEST}")
+    if not all(type(label) is int and 0 <= label <= _LARGEST for label in y):
+        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {_LARGEST}")
     if tokens and not np.issubdtype(x.dtype, np.integer):
         raise JaxpflError(f"{whose}: tokens are whole numbers, got {x.dtype}")
     kept = x.dtype if tokens else np.float32 if x.shape[1:] == _IMAGE else np.float64  # until all users are known
     return x.astype(kept, copy=False), np.array(y, np.int32)
 
 
-def _concatenate(users: Iterable[User], encode: Any, names: list[str], folder: Path, in_files: bool) -> _Encoded:
-    """All users' examples in the order of their names, ignoring users without any."""
-    x, y = mapped.Growing(in_files), mapped.Growing(in_files)
-    counts: dict[str, int] = {}
-    usual: Any = None
-    unlike: dict[str, Any] = {}
-    for user, own_x, own_y in users:
-        if len(own_y):
-            own_x, own_y = encode(own_x, own_y, whose=f"{folder}: user {shown(user)}")
-            counts[user], found = len(own_y), (own_x.shape[1:], own_x.dtype)
-            usual = usual or found
-            if found == usual:
-                x.append(own_x)
-                y.append(own_y)
-            else:
-                unlike[user] = found
-    if unlike:
-        first, *others = sorted(counts)
-        expected = unlike.get(first, usual)
-        user = next(other for other in others if unlike.get(other, usual) != expected)
-        (shape, dtype), (wanted, kind) = unlike.get(user, usual), expected
-        raise JaxpflError(
-            f"{folder}: user {shown(user)}: one input is {shape} of {dtype}, others are {wanted} of {kind}"
-        )
-    place = {name: i for i, name in enumerate(names)}
-    own, size = np.array([place[user] for user in counts], np.int32), np.array(list(counts.values()))
-    order = np.argsort(own)
-    encoded = _Encoded(x.whole(), y.whole(), np.repeat(own[order], size[order]))
-    if (order == np.arange(len(order))).all():
-        return encoded
-    starts = (np.cumsum(size) - size)[order]
-    places = np.arange(len(encoded.y)) + np.repeat(starts - (np.cumsum(size[order]) - size[order]), size[order])
-    return encoded._replace(x=mapped.gathered(encoded.x, places), y=mapped.gathered(encoded.y, places))
+def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Encode strings of one length, and the character after each, as tokens of `ALL_LETTERS`.
+
+    LEAF's strings of a speech follow each other by one character. With ``every`` each L-th string of such a run is
+    kept, L their length, and its last one: there the characters that others have as labels have none, so that each
+    counts once.
+
+    Returns:
+      [n, L] int32 (80 in LEAF), [n] int32; with ``every`` labels [n, L] int32, -1 for none.
+
+    Raises:
+      JaxpflError: for inputs other than strings, strings of several lengths, or a character outside LEAF's alphabet.
+    """
+    if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
+        raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
+    lengths = {len(text) for text in x}
+    if len(lengths) > 1 or lengths == {0}:
+        raise JaxpflError(f"{whose}: strings of {min(lengths)} to {max(lengths)} characters; all must be of one length")
+    inputs, following = _codes("".join(x), whose).reshape(len(x), -1), _codes("".join(y), whose)
+    if not every:
+        return inputs, following
+    labels = np.concatenate([inputs[:, 1:], following[:, None]], axis=1)
+    length = inputs.shape[1]
+    starts = np.flatnonzero(np.append(True, (labels[:-1] != inputs[1:]).any(axis=1)))
+    kept: list[int] = []
+    fresh: list[int] = []  # number of labels of each, its last ones
+    for start, end in zip(starts, np.append(starts[1:], len(inputs)), strict=True):
+        whole = range(start, end, length)
+        kept += whole
+        fresh += [length] * len(whole)
+        if (rest := end - 1 - whole[-1]) > 0:
+            kept.append(end - 1)
+            fresh.append(rest)
+    counted = np.arange(length) >= length - np.array(fresh)[:, None]
+    return inputs[kept], np.where(counted, labels[kept], NO_LABEL).astype(np.int32)
+
+
+def tally(users: Users) -> Tally:
+    """Count the tokens of users' sequences; inputs of other kinds have none."""
+    comments = (comment for x, _ in users.values() if isinstance(x, list) for comment in x)
+    sequences = [sequence for comment in comments for sequence in _sequences(comment)]
+    tokens = Counter(token for sequence in sequences for token in sequence if isinstance(token, str | int))
+    lengths = [len(sequence) for sequence in sequences]
+    return Tally(tokens, max(lengths, default=0), len(lengths), sum(lengths))
+
+
+def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
+    """Vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
+
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is that of LEAF's
+    ``build_vocab.py``: the most frequent words, ties alphabetically.
+
+    Args:
+      folder: of the data set.
+      training: counts of the users' training inputs.
+    """
+    for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
+        if file.is_file():
+            return _read_vocabulary(file)
+    counts = training.tokens
+    numbers = [token for token in counts if isinstance(token, int)]
+    if len(numbers) == len(counts):
+        largest = max(numbers, default=0)
+        if largest >= _LARGEST:
+            raise JaxpflError(f"{folder}: tokens must be integers in 0 .. {_LARGEST - 1}, got {str(largest)[:20]}")
+        return Vocabulary(None, largest + 1)
+    words = {word: count for word, count in counts.items() if isinstance(word, str) and word != "<PAD>"}
+    frequent = sorted(words, key=lambda word: (-words[word], word))[: MOST_WORDS - 2]
+    table = {"<PAD>": PAD, "<UNK>": UNKNOWN}
+    table |= {word: i for i, word in enumerate((w for w in frequent if w not in table), start=2)}
+    return Vocabulary(table, len(table))
+
+
+def check_windows(places: int, length: int, folder: Path) -> None:
+    """Check that windows fit in memory: one long sequence makes those of all others as long.
+
+    Args:
+      places: tokens of all sequences.
+      length: of a window.
+      folder: for the message.
+
+    Raises:
+      JaxpflError.
+    """
+    check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
+
+
+def windows(
+    x: list, y: list, whose: str, vocabulary: Vocabulary, length: int, every: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Convert one user's comments to (context, next token) examples.
+
+    LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
+    is a separate example: the sequence up to it, padded with `PAD` in front, and the target. Positions whose target is
+    padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong). With ``every`` an
+    example is a sequence, padded behind, with its targets.
+
+    Args:
+      x: comments, each a list of sequences (or one sequence) of words or tokens.
+      y: for each comment a dictionary with its ``target_tokens``, of the same shape, and optionally ``count_tokens``,
+        0 where a sequence is padded.
+      whose: for errors.
+      vocabulary: the words' tokens.
+      length: of a window, that of the longest sequence.
+      every: a label at each position of a sequence.
+
+    Returns:
+      [n, length] int32, [n] int32; with ``every`` [n, length] int32, -1 where there is nothing to predict.
+    """
+    contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros((0, length) if every else 0, np.int32)]
+    for sequence, target, counted in _aligned(x, y, whose):
+        context, goal = vocabulary.tokens(sequence, whose), vocabulary.tokens(target, whose)
+        wanted = (goal != PAD) & (goal != UNKNOWN) & counted
+        ends = np.flatnonzero(wanted)
+        if not every:
+            padded = np.concatenate([np.full(length, PAD, np.int32), context])
+            contexts.append(padded[ends[:, None] + 1 + np.arange(length)])
+            labels.append(goal[ends])
+        elif len(ends):
+            behind = (0, length - len(goal))
+            contexts.append(np.pad(context, behind, constant_values=PAD)[None])
+            labels.append(np.pad(np.where(wanted, goal, NO_LABEL), behind, constant_values=NO_LABEL)[None])
+    return np.concatenate(contexts), np.concatenate(labels).astype(np.int32)
+
+
+def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndarray]]:
+    """Sequences of a user's comments, with their targets and the mask of the places that count."""
+    for comment, label in zip(x, y, strict=True):
+        targets = label.get("target_tokens") if isinstance(label, dict) else None
+        if not isinstance(comment, list) or not isinstance(targets, list):
+            raise JaxpflError(f"{whose}: every input must be a list of sequences, and its label hold 'target_tokens'")
+        counts = label.get("count_tokens")
+        rows = [_sequences(part) for part in (comment, targets, comment if counts is None else counts)]
+        if len({tuple(map(len, part)) for part in rows}) > 1 or (comment and not rows[0]):
+            raise JaxpflError(f"{whose}: inputs, target_tokens and count_tokens must be shaped alike")
+        for sequence, target, own in zip(*rows, strict=True):
+            if counts is not None and not all(isinstance(count, int | float) for count in own):
+                raise JaxpflError(f"{whose}: count_tokens must be numbers")
+            yield sequence, target, np.array([counts is None or count != 0 for count in own], bool)
+
+
+def _sequences(comment: Any) -> list[list]:
+    """Sequences of a comment, which may itself be one sequence; none if it is no list, or a mixed one."""
+    if not isinstance(comment, list):
+        return []
+    nested = [isinstance(part, list) for part in comment]
+    return comment if all(nested) else [] if any(nested) else [comment]
+
+
+def _read_vocabulary(file: Path) -> Vocabulary:
+    content = read_pickle(file)
+    content = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
+    words, size = content.get("vocab"), content.get("size")
+    if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size < _LARGEST:
+        raise JaxpflError(f"{file}: no 'vocab' and 'size' in it: not a vocabulary of LEAF")
+    table = {_text(word): token for word, token in words.items()}
+    if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):
+        raise JaxpflError(f"{file}: its tokens must be integers in 0 .. {size - 1}")
+    return Vocabulary(table, size)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _codes(text: str, whose: str) -> np.ndarray:
+    table = np.full(_ASCII, -1, np.int32)  # the last character, DEL, is no letter: it represents all others too
+    table[[ord(letter) for letter in ALL_LETTERS]] = np.arange(len(ALL_LETTERS))
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    codes = table[np.minimum(points, _ASCII - 1)]
+    if (codes < 0).any():
+        wrong = text[int(np.argmin(codes))]
+        raise JaxpflError(f"{whose}: the character {wrong!r} is not in LEAF's alphabet of {len(ALL_LETTERS)}")
+    return codes

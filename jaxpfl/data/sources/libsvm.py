@@ -21,8 +21,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import checked_labels, renumbered, unlike_numbers
-from jaxpfl.data.precision import lost_digits, narrowed
+from jaxpfl.data.labels import checked_labels, lost_digits, narrowed, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened

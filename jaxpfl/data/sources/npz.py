@@ -1,4 +1,4 @@
-"""NumPy archives: ``npz:FILE``, and MNIST's digits by writer.
+"""NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` form.
 
 An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
 position of tokens [N, T], -1 for none. It may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or
@@ -11,27 +11,27 @@ Python objects are refused, and nothing is inflated before its header is read an
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL
-from jaxpfl.data.labels import are_classes, checked_labels, class_names, renumbered, task_for, unlike_numbers
-from jaxpfl.data.precision import lost_digits, narrowed
-from jaxpfl.data.sources.base import (
-    Inputs,
-    Source,
-    check_finite,
-    no_classes,
-    number_users,
-    one_line,
-    pixels,
+from jaxpfl.data.labels import (
+    are_classes,
+    checked_labels,
+    class_names,
+    lost_digits,
+    narrowed,
+    renumbered,
+    task_for,
+    unlike_numbers,
 )
-from jaxpfl.data.sources.npy import Header, header_of
+from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, printable, warn
 from jaxpfl.support.files import check_fits, opened
@@ -372,3 +372,59 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
     for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
         new[...] = pixels(old) if inputs == "pixels" else old
     return made
+
+
+class Header(NamedTuple):
+    """Shape and dtype of an archive's array, known before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def holds_integers(self) -> bool:
+        return self.dtype.kind in "iu"
+
+
+def header_of(member: IO[bytes], name: str, size: int) -> Header:
+    """The header of an array in a file of that many bytes, all of which it must fill.
+
+    Raises:
+      Exception: of any kind, for a damaged one.
+    """
+    version = np.lib.format.read_magic(member)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in read:
+        raise ValueError(f"{name} has format {version}, of structured arrays")
+    shape, _, dtype = read[version](member)
+    header = Header(shape, dtype)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects")
+    if member.tell() + header.nbytes != size or min(shape, default=0) < 0:
+        raise ValueError(f"{name} has {size - member.tell()} bytes, {header.nbytes} of its shape {shape}")
+    return header
+
+
+def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarray:
+    """The array of a plain ``.npy`` file, whose header must fit the file's size before anything is allocated.
+
+    Args:
+      path: the file.
+      mode: map it into memory in that mode, instead of reading it; an empty array is read.
+
+    Raises:
+      OSError: if the file is missing or cannot be read.
+      JaxpflError: if it is damaged.
+    """
+    with opened(path) as file:
+        try:
+            header = header_of(file, path.name, os.fstat(file.fileno()).st_size)
+            if mode is None or not header.nbytes:
+                file.seek(0)
+                return np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:  # NumPy's parser of headers raises nearly anything
+            raise JaxpflError(f"{path} is missing or damaged: {one_line(error)}") from error
+    return np.load(path, mmap_mode=mode, allow_pickle=False)

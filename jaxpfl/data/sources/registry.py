@@ -13,19 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.data.sources import (
-    cifar,
-    idx_sets,
-    leaf,
-    libsvm,
-    npz,
-    planted,
-    school,
-    tables,
-    tensorflow_sets,
-    text,
-    writers,
-)
+from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted, tables, tensorflow_sets, text
 from jaxpfl.data.sources.base import (
     Entry,
     Source,
@@ -78,8 +66,8 @@ def load(
       standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
         [0, 1]. Inputs other than pixels are not changed.
-      in_files: keep the inputs in temporary memory-mapped files. LEAF's files are then read one user at a time and
-        .npz archives some bytes at a time, so that a data set may be larger than memory; other sets are read at once.
+      in_files: keep the inputs in temporary memory-mapped files. An .npz archive is then read some bytes at a time, so
+        that it may be larger than memory; other sets are read at once.
         What is made of the source (`federate`, `set_apart`) is in files too. The numbers are the same.
       task: that of the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their
         values unless given. ``next-token`` of LEAF's text for a label at each position in place of one after each
@@ -131,14 +119,14 @@ def available(data_dir: str | None = None) -> list[Entry]:
     """All data sets known to `load`, and whether they are present. Looks for files; reads none."""
     root = data_directory(data_dir)
     entries = [Entry("digits", True, _DIGITS)]
-    entries += [idx_sets.idx_set_entry(name, root) for name in idx_sets.IDX_SETS]
-    entries.append(writers.writers_entry(root))
+    entries += [idx.idx_set_entry(name, root) for name in idx.IDX_SETS]
+    entries.append(natural.writers_entry(root))
     entries += [cifar.cifar_entry(name, root) for name in cifar.CIFAR_SETS]
     entries += leaf.leaf_entries(root)
     entries += libsvm.libsvm_entries(root)
-    entries.append(school.school_entry(root))
+    entries.append(natural.school_entry(root))
     try:
-        entries += idx_sets.idx_folder_entries(root)
+        entries += idx.idx_folder_entries(root)
     except OSError as error:
         entries.append(unreadable("idx:FOLDER", error))
     entries.append(Entry("planted", True, _PLANTED))
@@ -176,20 +164,17 @@ def _load(
         return npz.load_npz(name, _place(argument, root), task=task, tokens=tokens, in_files=in_files)
     if task == "next-token" and (name in leaf.LEAF_SETS or (prefix == "leaf" and argument)):
         place = root / name if name in leaf.LEAF_SETS else _place(argument, root)
-        return leaf.load_leaf(name, place, in_files=in_files, every=True)
+        return leaf.load_leaf(name, place, every=True)
     if prefix == "leaf" and argument:
-        return leaf.load_leaf(name, _place(argument, root), in_files=in_files, tokens=tokens)
-    if in_files:
-        if name in leaf.LEAF_SETS:
-            return leaf.load_leaf(name, root / name, in_files=True)
-        if name == writers.WRITERS:
-            return writers.load_writers(root, in_files=True)
+        return leaf.load_leaf(name, _place(argument, root), tokens=tokens)
+    if in_files and name == natural.WRITERS:
+        return natural.load_writers(root, in_files=True)
     if name in _NAMED:
         return _NAMED[name](name, root)
     if colon and argument and prefix in _PREFIXED:
         return _PREFIXED[prefix][1](name, argument, root)
-    if name and Path(name).name == name and idx_sets.has_idx_files(root / name):
-        return idx_sets.load_idx_folder(name, root / name)
+    if name and Path(name).name == name and idx.has_idx_files(root / name):
+        return idx.load_idx_folder(name, root / name)
     if prefix == "federation":
         raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
     raise unknown_name("data set", name, known_sources())
@@ -224,17 +209,17 @@ def _place(argument: str, root: Path) -> Path:
 _NAMED: dict[str, Callable[[str, Path], Source]] = {
     "digits": _load_digits,
     "planted": lambda name, root: _load_planted(name),
-    **dict.fromkeys(idx_sets.IDX_SETS, idx_sets.load_idx_set),
-    writers.WRITERS: lambda name, root: writers.load_writers(root),
+    **dict.fromkeys(idx.IDX_SETS, idx.load_idx_set),
+    natural.WRITERS: lambda name, root: natural.load_writers(root),
     **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
     **dict.fromkeys(leaf.LEAF_SETS, lambda name, root: leaf.load_leaf(name, root / name)),
-    school.SCHOOL: lambda name, root: school.load_school(root),
+    natural.SCHOOL: lambda name, root: natural.load_school(root),
     **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root: libsvm.load_libsvm(name, name, root)),
 }
 """Data sets with a fixed name: (name, data directory) -> source."""
 
 _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
-    "idx": ("FOLDER", lambda name, argument, root: idx_sets.load_idx_folder(name, _place(argument, root))),
+    "idx": ("FOLDER", lambda name, argument, root: idx.load_idx_folder(name, _place(argument, root))),
     "leaf": ("FOLDER", lambda name, argument, root: leaf.load_leaf(name, _place(argument, root))),
     "libsvm": ("PATH", libsvm.load_libsvm),
     "npz": ("FILE", lambda name, argument, root: npz.load_npz(name, _place(argument, root))),

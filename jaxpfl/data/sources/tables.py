@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.labels import checked_labels, unlike_numbers
-from jaxpfl.data.precision import narrowed
+from jaxpfl.data.labels import checked_labels, narrowed, unlike_numbers
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table

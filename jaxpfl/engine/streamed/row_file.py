@@ -14,7 +14,7 @@ from typing import IO, Self
 
 import numpy as np
 
-from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, writing

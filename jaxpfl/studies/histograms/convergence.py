@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key
-from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
+from jaxpfl.data.sources.token_counts import DirichletMixture
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import start as histogram_start

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.core import checks
-from jaxpfl.data.sources import dirichlet_mixture, token_counts, token_files
-from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
-from jaxpfl.data.sources.token_counts import TokenCounts
+from jaxpfl.data.sources import token_counts
+from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms.base import Truth, Users
 from jaxpfl.studies.settings import at_least, refuse_given
@@ -119,10 +118,10 @@ def read(given: HistogramData) -> TokenCounts | None:
     if given.data == "synthetic":
         return None
     if given.data == "irc":
-        return token_files.load_irc(given.data_dir)
+        return token_counts.load_irc(given.data_dir)
     kind, place = given.data.split(":", 1)
     path = Path(place).expanduser()
-    return token_files.read_counts_csv(path, given.encoding) if kind == "csv" else token_files.read_leaf_counts(path)
+    return token_counts.read_counts_csv(path, given.encoding) if kind == "csv" else token_counts.read_leaf_counts(path)
 
 
 def prepare(given: HistogramData, read: TokenCounts | None = None) -> Prepared:
@@ -156,9 +155,9 @@ def _synthetic(given: HistogramData) -> Prepared:
         "fewer users or tokens",
     )
     rng = np.random.default_rng(given.seed)
-    population = dirichlet_mixture.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
+    population = token_counts.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
     sizes = given.samples * np.exp(given.samples_spread * rng.standard_normal(given.users))
-    drawn = dirichlet_mixture.draw_users(rng, population, np.maximum(1, np.rint(sizes)).astype(np.int64))
+    drawn = token_counts.draw_users(rng, population, np.maximum(1, np.rint(sizes)).astype(np.int64))
     places = token_counts.groups(rng, given.users, given.validation, given.unseen)
 
     def group(part: np.ndarray) -> Group:

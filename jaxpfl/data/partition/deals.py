@@ -1,11 +1,13 @@
-"""Partitions by class: iid, classes per client, shards, superclasses.
+"""Partitions by class or user: iid, classes per client, shards, superclasses, natural users, clusters of concepts.
 
-Only `Generator.permutation` and `Generator.integers` are used, which return the same numbers on every platform.
+Only `Generator.permutation` and `Generator.integers` are used, which return the same numbers on every platform, and
+shares are divided in integer arithmetic.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import math
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -200,3 +202,155 @@ def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator)
             hands[client].append(int(label))
             free[client] -= 1
     return np.array(hands)
+
+
+_SCALE = 2**36
+
+
+def integer_weights(weights: np.ndarray) -> np.ndarray:
+    """Weights in [0, 1] as integers up to 2**36, so that later computations are exact."""
+    return np.floor(weights * _SCALE).astype(np.int64)
+
+
+def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Apportion ``total`` in proportion to integer weights, by largest remainders, ties at random.
+
+    Args:
+      weights: [k] integers >= 0, not all zero.
+      total: to be apportioned; total * the largest weight must stay below 2**63.
+      rng: the generator.
+
+    Returns:
+      [k] int64 that sum to ``total``; 0 where the weight is 0.
+    """
+    whole = int(weights.sum())
+    quotas, remainders = np.divmod(weights * total, whole)
+    order = rng.permutation(len(weights))
+    lacking = total - int(quotas.sum())
+    quotas[order[np.argsort(-remainders[order], kind="stable")][:lacking]] += 1
+    return quotas
+
+
+def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deal examples by a table: client i gets counts[i, c] random examples of classes[c].
+
+    Args:
+      labels: [N].
+      classes: [C] distinct labels.
+      counts: [m, C]; a column may sum to less than the number of examples of its class.
+      rng: the generator.
+
+    Returns:
+      m disjoint lists of indices, class by class.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in counts]
+    for place, label in enumerate(classes):
+        examples = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(counts[:, place])
+        for own, part in zip(parts, np.split(examples[: ends[-1]], ends[:-1]), strict=True):
+            own.append(part)
+    return [np.concatenate(own) for own in parts]
+
+
+def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int) -> np.ndarray:
+    """Number of examples of each class that each client holds, [m, num_classes]."""
+    return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
+
+
+def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deal a second set (the official test set) with the clients' class proportions of the first.
+
+    Each class is dealt in proportion to the clients' numbers of examples of it in the first set. Examples of a class
+    that no client holds are left out.
+
+    Args:
+      labels: of the second set, [T].
+      counts: [m, num_classes] of the first set.
+      rng: the generator.
+    """
+    classes = np.unique(labels)
+    classes = classes[counts[:, classes].sum(axis=0) > 0]
+    if not len(classes):
+        return [np.zeros(0, np.int64) for _ in counts]
+    table = [apportion(counts[:, label], int((labels == label).sum()), rng) for label in classes]
+    return deal(labels, classes, np.stack(table, axis=1), rng)
+
+
+class ClientClusters(NamedTuple):
+    """True clusters of a split, which differ in concept: each has its own permutation of the labels.
+
+    Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``: a correct prediction for
+    one cluster is wrong for another, for every input.
+
+    Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning" (permuted labels).
+
+    Attributes:
+      member: [m] in 0 .. k - 1, the cluster of each client; clusters differ in size by at most 1.
+      labels: [k, num_classes] int32, each cluster's label of each class: distinct permutations.
+    """
+
+    member: np.ndarray
+    labels: np.ndarray
+
+
+def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) -> ClientClusters:
+    """Draw the clusters and each one's permutation of the labels.
+
+    Raises:
+      JaxpflError: for k outside 1 .. m, or above the number of permutations of the classes.
+    """
+    check_clients(m)
+    most = min(m, math.factorial(num_classes))
+    if not 1 <= k <= most:
+        limit = f"the {m} clients" if most == m else f"the {most} permutations of {num_classes} classes"
+        raise JaxpflError(f"clusters must be 1 to {most} ({limit}), got {k}")
+    member = rng.permutation(np.arange(m) % k)
+    permutations: dict[tuple[int, ...], None] = {}  # in the order in which they are drawn
+    while len(permutations) < k:
+        permutations[tuple(rng.permutation(num_classes).tolist())] = None
+    return ClientClusters(member, np.array(list(permutations), np.int32))
+
+
+def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Generator) -> np.ndarray:
+    """Users of each client: disjoint groups of g.
+
+    Args:
+      users: [U] distinct users.
+      m: clients; as many as there are groups of g unless given. Surplus users, chosen at random, are left out.
+      g: users of each client.
+      rng: the generator.
+
+    Returns:
+      [m, g], users ascending in each row. If every user is a client of its own, they are in order.
+
+    Raises:
+      JaxpflError: if g is below 1, or m * g exceeds the number of users.
+    """
+    if g < 1:
+        raise JaxpflError(f"users per client must be at least 1, got {g}")
+    if len(users) < g:
+        raise JaxpflError(f"users per client must be at most the {len(users)} users there are, got {g}")
+    m = len(users) // g if m is None else m
+    if m < 1:
+        raise JaxpflError(f"the number of clients must be at least 1, got {m}")
+    if m * g > len(users):
+        raise JaxpflError(
+            f"{m} clients of {g} users need {m * g} users, but there are {len(users)}: use at most {len(users) // g}"
+        )
+    if g == 1 and m == len(users):
+        return np.sort(users)[:, None]
+    return np.sort(rng.permutation(np.sort(users))[: m * g].reshape(m, g), axis=1)
+
+
+def examples_of(users: np.ndarray, groups: np.ndarray) -> list[Indices]:
+    """Indices of each client's examples.
+
+    Args:
+      users: [N] user of each example.
+      groups: [m, g] users of each client, possibly without examples.
+    """
+    order = np.argsort(users, kind="stable")
+    known, starts = np.unique(users[order], return_index=True)
+    own = dict(zip(known.tolist(), np.split(order, starts[1:]), strict=True))
+    nothing = np.zeros(0, np.int64)
+    return [np.sort(np.concatenate([own.get(user, nothing) for user in group])) for group in groups.tolist()]

@@ -1,0 +1,182 @@
+"""Data sets with natural clients, each in a file of its own: MNIST by writer, pupils by school, elections by county.
+
+MNIST's writers were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST Digits"). The test set has
+other writers than the training set: `unseen` makes new clients of them, and the clients of the partition "natural" are
+split by ``test_share``.
+
+School has exam scores of 15,362 pupils of 139 London schools, a regression from 28 features. ``school/school.mat`` is
+the file of the multi-task literature: a MATLAB 5 file with a cell for each school in ``X`` (pupils x 28) and in ``Y``
+(pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
+Regularization"; used under privacy by Liu et al. 2022, https://arxiv.org/abs/2206.07902.
+
+Elections are the winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples
+each. ``elections/county_winners_2000_2020.csv`` has a header and the columns ``fips`` (a county's five digits) and
+``win_YYYY`` (R or D) for two elections or more. Both parties' votes, ``dem_YYYY`` and ``rep_YYYY``, are read if all of
+these elections have them; other columns are ignored. From the MIT Election Lab's county returns
+(doi:10.7910/DVN/VOQCHQ).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources.base import Entry, Source, check_finite, data_directory, entry, where_to_put_it
+from jaxpfl.data.sources.matlab import read_cells
+from jaxpfl.data.sources.npz import load_npz
+from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.files import check_fits, opened
+
+WRITERS = "mnist-writers"
+_WRITERS_FILE = "mnist_by_writer.npz"
+_WRITERS_NOTE = "MNIST by its writers, each a natural client"
+
+
+def load_writers(root: Path, *, in_files: bool = False) -> Source:
+    """Load ``mnist-writers``, with inputs in memory-mapped files if asked to.
+
+    Raises:
+      JaxpflError: if the file is missing (with where to put it) or damaged.
+    """
+    return load_npz(WRITERS, _writers_file(root), _WRITERS_NOTE, in_files=in_files)
+
+
+def writers_entry(root: Path) -> Entry:
+    """The line of ``jaxpfl data list`` for this set."""
+    return entry(WRITERS, lambda: f"{_WRITERS_NOTE}: {_writers_file(root)}")
+
+
+def _writers_file(root: Path) -> Path:
+    places = [root / "writers" / _WRITERS_FILE, root / WRITERS / _WRITERS_FILE, root / _WRITERS_FILE]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise JaxpflError(f"data set {WRITERS!r}: no file {places[0]}: {where_to_put_it()}")
+    return found
+
+
+SCHOOL = "school"
+_SCHOOL_FILE = "school.mat"
+_SCHOOL_NOTE = "exam scores of pupils, a regression; the schools are the users"
+
+
+def load_school(root: Path) -> Source:
+    """Load the data set from the data directory.
+
+    Raises:
+      JaxpflError: for a missing or damaged file, and one of another format.
+    """
+    path = _school_file(root)
+    x, y = read_cells(path, ("X", "Y")).values()
+    if not x:
+        raise JaxpflError(f"{path}: X has no schools")
+    if len(x) != len(y):
+        raise JaxpflError(f"{path}: X has {len(x)} schools, Y has {len(y)}")
+    for i, (inputs, scores) in enumerate(zip(x, y, strict=True)):
+        if inputs.ndim != 2 or inputs.shape[1:] != x[0].shape[1:] or len(inputs) != scores.size:
+            raise JaxpflError(
+                f"{path}: school {i} has X of shape {inputs.shape} and Y of shape {scores.shape}: every school needs "
+                f"[pupils, {x[0].shape[-1]}] and [pupils, 1]"
+            )
+    features = np.concatenate(x).astype(np.float32)
+    scores = np.concatenate([own.reshape(-1) for own in y]).astype(np.float32)
+    check_finite(features, f"{path}: X")
+    check_finite(scores, f"{path}: Y")
+    users = np.repeat(np.arange(len(x), dtype=np.int32), [len(inputs) for inputs in x])
+    names = np.arange(len(x))
+    description = f"{len(scores)} pupils of {len(x)} schools, {features.shape[1]} features"
+    return Source(SCHOOL, features, scores, None, None, 1, description, users, user_names=names, task="regression")
+
+
+def school_entry(root: Path) -> Entry:
+    """The line of the data set in the list of all."""
+
+    def describe() -> str:
+        _school_file(root)
+        return _SCHOOL_NOTE
+
+    return entry(SCHOOL, describe)
+
+
+def _school_file(root: Path) -> Path:
+    path = root / SCHOOL / _SCHOOL_FILE
+    if not path.is_file():
+        raise JaxpflError(f"{path} is missing: {where_to_put_it()}")
+    return path
+
+
+ELECTIONS_FILE = "county_winners_2000_2020.csv"
+_PARTIES = {"R": 1.0, "D": 0.0}
+
+
+class Elections(NamedTuple):
+    """Winners of elections by county.
+
+    Attributes:
+      counties: [m] FIPS codes, in the order of the file.
+      years: [e], ascending.
+      republican: [m, e], 1 where the Republican won.
+      votes: [m, e, 2], numbers of Democratic and Republican votes; None unless the file has those of all elections.
+    """
+
+    counties: np.ndarray
+    years: np.ndarray
+    republican: np.ndarray
+    votes: np.ndarray | None = None
+
+
+def load_elections(data_dir: str | None = None) -> Elections:
+    """Read the winners.
+
+    Args:
+      data_dir: see `data_directory`.
+
+    Raises:
+      JaxpflError: if the file is missing (with advice), or not of the format (with the line and the reason).
+    """
+    path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
+    if not path.is_file():
+        raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
+    try:
+        check_fits(path, 20 * path.stat().st_size)
+        with opened(path) as file:
+            rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""), restval=None))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JaxpflError(f"{path}: no CSV text: {' '.join(str(error).split())}") from None
+    columns = {int(c[4:]): c for c in (rows[0] if rows else {}) if c and re.fullmatch(r"win_\d{4}", c)}
+    if len(columns) < 2 or "fips" not in rows[0]:
+        raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
+    years = sorted(columns)
+    parties = [[f"{party}_{year}" for party in ("dem", "rep")] for year in years]
+    counted = all(name in rows[0] for names in parties for name in names)
+    counties, winners, votes, seen = [], [], [], set()
+    for line, row in enumerate(rows, start=2):
+        fips = row["fips"]
+        if not re.fullmatch(r"\d{5}", fips or "") or fips in seen:
+            raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(fips)}")
+        for year in years:
+            if row[columns[year]] not in _PARTIES:
+                raise JaxpflError(
+                    f"{path} line {line}: {columns[year]} must be R or D, got {shown(row[columns[year]])}"
+                )
+        seen.add(fips)
+        counties.append(fips)
+        winners.append([_PARTIES[row[columns[year]]] for year in years])
+        if counted:
+            votes.append([[_votes(path, line, name, row[name]) for name in names] for names in parties])
+    return Elections(np.array(counties), np.array(years), np.array(winners), np.array(votes) if counted else None)
+
+
+def _votes(path: Path, line: int, name: str, text: str | None) -> int:
+    """A number of votes.
+
+    Raises:
+      JaxpflError: for what is none.
+    """
+    if not re.fullmatch(r"\d{1,9}", text or "", re.ASCII):
+        raise JaxpflError(f"{path} line {line}: {name} must be a whole number of votes, got {shown(text)}")
+    return int(text or "")
