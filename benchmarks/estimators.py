@@ -58,17 +58,21 @@ def work(settings: dict[str, Any]) -> Contender:
     from jaxpfl.estimators import bernoulli, bernoulli_private, gaussian
     from jaxpfl.studies import bernoulli as bernoulli_study
     from jaxpfl.studies import gaussian as gaussian_study
+    from jaxpfl.studies import probability_priors
+    from jaxpfl.studies.repetitions import repetition
 
     m = settings["clients"]
     if settings["model"] == "gaussian":
         given = gaussian_study.GaussianSettings(clients=m, mechanism="one-bit")
         private = gaussian_study.personalized(given, gaussian_study.private_release(given, 1.0))
         estimators = {"local": gaussian.local(), "personalized": gaussian.personalized(), "private": private}
-        study = gaussian_study.repetition(given, estimators)
+        study = repetition(lambda key: gaussian_study.draw(key, given), estimators)
     else:
         estimators = {"local": bernoulli.local(), "personalized": bernoulli.personalized()}
         estimators["private"] = bernoulli_private.split(1.0)
-        study = bernoulli_study.repetition(bernoulli_study.BernoulliSettings(clients=m), estimators)
+        given = bernoulli_study.BernoulliSettings(clients=m)
+        prior = probability_priors.parse(given.prior)
+        study = repetition(lambda key: bernoulli_study.draw(key, given, prior), estimators)
 
     def build() -> Contender:
         program, found, done = jax.jit(study), {}, 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl.studies.histograms.printed import PRINTED
+from jaxpfl.studies.histogram.methods import PRINTED
 
 from .declared import UNPRINTED, Estimate, Estimation, Experiment, Printed
 

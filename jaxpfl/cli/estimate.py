@@ -46,13 +46,12 @@ def _command(name: str) -> Callable[..., None]:
 
     def command(settings: Any, to: Output, options: Any = None) -> None:
         from jaxpfl.runs import compile_cache
-        from jaxpfl.studies.arguments import arguments
 
         compile_cache.enable()
         results = study.run(settings, options)
         if not to.json:
             _print(results, to)
-        again = ["jaxpfl", "estimate", name, *arguments(study, settings, options)]
+        again = ["jaxpfl", "estimate", name, *study.arguments(settings, options)]
         write(results.json, to, results.plots, results.files, again)
 
     return claiming(titled(with_flags(command, study, to=TO), name))

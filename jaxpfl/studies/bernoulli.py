@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,29 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.studies import probability_priors as priors
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
-from jaxpfl.studies.plots import Curve, color, write_curves
 from jaxpfl.studies.probability_priors import ProbabilityPrior
-from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import at_least, check_uploads, senders
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
+from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
+from jaxpfl.studies.study import Results, Settings, Study, at_least, check_uploads, within
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.presentation import INK, new_axes, save
 
 
 @dataclass(frozen=True)
-class BernoulliSettings:
+class BernoulliSettings(Settings):
     """X_ij ~ Bern(p_i), p_i ~ P; the defaults are those of the paper's study, for its normal prior."""
 
-    clients: int = 10_000
+    clients: int = within(10_000, at_least(2))
     """m."""
     samples: int = 14
     """n, of each client."""
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
-    epsilon: float | None = None
+    epsilon: float | None = within(None, checks.positive)
     """Local privacy of each client's message, pure; none unless given."""
     uploads: int | None = None
     """K: number of clients that send; the others personalise as well. All unless given."""
-    repetitions: int = 60
+    repetitions: int = within(60, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -54,16 +52,13 @@ class BernoulliSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        at_least("clients", self.clients, 2)
-        checks.count("repetitions", self.repetitions)
+        super().check()
         if self.samples < 2:
             raise JaxpflError(
                 f"samples must be at least 2, got {self.samples}: of one sample each, nothing can be learned of the "
                 "clients' variance"
             )
         check_uploads(self.uploads, self.clients)
-        if self.epsilon is not None:
-            checks.positive("epsilon", self.epsilon)
         return priors.parse(self.prior)
 
 
@@ -106,28 +101,17 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
     return p, base.every(ones.astype(p.dtype))
 
 
-def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
-    """One repetition, a pure function of its key, that returns each estimator's mean squared error on new data, []
-    each.
+def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
+    """Mean squared error of each estimator in each repetition, [repetitions, ...], on the same data for all.
+
+    Args:
+      given: the settings.
+      estimators: by name.
+      numbers: random numbers of a client.
     """
     prior = priors.parse(given.prior)
-
-    def study(key: Key) -> dict[str, Array]:
-        of_data, of_run = jax.random.split(key)
-        p, clients = draw(of_data, given, prior)
-        sent = senders(given.clients, given.uploads)
-        return {
-            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
-            for name, estimator in estimators.items()
-        }
-
-    return study
-
-
-def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
-    numbers = given.clients * given.samples
-    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
+    study = repetition(lambda key: draw(key, given, prior), estimators, given.uploads)
+    errors = repeat(study, given.seed, given.repetitions, given.clients * numbers)
     return {name: errors[name] for name in estimators}
 
 
@@ -155,7 +139,7 @@ def simulated(given: BernoulliSettings) -> Results:
     """
     prior = given.check()
     found = contenders(given, prior)
-    errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()})
+    errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()}, given.samples)
     exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
     mean, variance = (float(value) for value in prior.population)
     result = {"study": "bernoulli", "settings": dict(vars(given))} | report(errors, exact)
@@ -200,29 +184,16 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
     """Errors of the private designs, [repetitions, len(epsilons)] each, and of ``local``, [repetitions], on the same
     data.
     """
-    prior = given.check()
-    designs: dict[str, Callable[[Array], Estimator]] = {
-        "private": bernoulli_private.split,
-        "private, plus one error": lambda epsilon: bernoulli_private.split(epsilon, plus_error=True),
-        "printed private": bernoulli_private.printed,
+    given.check()
+    at = jnp.array(epsilons)
+    estimators = {
+        "private": Swept(bernoulli_private.split, at),
+        "private, plus one error": Swept(lambda epsilon: bernoulli_private.split(epsilon, plus_error=True), at),
+        "printed private": Swept(bernoulli_private.printed, at),
+        "local": bernoulli.local(),
+        "personalized": bernoulli.personalized(),
     }
-
-    def errors(key: Key) -> dict[str, Array]:
-        of_data, of_run = jax.random.split(key)
-        p, clients = draw(of_data, given, prior)
-        sent = senders(given.clients, given.uploads)
-
-        def error(estimator: Estimator) -> Array:
-            return mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
-
-        private = {
-            name: jax.vmap(lambda e, build=build: error(build(e)))(jnp.array(epsilons))
-            for name, build in designs.items()
-        }
-        return private | {"local": error(bernoulli.local()), "personalized": error(bernoulli.personalized())}
-
-    numbers = given.clients * (given.samples + len(designs) * len(epsilons))
-    return repeat(errors, given.seed, given.repetitions, numbers)
+    return simulate(given, estimators, given.samples + 3 * len(epsilons))
 
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
@@ -235,19 +206,15 @@ def _epsilon_plot(folder: Path, given: BernoulliSettings) -> Path:
     errors = over_epsilon(given)
     local = errors.pop("local")
     best = gain(errors.pop("personalized"), local)
-    curves = {"personalized": Curve((), (), (), [100 * best.mean] * 2)}
+    curves = {"personalized": Curve.level(100 * best.mean, EPSILONS)}
     for name, values in errors.items():
-        found = [gain(column, local) for column in values.T]
-        curves[name] = Curve(EPSILONS, [100 * g.mean for g in found], [100 * (g.stderr or 0) for g in found])
-    return write_curves(
+        curves[name] = Curve.measured(EPSILONS, [gain(column, local) for column in values.T], scale=100)
+    return write_gains(
         folder / "gain-epsilon.png",
-        [EPSILONS[0], EPSILONS[-1]],
+        EPSILONS,
         curves,
         xlabel="epsilon of a client's bit",
-        ylabel="gain over the local estimate, %",
         title=f"Private bits, m = {given.clients}, n = {given.samples}, {given.prior}",
-        logarithmic="x",
-        from_zero=False,
     )
 
 

@@ -16,11 +16,9 @@ from jaxpfl.estimators import common_representation as common
 from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators import regression
 from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
-from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, regression_title
-from jaxpfl.studies.settings import at_least, refuse_given
-from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table, regression_title
+from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.presentation import new_axes, save
 
@@ -57,7 +55,7 @@ class CoefficientsSettings:
           JaxpflError: the name, its value, and what is allowed.
         """
         for name in ("clients", "samples"):  # one variance for all shows in pairs of a client's examples
-            at_least(name, getattr(self, name), 2)
+            at_least(2)(name, getattr(self, name))
         for name in ("dim", "em_steps", "repetitions"):
             checks.count(name, getattr(self, name))
         checks.positive("noise_variance", self.noise_variance)

@@ -12,8 +12,11 @@ Bits are the exact lengths of the messages' codes, per client, averaged over cli
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +26,11 @@ import numpy as np
 from jaxpfl import data
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key
-from jaxpfl.studies import compression_demo, compression_report
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.study import Read, Results, Study
+from jaxpfl.studies.report import log_ticks, number
+from jaxpfl.studies.study import Block, Read, Results, Settings, Study, at_least, within
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression import error_feedback
+from jaxpfl.support.presentation import COLORS, GRID, INK, new_axes, new_table, save
+from jaxpfl.uploads.compression import error_feedback, total_variation
 from jaxpfl.uploads.compression.compressors import Compressor, resolve
 
 COMPRESSORS = (
@@ -46,7 +49,7 @@ COMPRESSORS = (
 
 
 @dataclass(frozen=True)
-class CompressionSettings:
+class CompressionSettings(Settings):
     """Logistic regression with an intercept and a penalty l2/2 |x|^2, by descent from zero."""
 
     data: str = "planted:clients=20,clusters=1,examples=200,dim=54"
@@ -54,47 +57,26 @@ class CompressionSettings:
     of the paper's covtype."""
     data_dir: str | None = None
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
-    clients: int = 20
+    clients: int = within(20, checks.count)
     """m, unless the data set's users are the clients."""
-    alpha: float | None = None
+    alpha: float | None = within(None, checks.positive)
     """Dirichlet concentration of the clients' class proportions; unless given examples are dealt iid."""
-    compressors: tuple[str, ...] = COMPRESSORS
+    compressors: tuple[str, ...] = within(COMPRESSORS, lambda name, text: resolve(text))
     """Compressors to compare, as for --compress."""
-    steps: int = 300
+    steps: int = within(300, checks.count)
     """T."""
-    batch: int = 0
+    batch: int = within(0, at_least(0))
     """Examples per gradient, drawn with replacement; 0 for all of a client's."""
-    rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 6.0)
+    rates: tuple[float, ...] = within((0.1, 0.3, 1.0, 3.0, 6.0), checks.positive)
     """Rates, times 1 / L; every compressor runs at each."""
-    l2: float = 1e-3
+    l2: float = within(1e-3, checks.positive)
     """Weight of the penalty."""
-    targets: tuple[float, ...] = (1e-2, 1e-3, 1e-4)
+    targets: tuple[float, ...] = within((1e-2, 1e-3, 1e-4), checks.positive)
     """Gaps for which the number of bits to reach them is reported."""
     seed: int = 0
     """Seed of mini-batches and stochastic rounding."""
     split_seed: int = 0
     """Seed of the split into clients."""
-
-    def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        for name in ("clients", "steps"):
-            checks.count(name, getattr(self, name))
-        at_least("batch", self.batch, 0)
-        checks.positive("l2", self.l2)
-        if self.alpha is not None:
-            checks.positive("alpha", self.alpha)
-        for name in ("compressors", "rates", "targets"):
-            if not getattr(self, name):
-                raise JaxpflError(f"{name} must be at least one, got none")
-        for name in ("rates", "targets"):
-            for value in getattr(self, name):
-                checks.positive(name, value)
-        for text in self.compressors:
-            resolve(text)
 
 
 RESOLUTION = 1e-7
@@ -259,7 +241,7 @@ def run(given: CompressionSettings, source: data.Source | None = None) -> dict[s
         "dim": d,
         "optimum": problem.optimum,
         "compressors": {name: summary(of, given) for name, of in found.items()},
-        "demo": compression_demo.run(),
+        "demo": demo(),
     }
 
 
@@ -284,12 +266,140 @@ def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
     }
 
 
+OPTIMUM = (1.0, -1.0, 1.0, -1.0)
+PRINTED = ((-1.0, -1.0, 1.0, 1.0), (1.0, -1.0, 1.0, 1.0), OPTIMUM)
+"""The text's x_1, x_2, x_3."""
+GAMMA, RATE = 0.6, 1.0
+SHOWN = (1, 2, 3, 10, 100)
+"""Steps that are reported."""
+WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
+"""Two switches of each way: gamma decays, and there is error feedback."""
+
+
+def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
+    """Points x_1 ... of the text's example by descent with total-variation updates, [steps, 4]."""
+    optimum = jnp.array(OPTIMUM)
+
+    def step(at: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], Array]:
+        x, memory = at
+        today = total_variation.decayed(gamma, t) if decay else gamma
+        sent, left = error_feedback.compress(partial(total_variation.compress, gamma=today), memory, x - optimum)
+        x = x - rate * sent.value
+        return (x, left if feedback else memory), x
+
+    start = jnp.zeros_like(optimum)
+    return jax.lax.scan(step, (start, start), jnp.arange(steps))[1]
+
+
+def demo() -> dict[str, Any]:
+    r"""The example of section III-A computed exactly: x* = (1, -1, 1, -1), from x_0 = 0.
+
+    The text shows steps that the total-variation update "may" take to the optimum: (-1, -1, 1, 1), (1, -1, 1, 1), x*.
+    No gamma and no rate gives the first of them: every update u of a gradient g has
+    :math:`u^T g = |u|^2 + \gamma\,TV(u)`, and the printed one is orthogonal to the gradient; it doubles the squared
+    distance from the optimum. What descent on :math:`|x - x_*|^2 / 2` does is computed here: with a constant gamma it
+    stalls where no cumulative sum of the gradient exceeds gamma; a gamma that decays, and error feedback, arrive.
+
+    Implements: Zhao et al., section III-A.
+
+    Returns:
+      Points of each of `WAYS` at steps `SHOWN`; for the printed path, its first update relative to the gradient, and
+      distances.
+    """
+    found = {}
+    for name, (decay, feedback) in WAYS.items():
+        go = full_precision.jit(partial(descent, GAMMA, RATE, max(SHOWN), decay=decay, feedback=feedback))
+        points = np.asarray(go())
+        found[name] = {str(t): points[t - 1].tolist() for t in SHOWN}
+    optimum, first = np.array(OPTIMUM), np.array(PRINTED[0])
+    printed = {
+        "update_times_gradient": float(-first @ -optimum),
+        "square_distances": [float(((x - optimum) ** 2).sum()) for x in (np.zeros(4), *np.array(PRINTED))],
+    }
+    return {"gamma": GAMMA, "rate": RATE, "points": found, "printed": printed}
+
+
+def _demo_lines(demo: dict[str, Any]) -> list[str]:
+    """Text lines on the demo."""
+    last = str(max(SHOWN))
+    lines = [
+        f"demo x* = {_point(OPTIMUM)} from 0 with gamma {demo['gamma']:g}, rate {demo['rate']:g}, after {last} steps:"
+    ]
+    lines += [f"  {name}: {_point(points[last])}" for name, points in demo["points"].items()]
+    from_zero, after_one = demo["printed"]["square_distances"][:2]
+    return [
+        *lines,
+        f"  the text's first step, to {_point(PRINTED[0])}, is at a right angle to the gradient (squared distance from "
+        f"the optimum {from_zero:g} -> {after_one:g}): no gamma gives it",
+    ]
+
+
+def _point(x: Sequence[float]) -> str:
+    return f"({', '.join(f'{value + 0.0:.3g}' for value in x)})"
+
+
+def tables(result: dict[str, Any]) -> list[Block]:
+    """Table of the compressors, and lines on the demo, from `run`'s result."""
+    given = result["settings"]
+    table = new_table(
+        f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
+        f"{given['steps']} steps",
+        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads, "
+        "in all steps, and until the gap first falls below, at the rate that makes it least; -: at no rate",
+    )
+    table.add_column("compressor", style="bold", no_wrap=True)
+    targets = [f"{target:g}" for target in given["targets"]]
+    for name in ("rate", "gap", "kbit", *(f"to {target}" for target in targets)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in result["compressors"].items():
+        reached = (row["bits_to"][target] for target in targets)
+        table.add_row(name, f"{row['rate']:g}", f"{row['gap']:.2g}", *map(_kbit, (row["bits"], *reached)))
+    return [table, *_demo_lines(result["demo"])]
+
+
+def _kbit(bits: float | None) -> str:
+    return number(None if bits is None else bits / 1000)
+
+
+def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
+    """Plot the gap against the bits: the total-variation updates, and all other compressors with the best of those."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(result["compressors"])
+    updates = [name for name in names if name.startswith("tv:")]
+    others = [name for name in names if name not in updates]
+    pictures = {"bits": [*others, *_shortest(result, updates)], "bits-total-variation": [*updates, *others[:1]]}
+    return [_draw(folder, name, result, shown) for name, shown in pictures.items() if shown]
+
+
+def _shortest(result: dict[str, Any], updates: list[str]) -> list[str]:
+    """The total-variation update of least gap, and the one of least gap among those with a codebook."""
+    gap = {name: result["compressors"][name]["gap"] for name in updates}
+    kinds = ([n for n in updates if ("codebook" in n) == coded] for coded in (False, True))
+    return [min(kind, key=gap.__getitem__) for kind in kinds if kind]
+
+
+def _draw(folder: Path, name: str, result: dict[str, Any], shown: list[str]) -> Path:
+    setting = f"{result['settings']['data'].partition(':')[0]}, {result['clients']} clients"
+    figure, axes = new_axes("kbit that a client has uploaded", "gap of the loss to the optimum", setting)
+    longest, least = 1.0, 1.0
+    for text, color in zip(shown, itertools.cycle((INK, *COLORS)), strict=False):
+        curve = result["compressors"][text]["curve"]
+        bits, gap = np.array(curve["bits"])[1:] / 1000, np.array(curve["gap"])[1:]
+        axes.plot(bits, gap, color=color, linewidth=1.5, label=text)
+        longest, least = max(longest, bits[-1]), min(least, bits[0])
+    axes.set_yscale("log")
+    axes.grid(axis="y", which="both", color=GRID, linewidth=0.6)
+    log_ticks(axes.xaxis, [least, longest])
+    figure.legend(frameon=False, fontsize=8, loc="outside lower left", ncols=2)
+    return save(figure, folder, name)
+
+
 def _results(given: CompressionSettings, source: data.Source) -> Results:
     result = run(given, source)
     return Results(
         json=result,
-        tables=lambda: compression_report.tables(result),
-        plots=lambda folder: compression_report.write_plots(folder, result),
+        tables=lambda: tables(result),
+        plots=lambda folder: write_plots(folder, result),
     )
 
 

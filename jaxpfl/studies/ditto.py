@@ -32,11 +32,9 @@ from jaxpfl.core.types import Array
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import Simulation
 from jaxpfl.models import Model, Task
-from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.repetitions import report, standard_error
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.study import Block, Results, Study
+from jaxpfl.studies.report import Curve, estimator_table, write_curves
+from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, within
 from jaxpfl.support import host_memory
 
 _STEPS = 10
@@ -45,22 +43,22 @@ _SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class DittoSettings:
+class DittoSettings(Settings):
     """w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
 
-    clients: int = 100
+    clients: int = within(100, at_least(2))
     """Number of clients, K."""
-    samples: int = 10
+    samples: int = within(10, checks.count)
     """Samples of a client, n."""
-    sigma: float = 1.0
+    sigma: float = within(1.0, checks.positive)
     """Standard deviation of a client's samples."""
-    tau: float = 0.5
+    tau: float = within(0.5, checks.positive)
     """Standard deviation of the clients' means."""
-    factors: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+    factors: tuple[float, ...] = within((0.0, 0.1, 0.3, 1.0, 3.0, 10.0), checks.not_negative, empty=True)
     """Values of lambda, times lambda*."""
-    rounds: int = 8
+    rounds: int = within(8, checks.count)
     """Rounds of Ditto, of ten full-batch steps that each go half of the way."""
-    repetitions: int = 200
+    repetitions: int = within(200, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -71,13 +69,7 @@ class DittoSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        at_least("clients", self.clients, 2)
-        for name in ("samples", "rounds", "repetitions"):
-            checks.count(name, getattr(self, name))
-        for name in ("sigma", "tau"):
-            checks.positive(name, getattr(self, name))
-        for value in self.factors:
-            checks.not_negative("factors", value)
+        super().check()
         host_memory.check(
             12 * self.clients * self.samples * self.repetitions,
             f"{self.repetitions} repetitions of {self.clients * self.samples} samples need",
@@ -165,12 +157,8 @@ def simulated(given: DittoSettings) -> Results:
 
 def _largest_z(series: dict[str, np.ndarray], exact: dict[str, Any]) -> float | None:
     """Largest distance of a mean error from its closed form, in standard errors; None for too few repetitions."""
-    z = []
-    for name, values in series.items():
-        spread = standard_error(values)
-        if spread:
-            z.append(abs(float(values.mean()) - float(exact[name])) / spread)
-    return max(z, default=None)
+    gaps = [(abs(float(values.mean()) - float(exact[name])), standard_error(values)) for name, values in series.items()]
+    return max((gap / spread for gap, spread in gaps if spread), default=None)
 
 
 def _tables(given: DittoSettings, result: dict[str, Any]) -> list[Block]:
@@ -183,24 +171,14 @@ def _tables(given: DittoSettings, result: dict[str, Any]) -> list[Block]:
 
 
 def _plot(folder: Path, given: DittoSettings, result: dict[str, Any]) -> Path:
-    shown = [factor for factor in given.factors if factor > 0] or [1.0]
-    fine = np.geomspace(min(*shown, 0.1), max(*shown, 10.0), 100)
-    rows = [result["mse"][name_of(factor)] for factor in given.factors if factor > 0]
-    measured = Curve(
-        [factor for factor in given.factors if factor > 0],
-        [row["mean"] for row in rows],
-        [row["stderr"] or 0.0 for row in rows],
-        error(given, given.best * fine),
-    )
-    lines = {name: Curve([], [], [], np.full(len(fine), float(error(given, at)))) for name, at in _LIMITS.items()}
-    return write_curves(
-        folder / "error-lambda.png",
-        fine,
-        {"ditto": measured, **lines},
-        xlabel="lambda / lambda*",
-        title=f"Ditto's point estimation, K = {given.clients}, n = {given.samples}",
-        logarithmic="x",
-    )
+    shown = [factor for factor in given.factors if factor > 0]
+    fine = np.geomspace(min([*shown, 0.1]), max([*shown, 10.0]), 100)
+    rows = [result["mse"][name_of(factor)] for factor in shown]
+    curves = {"ditto": Curve.measured(shown, rows, error(given, given.best * fine))}
+    curves |= {name: Curve.level(float(error(given, at)), fine) for name, at in _LIMITS.items()}
+    title = f"Ditto's point estimation, K = {given.clients}, n = {given.samples}"
+    path = folder / "error-lambda.png"
+    return write_curves(path, fine, curves, xlabel="lambda / lambda*", title=title, logarithmic="x")
 
 
 _LIMITS = {"local": 0.0, "global": np.inf}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.data import Elections, load_elections
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
 from jaxpfl.estimators.base import Estimator
-from jaxpfl.studies.plots import Curve, color, write_curves
 from jaxpfl.studies.repetitions import measure, repeat
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
+from jaxpfl.studies.study import Read, Results, Settings, Study, within
 from jaxpfl.support.presentation import GRID, INK, new_axes, save
 
 PRINTED_GAIN = (0.107, 0.019)
@@ -28,29 +26,17 @@ PRINTED_GAIN = (0.107, 0.019)
 
 
 @dataclass(frozen=True)
-class ElectionSettings:
+class ElectionSettings(Settings):
     """Six-fold cross-validation over the elections: five to learn from, the squared error on the sixth."""
 
-    epsilon: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    epsilon: tuple[float, ...] = within((0.5, 1.0, 2.0, 4.0, 8.0), checks.positive)
     """Local privacy of each county's one bit, a study for each."""
-    repetitions: int = 40
+    repetitions: int = within(40, checks.count)
     """Repetitions of the private estimators' randomness, in each fold."""
     seed: int = 0
     """Seed of every random draw."""
     data_dir: str | None = None
     """Folder that holds elections/county_winners_2000_2020.csv; JAXPFL_DATA_DIR unless given."""
-
-    def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        checks.count("repetitions", self.repetitions)
-        if not self.epsilon:
-            raise JaxpflError("epsilon must be at least one value, got none")
-        for epsilon in self.epsilon:
-            checks.positive("epsilon", epsilon)
 
 
 def folds(won: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -152,11 +138,10 @@ def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np
     builders = {"private": bernoulli_private.split, "printed private": bernoulli_private.printed}
 
     def errors(key: Key) -> dict[str, Array]:
-        def at(build: Callable[[Array], Estimator], epsilon: Array) -> Array:
-            return cross_validate(build(epsilon), key, train, test)[0]
-
         return {
-            name: jax.vmap(lambda e, build=build: at(build, e))(jnp.array(given.epsilon))
+            name: jax.vmap(lambda e, build=build: cross_validate(build(e), key, train, test)[0])(
+                jnp.array(given.epsilon)
+            )
             for name, build in builders.items()
         }
 
@@ -214,23 +199,15 @@ def _shrinkage_plot(folder: Path, result: dict[str, Any]) -> Path:
 
 def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
     epsilons = result["settings"]["epsilon"]
-    curves = {}
-    for name in ("private", "printed private"):
-        rows = [result["gains"][_label(name, e, epsilons)] for e in epsilons]
-        curves[name] = Curve(epsilons, [100 * r["mean"] for r in rows], [100 * r["stderr"] for r in rows])
-    flat = [epsilons[0], epsilons[-1]]
+    gains = result["gains"]
+    curves = {
+        name: Curve.measured(epsilons, [gains[_label(name, e, epsilons)] for e in epsilons], scale=100)
+        for name in ("private", "printed private")
+    }
     for name in ("personalized", "beta-binomial"):
-        curves[name] = Curve((), (), (), [100 * result["gains"][name]["mean"]] * 2)
-    return write_curves(
-        folder / "gain-epsilon.png",
-        flat,
-        curves,
-        xlabel="epsilon of a county's bit",
-        ylabel="gain over the local estimate, %",
-        title="Held-out error of counties (bars: two standard errors over folds)",
-        logarithmic="x",
-        from_zero=False,
-    )
+        curves[name] = Curve.level(100 * gains[name]["mean"], epsilons)
+    title = "Held-out error of counties (bars: two standard errors over folds)"
+    return write_gains(folder / "gain-epsilon.png", epsilons, curves, xlabel="epsilon of a county's bit", title=title)
 
 
 def _read(given: ElectionSettings) -> Read:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
@@ -19,14 +21,116 @@ from jaxpfl.estimators.normal_means.area_fit import Likelihood
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.studies.gaussian_settings import GaussianPopulation, GaussianSettings
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
-from jaxpfl.studies.plots import Curve, write_curves
-from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import refuse_given, senders
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
+from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
+from jaxpfl.studies.study import (
+    NOT_PRIVATE,
+    Results,
+    Settings,
+    Study,
+    at_least,
+    check_uploads,
+    refuse_given,
+    within,
+)
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 from jaxpfl.uploads.compression import quantizers
+
+LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
+"""Local mechanism: the analytic Gaussian one; in one dimension also the paper's calibration of it, one bit, and the
+discrete Gaussian on a quantiser's levels."""
+
+
+@dataclass(frozen=True)
+class GaussianPopulation(Settings):
+    """Clients and their messages, as far as theory needs them; the defaults are those of the paper's Figure 1a."""
+
+    clients: int = within(10_000, at_least(2))
+    """m."""
+    samples: int = within(15, checks.count)
+    """n, of each client."""
+    sigma_theta: float = within(0.1, at_least(0))
+    """Standard deviation of the clients' parameters, in each dimension."""
+    sigma_x: float = within(0.5, checks.positive)
+    """Standard deviation of a sample about its client's parameter."""
+    dim: int = within(1, checks.count)
+    """d."""
+    radius: float = within(1.0, checks.positive)
+    """r: public bound |mu| <= r in each dimension, which determines the clipping of messages."""
+    epsilon: float | None = within(None, checks.positive)
+    """Local privacy of each client's message; none unless given."""
+    delta: float = within(1e-5, checks.probability)
+    """delta of local privacy (the Gaussian mechanisms)."""
+    mechanism: LocalMechanism = "analytic"
+    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
+    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
+    bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
+    """Bits to which each entry of a message is quantised; 8 for discrete noise unless given."""
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        super().check()
+        if self.dim > 1 and self.mechanism != "analytic":
+            raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+        if self.epsilon is None:
+            refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
+        if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
+            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
+            warnings.warn(text, JaxpflWarning, stacklevel=3)
+
+    @property
+    def s2(self) -> float:
+        """Variance of a client's mean about its parameter."""
+        return self.sigma_x**2 / self.samples
+
+    @property
+    def st2(self) -> float:
+        return self.sigma_theta**2
+
+    @property
+    def levels_bits(self) -> int:
+        """Bits of the quantiser to whose levels discrete noise is added."""
+        return 8 if self.bits is None else self.bits
+
+    @property
+    def bound(self) -> float:
+        """Clipping bound of an entry, or for d > 1 under local privacy of the norm."""
+        spread = self.st2 + self.s2
+        with jax.ensure_compile_time_eval():
+            if self.dim == 1:
+                return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
+            reach = self.radius * self.dim**0.5
+            return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
+
+
+@dataclass(frozen=True)
+class GaussianSettings(GaussianPopulation):
+    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
+
+    mean: float = 0.0
+    """mu, in each dimension."""
+    uploads: int | None = None
+    """K: number of clients that send; the others personalise as well. All unless given."""
+    repetitions: int = within(60, checks.count)
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Seed of every random draw."""
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        super().check()
+        if not abs(self.mean) <= self.radius:
+            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
+        check_uploads(self.uploads, self.clients)
 
 
 class Contender(NamedTuple):
@@ -144,30 +248,6 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
     return theta, base.every(theta[:, None] + given.sigma_x * jax.random.normal(of_x, (m, n, d)))
 
 
-def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
-    """One repetition, a pure function of its key, that returns each estimator's mean squared error on new data, []
-    each.
-    """
-
-    def study(key: Key) -> dict[str, Array]:
-        of_data, of_run = jax.random.split(key)
-        theta, clients = draw(of_data, given)
-        sent = senders(given.clients, given.uploads)
-        return {
-            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
-            for name, estimator in estimators.items()
-        }
-
-    return study
-
-
-def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
-    numbers = given.clients * given.samples * given.dim
-    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
-    return {name: errors[name] for name in estimators}
-
-
 @dataclass(frozen=True)
 class GaussianOptions(OwnClients):
     """The user's own clients instead of simulated ones."""
@@ -192,6 +272,13 @@ class GaussianOptions(OwnClients):
         refuse_given(self, ("covariates", "fit"), "is of --csv, and there is none")
 
 
+def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
+    """Mean squared errors in each repetition, [repetitions, ...], on the same data for all."""
+    study = repetition(lambda key: draw(key, given), estimators, given.uploads)
+    errors = repeat(study, given.seed, given.repetitions, given.clients * numbers * given.dim)
+    return {name: errors[name] for name in estimators}
+
+
 def run(given: GaussianSettings) -> dict[str, Any]:
     """Summary of `simulated`: each estimator's error and closed form, and the lower bounds."""
     return simulated(given).json
@@ -208,7 +295,7 @@ def simulated(given: GaussianSettings) -> Results:
     base.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
     with jax.enable_x64(True):  # closed forms to all digits
         found = contenders(given)
-    errors = simulate(given, {name: each.estimator for name, each in found.items()})
+    errors = _errors(given, {name: each.estimator for name, each in found.items()}, given.samples)
     exact = {name: each.mse for name, each in found.items()}
     m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
     bounds = {
@@ -242,8 +329,8 @@ def privacy_note(given: GaussianSettings, epsilon: float) -> str:
 EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 9))
 """Those of the paper's figures."""
 
-MECHANISMS = {"analytic": "private", "printed": "printed", "one-bit": "one-bit"}
-"""Mechanism -> the name of its curve."""
+MECHANISMS = ("analytic", "printed", "one-bit")
+"""Those of one dimension whose noise may be traced."""
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
@@ -253,97 +340,66 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
       Ozkara et al. 2022, Figure 4.
     """
     kinds = {kind: replace(given, mechanism=kind) for kind in (MECHANISMS if given.dim == 1 else ("analytic",))}
-    strengths = {kind: jnp.array([strength(own, e) for e in epsilons]) for kind, own in kinds.items()}
-
-    def errors(key: Key) -> dict[str, Array]:
-        of_data, of_run = jax.random.split(key)
-        theta, clients = draw(of_data, given)
-        sent = senders(given.clients, given.uploads)
-
-        def error(own: GaussianSettings, strength: Array) -> Array:
-            estimator = personalized(own, private_release(own, strength))
-            return mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
-
-        return {kind: jax.vmap(lambda at, own=own: error(own, at))(strengths[kind]) for kind, own in kinds.items()}
-
-    return repeat(errors, given.seed, given.repetitions, given.clients * (given.samples + len(epsilons)) * given.dim)
+    swept = {
+        kind: Swept(
+            lambda noise, own=own: personalized(own, private_release(own, noise)),
+            jnp.array([strength(own, e) for e in epsilons]),
+        )
+        for kind, own in kinds.items()
+    }
+    return _errors(given, swept, given.samples + len(epsilons))
 
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     """Plot the error against eps, m and n into ``folder``, measured and exact."""
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
-    m, n = given.clients, given.samples
-    of_m = sorted({max(given.uploads or 2, round(m * f)) for f in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)})
-    of_n = sorted({max(1, round(n * f)) for f in (0.2, 0.5, 1.0, 2.0, 4.0)})
-    return [
-        _epsilon_plot(folder, given),
-        _size_plot(folder, given, "clients", of_m, "clients m"),
-        _size_plot(folder, given, "samples", of_n, "samples of a client, n"),
-    ]
+    of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), given.uploads or 2)
+    of_n = fractions(given.samples, (0.2, 0.5, 1.0, 2.0, 4.0), 1)
+    plots = [_epsilon_plot(folder, given)]
+    for name, sizes in (("clients", of_m), ("samples", of_n)):
+        fine = np.unique(np.geomspace(sizes[0], sizes[-1], 60).round().astype(int))
+        with jax.enable_x64(True):
+            exact = [contenders(replace(given, **{name: int(size)})) for size in fine]
+        lines = {
+            estimator: [np.nan if (mse := at[estimator].mse) is None else mse for at in exact]
+            for estimator in ("local", "global", "personalized", "quantized", "private")
+            if estimator in exact[0]
+        }
+        s2 = given.sigma_x**2 / (fine if name == "samples" else np.full(len(fine), given.samples))
+        floor = given.dim * np.asarray(closed_form.bound_known_mean(s2, given.st2))
+        plots.append(
+            write_sizes(folder, run, given, name, sizes, f"Gaussian clients, {_spread(given)}", fine, lines, floor)
+        )
+    return plots
 
 
 def _epsilon_plot(folder: Path, given: GaussianSettings) -> Path:
     epsilons = EPSILONS if given.epsilon is None else tuple(given.epsilon * e for e in (0.25, 0.5, 1, 1.5, 2, 3, 4))
     fine = np.linspace(epsilons[0], epsilons[-1], 60)
     curves = {
-        name: Curve((), (), (), [value] * len(fine))
-        for name, value in (("local", given.dim * given.s2), ("personalized", theory(given)))
+        "local": Curve.level(given.dim * given.s2, fine),
+        "personalized": Curve.level(theory(given), fine),
+    }
+    delta = f"delta = {given.delta:g}"
+    labels = {
+        "analytic": f"private, analytic Gaussian, {delta}",
+        "printed": f"printed, the paper's Gaussian, {delta}",
+        "one-bit": "one-bit, pure epsilon",
     }
     for kind, errors in over_epsilon(given, epsilons).items():
         own = replace(given, mechanism=kind)
-        measured = [measure(column) for column in errors.T]
         line = []
         for epsilon in fine:
             sent = private_release(own, strength(own, float(epsilon)))
             line.append(theory(own, sent.variance, added_variance(own, sent)))
-        curves[_label(kind, given)] = Curve(
-            epsilons, [v.mean for v in measured], [v.stderr or 0 for v in measured], line
-        )
-    title = f"Private messages, {_setting(given)}"
+        curves[labels[kind]] = Curve.measured(epsilons, map(measure, errors.T), line)
+    title = f"Private messages, m = {given.clients}, n = {given.samples}, {_spread(given)}"
     return write_curves(folder / "mse-epsilon.png", fine, curves, xlabel="epsilon of a client's message", title=title)
 
 
-def _label(kind: str, given: GaussianSettings) -> str:
-    return (
-        MECHANISMS[kind]
-        + {
-            "analytic": f", analytic Gaussian, delta = {given.delta:g}",
-            "printed": f", the paper's Gaussian, delta = {given.delta:g}",
-            "one-bit": ", pure epsilon",
-        }[kind]
-    )
-
-
-def _size_plot(folder: Path, given: GaussianSettings, name: str, sizes: list[int], xlabel: str) -> Path:
-    """The error against a size: each size is a program of its own, the lines are exact."""
-    fine = np.unique(np.geomspace(sizes[0], sizes[-1], 60).round().astype(int))
-    measured = [run(replace(given, **{name: size}))["mse"] for size in sizes]
-    with jax.enable_x64(True):
-        exact = [contenders(replace(given, **{name: int(size)})) for size in fine]
-    curves = {}
-    for estimator in ("local", "global", "personalized", "quantized", "private"):
-        if estimator in measured[0]:
-            rows = [at[estimator] for at in measured]
-            line = [np.nan if (mse := at[estimator].mse) is None else mse for at in exact]
-            curves[estimator] = Curve(sizes, [r["mean"] for r in rows], [r["stderr"] or 0 for r in rows], line)
-    s2 = given.sigma_x**2 / (fine if name == "samples" else np.full(len(fine), given.samples))
-    floor = given.dim * np.asarray(closed_form.bound_known_mean(s2, given.st2))
-    return write_curves(
-        folder / f"mse-{name}.png",
-        fine,
-        curves,
-        xlabel=xlabel,
-        title=f"Gaussian clients, {_setting(given, but=name)}",
-        floor=floor,
-        logarithmic="xy",
-    )
-
-
-def _setting(given: GaussianSettings, but: str = "") -> str:
-    sizes = {"clients": f"m = {given.clients}", "samples": f"n = {given.samples}", "dim": f"d = {given.dim}"}
-    shown = [text for name, text in sizes.items() if name != but and (name != "dim" or given.dim > 1)]
-    return ", ".join([*shown, f"sigma_theta = {given.sigma_theta:g}", f"sigma_x = {given.sigma_x:g}"])
+def _spread(given: GaussianSettings) -> str:
+    return f"sigma_theta = {given.sigma_theta:g}, sigma_x = {given.sigma_x:g}"
 
 
 STUDY = Study(GaussianSettings, own_or_simulated("gaussian", simulated), GaussianOptions)

@@ -13,48 +13,34 @@ import numpy as np
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import logistic_regression
-from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression_title
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.sizes import fractions, write_sizes
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.regression import regression_results
+from jaxpfl.studies.repetitions import mean_square, repeat
+from jaxpfl.studies.report import fractions, write_sizes
+from jaxpfl.studies.study import Results, Settings, Study, at_least, within
 
 
 @dataclass(frozen=True)
-class LogisticSettings:
+class LogisticSettings(Settings):
     """P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I). The paper has no experiment."""
 
-    clients: int = 1000
+    clients: int = within(1000, at_least(2))
     """m."""
-    samples: int = 20
+    samples: int = within(20, checks.count)
     """n, of each client."""
-    dim: int = 10
+    dim: int = within(10, checks.count)
     """d."""
-    sigma_theta: float = 0.5
+    sigma_theta: float = within(0.5, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension; known to the methods."""
-    sigma_mean: float = 1.0
+    sigma_mean: float = within(1.0, at_least(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
-    rate: float = 0.02
+    rate: float = within(0.02, checks.positive)
     """eta, of steps on a sum over the client's examples."""
-    steps: int = 1000
+    steps: int = within(1000, checks.count)
     """Steps of every method."""
-    repetitions: int = 10
+    repetitions: int = within(10, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
-
-    def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        at_least("clients", self.clients, 2)
-        for name in ("samples", "dim", "steps", "repetitions"):
-            checks.count(name, getattr(self, name))
-        for name in ("sigma_theta", "rate"):
-            checks.positive(name, getattr(self, name))
-        at_least("sigma_mean", self.sigma_mean, 0)
 
 
 def draw(key: Key, given: LogisticSettings) -> tuple[Array, Array, Array, Array]:
@@ -87,11 +73,6 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
     return {name: mean_square(estimate, theta) for name, estimate in estimates.items()}
 
 
-def run(given: LogisticSettings) -> dict[str, Any]:
-    """Summary of `simulated`: each estimator's error and gains."""
-    return simulated(given).json
-
-
 def simulated(given: LogisticSettings) -> Results:
     """Run the simulation: local and pooled fits, the mode under the known population, and Algorithm 5.
 
@@ -102,16 +83,7 @@ def simulated(given: LogisticSettings) -> Results:
     numbers = given.clients * given.samples * given.dim
     errors = repeat(lambda key: study(key, given), given.seed, given.repetitions, numbers)
     order = ("local", "fedavg", "known", "personalized")
-    result = {"study": "logistic-regression", "settings": dict(vars(given))} | report({k: errors[k] for k in order}, {})
-    over = {name: gain(errors[name], errors["fedavg"])._asdict() for name in order[2:]}
-    result |= {"gains_over_fedavg": over}
-    title = regression_title("Logistic regression", given, f"n = {given.samples}")
-    return Results(
-        json=result,
-        tables=lambda: estimator_table(result, title, [gains_over_fedavg(result)]),
-        plots=lambda folder: write_plots(folder, given),
-        series=errors,
-    )
+    return regression_results("Logistic regression", given, {name: errors[name] for name in order}, {}, write_plots)
 
 
 def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
@@ -122,9 +94,13 @@ def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
     of_m = fractions(given.clients, (0.01, 0.03, 0.1, 0.3, 1), 2)
     of_n = fractions(given.samples, (0.25, 0.5, 1, 2, 4), 1)
     return [
-        write_sizes(folder, run, few, "clients", of_m, "Logistic regression"),
-        write_sizes(folder, run, few, "samples", of_n, "Logistic regression"),
+        write_sizes(folder, _summary, few, "clients", of_m, "Logistic regression"),
+        write_sizes(folder, _summary, few, "samples", of_n, "Logistic regression"),
     ]
+
+
+def _summary(given: LogisticSettings) -> dict[str, Any]:
+    return simulated(given).json
 
 
 STUDY = Study(LogisticSettings, simulated)

@@ -18,40 +18,38 @@ from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.studies.own_data.options import OwnFile, own_or_simulated
-from jaxpfl.studies.plots import Curve, write_curves
-from jaxpfl.studies.repetitions import gain, mean_square, measure, repeat
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
+from jaxpfl.studies.report import Curve, estimator_table, write_curves
+from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, at_least, refuse_given, within
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import quantizers
 
 
 @dataclass(frozen=True)
-class MixtureSettings:
+class MixtureSettings(Settings):
     """X_ij ~ N(theta_i, sx2 I), theta_i one of k centers, drawn anew from a sphere in each repetition."""
 
-    clients: int = 1_000
+    clients: int = within(1_000, checks.count)
     """m."""
-    samples: int = 5
+    samples: int = within(5, checks.count)
     """n, of each client."""
-    components: int = 3
+    components: int = within(3, checks.count)
     """k."""
-    dim: int = 2
+    dim: int = within(2, checks.count)
     """d."""
-    sigma_x: float = 0.5
+    sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's center."""
-    radius: float = 0.5
+    radius: float = within(0.5, at_least(0))
     """r: norm of the centers, publicly known."""
-    iterations: int = 10
+    iterations: int = within(10, checks.count)
     """T: steps of private k-means, and maximum rounds of the alternation (Algorithm 3)."""
-    epsilon: float | None = None
+    epsilon: float | None = within(None, checks.positive)
     """Epsilon of a client, for private k-means (central) and for a message (local); none unless given."""
-    delta: float = 1e-5
+    delta: float = within(1e-5, checks.probability)
     """delta of both."""
-    bits: int | None = None
+    bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
     """Bits to which each entry of a message is quantised."""
-    repetitions: int = 60
+    repetitions: int = within(60, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -62,17 +60,11 @@ class MixtureSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        for name in ("clients", "samples", "components", "dim", "iterations", "repetitions"):
-            checks.count(name, getattr(self, name))
+        super().check()
         if self.components > self.clients:
             raise JaxpflError(f"components must be at most the {self.clients} clients, got {self.components}")
-        at_least("radius", self.radius, 0)
-        checks.positive("sigma_x", self.sigma_x)
-        check_privacy(self.epsilon, self.delta)
         if self.epsilon is None:
             refuse_given(self, ("delta",), NOT_PRIVATE)
-        if self.bits is not None:
-            quantizers.check_bits(self.bits)
 
     @property
     def s2(self) -> float:
@@ -154,19 +146,12 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
     return {name: errors[name] for name in order}
 
 
-def run(given: MixtureSettings) -> dict[str, Any]:
-    """Summary of `simulated`.
-
-    Returns:
-      ``mse`` and ``gains`` by estimator (``alternating``: after its last round), ``gain_over_local`` of the
-      personalised one, which is EM,
-      ``alternation``: mean and standard error after each round, and ``privacy``: what was spent, where eps is given.
-    """
-    return simulated(given).json
-
-
 def simulated(given: MixtureSettings) -> Results:
     """Run the simulation.
+
+    The summary has ``mse`` and ``gains`` by estimator (``alternating``: after its last round), ``gain_over_local`` of
+    the personalised one, which is EM, ``alternation``: mean and standard error after each round, and ``privacy``: what
+    was spent, where eps is given.
 
     Raises:
       JaxpflError: for settings that `MixtureSettings.check` refuses.
@@ -175,16 +160,8 @@ def simulated(given: MixtureSettings) -> Results:
     series = simulate(given)
     rounds = [measure(column)._asdict() for column in series["alternating"].T]
     errors = series | {"alternating": series["alternating"][:, -1]}
-    mse = {name: measure(values, exact(given) if name == "local" else None) for name, values in errors.items()}
-    gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}
-    result = {
-        "study": "mixture",
-        "settings": dict(vars(given)),
-        "mse": {name: row._asdict() for name, row in mse.items()},
-        "gain_over_local": gained["personalized"]["mean"],
-        "gains": gained,
-        "alternation": rounds,
-    }
+    result = {"study": "mixture", "settings": dict(vars(given))}
+    result |= report(errors, {"local": given.dim * given.s2}) | {"alternation": rounds}
     if given.epsilon is not None:
         result["privacy"] = _spent(given, given.epsilon)
     sizes = f"{given.clients} clients of {given.samples} samples at {given.components} centers, d = {given.dim}"
@@ -213,11 +190,6 @@ def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
     ]
 
 
-def exact(given: MixtureSettings) -> float:
-    """Exact error of the local estimate."""
-    return given.dim * given.s2
-
-
 def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
     noise = private_clustering.noise_multiplier(epsilon, given.delta, given.iterations)
     return {
@@ -240,20 +212,18 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot the alternation's error over its rounds, with those of local estimates and of known centers."""
     folder.mkdir(parents=True, exist_ok=True)
     rounds = range(1, len(result["alternation"]) + 1)
-    flat = [rounds[0], rounds[-1]]
     curves = {
-        name: Curve((), (), (), [row["mean"]] * 2)
+        name: Curve.level(row["mean"], rounds)
         for name, row in result["mse"].items()
         if name not in ("alternating", "variance fitted", "global")
     }
-    rows = result["alternation"]
-    curves["alternating, Algorithm 3"] = Curve(
-        list(rounds), [r["mean"] for r in rows], [r["stderr"] or 0 for r in rows]
-    )
+    curves["alternating, Algorithm 3"] = Curve.measured(rounds, result["alternation"])
     given = result["settings"]
     title = f"{given['components']} centers of norm {given['radius']:g}, m = {given['clients']}, n = {given['samples']}"
     path = folder / "mse-rounds.png"
-    return [write_curves(path, flat, curves, xlabel="rounds of the alternation", title=f"{title}, d = {given['dim']}")]
+    return [
+        write_curves(path, rounds, curves, xlabel="rounds of the alternation", title=f"{title}, d = {given['dim']}")
+    ]
 
 
 @dataclass(frozen=True)

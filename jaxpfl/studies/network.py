@@ -17,6 +17,7 @@ the models, given the true k.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -34,10 +35,11 @@ from jaxpfl.engine.fit import Fit, fit
 from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.studies import network_report
 from jaxpfl.studies.repetitions import measure
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.report import FEW_ERRORS, log_ticks, number, with_error
+from jaxpfl.studies.study import Block, Results, Settings, Study, within
 from jaxpfl.support.errors import JaxpflError, unknown_name
+from jaxpfl.support.presentation import COLORS, INK, new_table, plain, save
 
 METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
 MEASURES = ("error", "ari", "clusters", "accuracy", "validation")
@@ -55,8 +57,13 @@ _STARTS, _LLOYD = 10, 50
 """Starts of k-means, and the steps of each."""
 
 
+def _check_method(name: str, method: str) -> None:
+    if method not in METHODS:
+        raise unknown_name("method of the study", method, METHODS)
+
+
 @dataclass(frozen=True)
-class NetworkSettings:
+class NetworkSettings(Settings):
     """m clients in k clusters; the coefficients of each have the norm ``strength``."""
 
     clients: int = 50
@@ -69,21 +76,21 @@ class NetworkSettings:
     """d."""
     strength: float = 3.0
     """Norm of a cluster's coefficients; large values give almost noiseless labels."""
-    strengths: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    strengths: tuple[float, ...] = within((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), checks.positive)
     """Values of lambda and of the weight decay; IFCA has as many starts."""
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = within(METHODS, _check_method)
     """Methods to compare."""
     graph: Literal["models", "data", "features"] = "models"
     """Space of the network lasso's nearest neighbours. Only models distinguish these clients."""
-    neighbours: int = 5
+    neighbours: int = within(5, checks.count)
     """Neighbours of each client. With as many as its cluster has, or more, some must be in other clusters."""
-    rounds: int = 100
+    rounds: int = within(100, checks.count)
     """Rounds, with all clients."""
-    local_steps: int = 5
+    local_steps: int = within(5, checks.count)
     """Full gradient steps of a client in a round."""
-    rate: float = 0.5
+    rate: float = within(0.5, checks.positive)
     """Learning rate of every method."""
-    repetitions: int = 3
+    repetitions: int = within(3, checks.count)
     """Independent draws of clusters and clients, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -94,22 +101,13 @@ class NetworkSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        for name in self.methods:
-            if name not in METHODS:
-                raise unknown_name("method of the study", name, METHODS)
-        for name in ("neighbours", "rounds", "local_steps", "repetitions"):
-            checks.count(name, getattr(self, name))
+        super().check()
         if not 2 <= self.clusters <= self.clients:
             raise JaxpflError(f"clusters must be 2 to the {self.clients} clients, got {self.clusters}")
         if self.neighbours >= self.clients:
             raise JaxpflError(f"neighbours must be fewer than the {self.clients} clients, got {self.neighbours}")
         if self.samples < 2:
             raise JaxpflError(f"samples must be at least 2, to train and to validate, got {self.samples}")
-        if not self.strengths:
-            raise JaxpflError("strengths must be at least one value, got none")
-        checks.positive("rate", self.rate)
-        for value in self.strengths:
-            checks.positive("strengths", value)
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
@@ -237,11 +235,6 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
     return {name: {part: np.stack([row[part] for row in rows]) for part in rows[0]} for name, rows in found.items()}
 
 
-def run(given: NetworkSettings) -> dict[str, Any]:
-    """Summary of `simulated`."""
-    return simulated(given).json
-
-
 def simulated(given: NetworkSettings) -> Results:
     """Path of every method over its values, and its scores at the value chosen by validation loss in each repetition.
 
@@ -253,17 +246,17 @@ def simulated(given: NetworkSettings) -> Results:
         "study": "network",
         "settings": dict(vars(given)),
         "graph": {part: _row(values) for part, values in found["graph"].items()},
-        "methods": {name: summary(name, found[name], given) for name in given.methods},
+        "methods": {name: _summary(name, found[name], given) for name in given.methods},
     }
     return Results(
         json=result,
-        tables=lambda: network_report.tables(result),
-        plots=lambda folder: network_report.write_plots(folder, result),
+        tables=lambda: tables(result),
+        plots=lambda folder: write_plots(folder, result),
         series={f"{name}, {part}": values for name, rows in found.items() for part, values in rows.items()},
     )
 
 
-def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
+def _summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
     """Summary of one method."""
     values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
     loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
@@ -280,6 +273,83 @@ def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> d
 def _row(values: np.ndarray) -> dict[str, float | None]:
     found = measure(values)
     return {"mean": found.mean, "stderr": found.stderr}
+
+
+_SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": "clusters"}
+
+
+def tables(result: dict[str, Any]) -> list[Block]:
+    """Table of the methods, and a line on the graph, from the summary."""
+    given = result["settings"]
+    table = new_table(
+        f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
+        f"d = {given['dim']}, {given['repetitions']} repetitions",
+        "at the value that the validation loss chooses in each repetition; ± one standard error; ARI: adjusted Rand "
+        "index of the clusters; best: the least mean error on the path, known only to who knows the truth",
+    )
+    table.add_column("method", style="bold", no_wrap=True)
+    for name in ("chosen", "parameter error", "best", "ARI", "clusters", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in result["methods"].items():
+        chosen = row["chosen"]
+        values = sorted(set(row["chosen_values"]))
+        table.add_row(
+            name,
+            f"{row['swept']} {', '.join(f'{value:g}' for value in values)}",
+            with_error(chosen["error"]),
+            number(min(point["mean"] for point in row["path"]["error"])),
+            with_error(chosen["ari"]),
+            f"{chosen['clusters']['mean']:.3g}",
+            with_error(chosen["accuracy"], percent=True),
+        )
+    graph = {name: row["mean"] for name, row in result["graph"].items()}
+    return [
+        table,
+        f"the graph alone ({given['graph']}, {given['neighbours']} neighbours): {100 * graph['crossing']:.1f} % of its "
+        f"edges are between clusters, {graph['components']:.3g} components, ARI {graph['ari']:.3g}",
+    ]
+
+
+def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
+    """Plot the path into ``folder``: errors, Rand indices and numbers of clusters over lambda (or weight decay)."""
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(7.2, 9.0), layout="constrained")
+    panels = figure.subplots(len(_SHOWN), 1, sharex=True)
+    for axes, (part, label) in zip(panels, _SHOWN.items(), strict=True):
+        axes.set_ylabel(label)
+        for (name, row), color in zip(result["methods"].items(), COLORS, strict=False):
+            if part != "clusters" or name == "network-lasso":  # the others are given the number, or have one
+                _draw(axes, name, row, part, color)
+        plain(axes)
+    given = result["settings"]
+    panels[0].set_title(
+        f"{given['clients']} clients in {given['clusters']} planted clusters",
+        loc="left",
+        fontsize=11,
+        fontweight="bold",
+    )
+    log_ticks(panels[0].yaxis, [1, 100])
+    panels[1].set_ylim(-0.05, 1.05)
+    log_ticks(panels[2].yaxis, [1, given["clients"]])
+    panels[2].axhline(given["clusters"], color=INK, linewidth=1, linestyle=":", label="true")
+    panels[-1].set_xlabel("lambda; weight decay of local and fedavg")
+    log_ticks(panels[-1].xaxis, given["strengths"])
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
+    return [save(figure, folder, "path")]
+
+
+def _draw(axes: Any, name: str, row: dict[str, Any], part: str, color: str) -> None:
+    """A method's path, with bars; for a method with several starts, the chosen one as a dashed line."""
+    if row["swept"] == "start":
+        axes.axhline(
+            row["chosen"][part]["mean"], color=color, linestyle="--", linewidth=1.5, label=f"{name}, chosen start"
+        )
+        return
+    means = [point["mean"] for point in row["path"][part]]
+    errors = FEW_ERRORS * np.array([point["stderr"] or 0.0 for point in row["path"][part]])
+    axes.errorbar(row["values"], means, yerr=errors, color=color, marker="o", markersize=4, capsize=2, label=name)
 
 
 STUDY = Study(NetworkSettings, simulated)

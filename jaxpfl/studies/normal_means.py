@@ -18,11 +18,9 @@ from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.studies.mean_populations import TRUTHS, Truth, bayes_risk, draw, mixture, needles
 from jaxpfl.studies.own_data.client_csv import CsvTable
 from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
-from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import repeat, report
-from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import at_least, refuse_given
-from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table
+from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.support.presentation import new_axes, save
 
@@ -66,7 +64,7 @@ class NormalMeansSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        at_least("clients", self.clients, 2)
+        at_least(2)("clients", self.clients)
         checks.count("repetitions", self.repetitions)
         if self.truth not in TRUTHS:
             raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {shown(self.truth)}")

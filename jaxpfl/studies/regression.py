@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,57 +15,41 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression_title
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.sizes import fractions, write_sizes
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.report import estimator_table, fractions, regression_title, with_error, write_sizes
+from jaxpfl.studies.study import Results, Settings, Study, at_least, within
 
 _FLOOR = 1e-6
 """Lower bound of estimated variances."""
 
 
 @dataclass(frozen=True)
-class RegressionSettings:
+class RegressionSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
 
-    clients: int = 10_000
+    clients: int = within(10_000, at_least(2))
     """m."""
-    samples: int = 10
+    samples: int = within(10, at_least(2))  # the variance shows in pairs of a client's examples
     """n, of each client."""
-    dim: int = 50
+    dim: int = within(50, checks.count)
     """d."""
-    sigma_theta: float = 0.1
+    sigma_theta: float = within(0.1, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension."""
-    sigma_mean: float = 0.1
+    sigma_mean: float = within(0.1, at_least(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
-    noise_variance: float = 0.05
+    noise_variance: float = within(0.05, checks.positive)
     """Variance of w."""
-    feature_variance: float = 0.05
+    feature_variance: float = within(0.05, checks.positive)
     """Variance of an entry of X."""
-    em_steps: int = 50
+    em_steps: int = within(50, checks.count)
     """Steps of EM from the moments."""
-    gradient_steps: int = 300
+    gradient_steps: int = within(300, checks.count)
     """Steps of Algorithm 4, at the moments' variances."""
     printed_steps: bool = False
     """Steps of Algorithm 4 as printed, by which mu is slow; otherwise they have Nesterov's momentum."""
-    repetitions: int = 10
+    repetitions: int = within(10, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
-
-    def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        for name in ("clients", "samples"):  # the variance shows in pairs of a client's examples
-            at_least(name, getattr(self, name), 2)
-        for name in ("dim", "em_steps", "gradient_steps", "repetitions"):
-            checks.count(name, getattr(self, name))
-        for name in ("sigma_theta", "noise_variance", "feature_variance"):
-            checks.positive(name, getattr(self, name))
-        at_least("sigma_mean", self.sigma_mean, 0)
 
     @property
     def local_mse(self) -> float | None:
@@ -134,18 +119,40 @@ def simulated(given: RegressionSettings) -> Results:
       JaxpflError: for settings that `RegressionSettings.check` refuses.
     """
     given.check()
-    numbers = given.clients * given.samples * given.dim
-    errors = repeat(lambda key: study(key, given), given.seed, given.repetitions, numbers)
+    errors = repeat(
+        lambda key: study(key, given), given.seed, given.repetitions, given.clients * given.samples * given.dim
+    )
     exact = {"local": given.local_mse, "known": float(errors.pop("bound").mean())}
     order = ("local", "fedavg", "known", "algorithm-4", "personalized")
-    result = {"study": "regression", "settings": dict(vars(given))} | report({k: errors[k] for k in order}, exact)
-    over = {name: gain(errors[name], errors["fedavg"])._asdict() for name in order[2:]}
+    return regression_results("Linear regression", given, {name: errors[name] for name in order}, exact, write_plots)
+
+
+def regression_results(
+    kind: str,
+    given: Any,
+    errors: dict[str, Any],
+    exact: dict[str, float | None],
+    plots: Callable[[Path, Any], list[Path]],
+) -> Results:
+    """Results of a study of regressions, whose gains over the pooled one are in the summary too.
+
+    Args:
+      kind: kind of regression, whose name is the study's: "Linear regression" or "Logistic regression".
+      given: settings of the study.
+      errors: mean squared errors by estimator, [repetitions] each, with ``local``, ``fedavg`` and ``personalized``.
+      exact: exact errors, where known.
+      plots: ``(folder, settings) -> paths``.
+    """
+    name = kind.lower().replace(" ", "-").removeprefix("linear-")
+    result = {"study": name, "settings": dict(vars(given))} | report(errors, exact)
+    over = {n: gain(own, errors["fedavg"])._asdict() for n, own in errors.items() if n not in ("local", "fedavg")}
     result |= {"gains_over_fedavg": over}
-    title = regression_title("Linear regression", given, f"n = {given.samples}")
+    gains = ", ".join(f"{n} {with_error(row, percent=True)}" for n, row in over.items())
+    title = regression_title(kind, given, f"n = {given.samples}")
     return Results(
         json=result,
-        tables=lambda: estimator_table(result, title, [gains_over_fedavg(result)]),
-        plots=lambda folder: write_plots(folder, given),
+        tables=lambda: estimator_table(result, title, [f"gain over fedavg: {gains}"]),
+        plots=lambda folder: plots(folder, given),
         series=errors,
     )
 

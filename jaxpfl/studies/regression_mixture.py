@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,9 @@ from jaxpfl.estimators import regression, regression_mixture
 from jaxpfl.estimators.regression_mixture import MixturePopulation
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
-from jaxpfl.studies.report import estimator_table, regression_title
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.study import Results, Study
-from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import COLORS, new_axes, save
+from jaxpfl.studies.report import Curve, estimator_table, regression_title, write_curves
+from jaxpfl.studies.study import Results, Settings, Study, at_least, within
 
 _POINTS = 20
 """Number of points of Algorithm 1's curve over its iterations."""
@@ -34,48 +29,31 @@ _FLOOR = 1e-5
 
 
 @dataclass(frozen=True)
-class RegressionMixtureSettings:
+class RegressionMixtureSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
 
-    clients: int = 1000
+    clients: int = within(1000, at_least(2))
     """m."""
-    samples: tuple[int, ...] = (10, 20, 30)
+    samples: tuple[int, ...] = within((10, 20, 30), checks.count)
     """n, of each client; one study per value."""
-    dim: int = 50
+    dim: int = within(50, checks.count)
     """d."""
-    mean: float = 1.0
+    mean: float = within(1.0, at_least(0))
     """Value of every entry of mu; unstated in the paper, and 1 gives its errors of local estimates."""
-    component_variance: float = 0.001
+    component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
-    noise_variance: float = 0.1
+    noise_variance: float = within(0.1, checks.positive)
     """Variance of w; given to Algorithms 1 and 6, but not to EM."""
-    iterations: int = 1000
+    iterations: int = within(1000, checks.count)
     """Iterations of Algorithm 1, and at most 20 of Algorithm 6, which converges after a few."""
-    floor: float = 0.001
+    floor: float = within(0.001, checks.positive)
     """Least variance of a component in Algorithm 1, which ends on it."""
-    em_steps: int = 20
+    em_steps: int = within(20, checks.count)
     """Steps of EM on the data."""
-    repetitions: int = 5
+    repetitions: int = within(5, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
-
-    def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        at_least("clients", self.clients, 2)
-        if not self.samples:
-            raise JaxpflError("samples must be at least one number of samples, got none")
-        for n in self.samples:
-            checks.count("samples", n)
-        for name in ("dim", "iterations", "em_steps", "repetitions"):
-            checks.count(name, getattr(self, name))
-        for name in ("component_variance", "noise_variance", "floor"):
-            checks.positive(name, getattr(self, name))
-        at_least("mean", self.mean, 0)
 
     @property
     def known(self) -> MixturePopulation:
@@ -172,38 +150,16 @@ def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int
     """Plot the errors from `measured` into ``folder``: against n, and Algorithm 1's along its iterations."""
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
-    return [_over_samples(folder, setting, errors), _along_iterations(folder, setting, given, errors)]
-
-
-_YLABEL = "mean squared error of the coefficients"
-
-
-def _over_samples(folder: Path, setting: str, errors: dict[int, dict[str, np.ndarray]]) -> Path:
-    curves = {}
-    for name in ORDER:
-        points = [measure(found[name]) for found in errors.values()]
-        curves[name] = Curve(list(errors), [p.mean for p in points], [p.stderr or 0.0 for p in points])
-    return write_curves(
-        folder / "mse-samples.png",
-        list(errors),
-        curves,
-        xlabel="samples of a client, n",
-        ylabel=_YLABEL,
-        title=setting,
-        logarithmic="y",
-    )
-
-
-def _along_iterations(
-    folder: Path, setting: str, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]
-) -> Path:
-    figure, axes = new_axes("iterations", _YLABEL, f"{setting}: Algorithm 1")
+    style = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
+    over = {name: Curve.measured(list(errors), [measure(own[name]) for own in errors.values()]) for name in ORDER}
     steps = _each(given) * np.arange(1, _POINTS + 1)
-    for color, (n, found) in zip(itertools.cycle(COLORS), errors.items(), strict=False):
-        axes.plot(steps, found["along"].mean(axis=0), "o-", markersize=3.5, color=color, label=f"n = {n}")
-    axes.set_yscale("log")
-    axes.legend(frameon=False)
-    return save(figure, folder, "mse-iterations")
+    along = {f"n = {n}": Curve.measured(steps, map(measure, own["along"].T)) for n, own in errors.items()}
+    return [
+        write_curves(folder / "mse-samples.png", [], over, xlabel="samples of a client, n", title=setting, **style),
+        write_curves(
+            folder / "mse-iterations.png", [], along, xlabel="iterations", title=f"{setting}: Algorithm 1", **style
+        ),
+    ]
 
 
 def _each(given: RegressionMixtureSettings) -> int:

@@ -12,6 +12,8 @@ import numpy as np
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.engine import device_memory as memory
+from jaxpfl.estimators import base
+from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 
@@ -28,6 +30,55 @@ class Measured(NamedTuple):
     mean: float
     stderr: float | None
     closed_form: float | None = None
+
+
+class Swept(NamedTuple):
+    """An estimator at each of several values, in one program: ``build(value)``, and the values [k]."""
+
+    build: Callable[[Array], Estimator]
+    values: Array
+
+
+def senders(clients: int, uploads: int | None) -> Array:
+    """Mask of the clients that send, [m] bool: the first K, as all have the same distribution."""
+    return jnp.arange(clients) < (clients if uploads is None else uploads)
+
+
+def repetition(
+    draw: Callable[[Key], tuple[Array, Samples]],
+    estimators: Mapping[str, Estimator | Swept],
+    uploads: int | None = None,
+    score: Callable[[Array, Array], Array] | None = None,
+) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: scores of all estimators on the same new data.
+
+    Args:
+      draw: ``key -> (parameters [m, ...], samples)``.
+      estimators: by name.
+      uploads: K, number of clients that send; all unless given.
+      score: ``(estimates, parameters) -> score``; the mean squared error unless given.
+
+    Returns:
+      A function of the key whose scores are by estimator, with a leading [k] for those at several values.
+    """
+    scored = score or mean_square
+
+    def study(key: Key) -> dict[str, Array]:
+        of_data, of_run = jax.random.split(key)
+        truth, clients = draw(of_data)
+        sent = senders(len(truth), uploads)
+
+        def one(estimator: Estimator) -> Array:
+            return scored(base.estimate(estimator, of_run, clients, sent=sent).estimates, truth)
+
+        return {
+            name: jax.vmap(lambda value, build=own.build: one(build(value)))(own.values)
+            if isinstance(own, Swept)
+            else one(own)
+            for name, own in estimators.items()
+        }
+
+    return study
 
 
 def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers: int) -> PyTree:

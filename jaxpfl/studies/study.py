@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +16,73 @@ from jaxpfl.support.errors import JaxpflError
 
 Block: TypeAlias = Any
 """A printed part of the results: a rich table, or a line of plain text."""
+
+
+NOT_PRIVATE = "needs epsilon, without which nothing is private"
+"""Reason for refusing a setting of privacy without epsilon."""
+
+
+def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = False) -> Any:
+    """A field of a study's settings with the check of its value; None is not checked.
+
+    Args:
+      default: its default; of a tuple, every value is checked.
+      check: ``(name, value) -> anything``, which raises a JaxpflError.
+      empty: whether a tuple may have no values.
+    """
+    return dataclasses.field(default=default, metadata={"check": check, "empty": empty})
+
+
+def at_least(least: float) -> Callable[[str, float], None]:
+    """The check that a number is finite and at least ``least``."""
+
+    def check(name: str, value: float) -> None:
+        if not (math.isfinite(value) and value >= least):
+            raise JaxpflError(f"{name} must be at least {least:g} and finite, got {value}")
+
+    return check
+
+
+def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
+    """Refuse fields of a dataclass that differ from their defaults, as they would be ignored.
+
+    Raises:
+      JaxpflError.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in names:
+        value = getattr(settings, name)
+        if value != defaults[name]:
+            raise JaxpflError(f"{name} {why}, got {value}")
+
+
+def check_uploads(uploads: int | None, clients: int) -> None:
+    """Check that the number of uploading clients, if given, is between 2 and that of all.
+
+    Raises:
+      JaxpflError.
+    """
+    if uploads is not None and not 2 <= uploads <= clients:
+        raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")
+
+
+class Settings:
+    """Base of a study's settings: a frozen dataclass whose fields have their checks (`within`)."""
+
+    def check(self) -> Any:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            value = getattr(self, field.name)
+            if "check" not in field.metadata or value is None:
+                continue
+            if value == () and not field.metadata["empty"]:
+                raise JaxpflError(f"{field.name} must be at least one value, got none")
+            for one in value if isinstance(value, tuple) else (value,):
+                field.metadata["check"](field.name, one)
 
 
 class Options:
@@ -95,3 +164,30 @@ class Study:
         from jaxpfl.core import full_precision  # starts jax, which settings and help do without
 
         return full_precision.products(self.results)(given, *more)
+
+    def arguments(self, settings: Any, options: Options | None = None) -> Iterator[str]:
+        """Arguments of ``jaxpfl estimate`` that give settings and options; those that are the defaults are left out.
+
+        Paths are absolute, so that the command means the same from another folder.
+        """
+        yield from _flags(settings, self.settings())
+        if options is not None and self.options is not None:
+            yield from _flags(options, self.options())
+
+
+def _flags(given: Any, usual: Any) -> Iterator[str]:
+    for field in dataclasses.fields(given):
+        value, flag = getattr(given, field.name), f"--{field.name.replace('_', '-')}"
+        if value == getattr(usual, field.name):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else f"--no-{flag[2:]}"
+        elif isinstance(value, tuple):
+            yield from (flag, *map(_word, value))
+        else:
+            word = _word(value)
+            yield from [f"{flag}={word}"] if word.startswith("-") else [flag, word]
+
+
+def _word(value: Any) -> str:
+    return str(value.absolute()) if isinstance(value, Path) else str(value)

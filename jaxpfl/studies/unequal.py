@@ -12,16 +12,14 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import base, bernoulli
+from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Samples
 from jaxpfl.studies import probability_priors as priors
-from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.probability_priors import ProbabilityPrior
-from jaxpfl.studies.repetitions import gain, measure, repeat, report
-from jaxpfl.studies.report import estimator_table, with_error
-from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.study import Block, Results, Study
+from jaxpfl.studies.repetitions import gain, measure, repeat, repetition, report
+from jaxpfl.studies.report import Curve, estimator_table, with_error, write_gains
+from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, within
 from jaxpfl.support.errors import JaxpflError
 
 _SHOWN = 8
@@ -29,18 +27,18 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class UnequalSettings:
+class UnequalSettings(Settings):
     """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples of client i."""
 
-    clients: int = 10_000
+    clients: int = within(10_000, at_least(2))
     """Number of clients, m."""
-    least: int = 2
+    least: int = within(2, checks.count)
     """Fewest samples of a client."""
     most: int = 50
     """Most samples of a client; all numbers between them are about equally frequent."""
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
-    repetitions: int = 60
+    repetitions: int = within(60, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -51,9 +49,7 @@ class UnequalSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        at_least("clients", self.clients, 2)
-        for name in ("least", "repetitions"):
-            checks.count(name, getattr(self, name))
+        super().check()
         if self.most < max(2, self.least):
             raise JaxpflError(f"most must be at least 2 and the least samples ({self.least}), got {self.most}")
         return priors.parse(self.prior)
@@ -92,16 +88,10 @@ def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
         estimators["known prior"] = bernoulli.known_beta(*prior.beta)
     groups = np.stack([np.ones(given.clients, bool), *(given.sizes == n for n in given.shown)])
 
-    def study(key: Key) -> dict[str, Array]:
-        of_data, of_run = jax.random.split(key)
-        p, clients = draw(of_data, given, prior)
+    def score(estimates: Array, p: Array) -> Array:
+        return jnp.where(groups, (estimates - p) ** 2, 0).sum(axis=1) / groups.sum(axis=1)
 
-        def errors(estimator: base.Estimator) -> Array:
-            square = (base.estimate(estimator, of_run, clients).estimates - p) ** 2
-            return jnp.where(groups, square, 0).sum(axis=1) / groups.sum(axis=1)
-
-        return {name: errors(estimator) for name, estimator in estimators.items()}
-
+    study = repetition(lambda key: draw(key, given, prior), estimators, score=score)
     found = repeat(study, given.seed, given.repetitions, given.clients * given.most)
     return {name: found[name] for name in estimators}
 
@@ -157,20 +147,11 @@ def _plot(folder: Path, given: UnequalSettings, prior: ProbabilityPrior, result:
     fine = np.geomspace(rows[0]["samples"], max(rows[-1]["samples"], 1 + rows[0]["samples"]), 60)
     curves = {}
     for name in (name for name in result["gains"] if name != "global"):
-        gains = [row["gains"][name] for row in rows]
         line = 100 * (1 - closed_form.weight(prior.population, fine)) if name == "personalized" else None
-        errors = [100 * (row["stderr"] or 0) for row in gains]
-        curves[name] = Curve([row["samples"] for row in rows], [100 * row["mean"] for row in gains], errors, line)
-    return write_curves(
-        folder / "gain-samples.png",
-        fine,
-        curves,
-        xlabel="samples of a client, n",
-        ylabel="gain over the local estimate, %",
-        title=f"Clients of unequal sizes, m = {given.clients}, {given.prior}",
-        logarithmic="x",
-        from_zero=False,
-    )
+        sizes, gains = [row["samples"] for row in rows], [row["gains"][name] for row in rows]
+        curves[name] = Curve.measured(sizes, gains, line, scale=100)
+    title = f"Clients of unequal sizes, m = {given.clients}, {given.prior}"
+    return write_gains(folder / "gain-samples.png", fine, curves, xlabel="samples of a client, n", title=title)
 
 
 STUDY = Study(UnequalSettings, simulated)

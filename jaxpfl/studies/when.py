@@ -12,7 +12,7 @@ import numpy as np
 from jaxpfl.estimators import when_to_collaborate as when
 from jaxpfl.studies import gaussian as study
 from jaxpfl.studies.gaussian import GaussianPopulation
-from jaxpfl.studies.plots import log_ticks
+from jaxpfl.studies.report import log_ticks
 from jaxpfl.studies.study import Results, Study
 from jaxpfl.support.presentation import INK, save
 

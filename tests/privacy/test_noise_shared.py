@@ -25,8 +25,8 @@ from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, private_sum, step_noise
-from jaxpfl.studies.histograms import private_methods as histogram_private_methods
-from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.studies.histogram import methods as histogram_private_methods
+from jaxpfl.studies.histogram.settings import HistogramSettings
 
 CENTRAL = Mechanism(1.0, 0.5)
 DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)
@@ -287,7 +287,9 @@ def test_rounds_of_histograms(drawn):
     counts = np.random.default_rng(0).integers(1, 9, (12, 20))
     users = histogram.from_sparse(np.arange(0, 241, 20), np.tile(np.arange(20), 12), counts.ravel(), 20)
     given = HistogramSettings(tokens=20, candidates=10, kept_tokens=5, private_rounds=3)
-    choices = {name: histogram_private_methods.Choice(2, 3, 0.3, 0.5) for name in histogram_private_methods.METHODS}
+    choices = {
+        name: histogram_private_methods.Choice(2, 3, 0.3, 0.5) for name in histogram_private_methods.PRIVATE_METHODS
+    }
     noise = histogram_private_methods.Noise(1.0, 0.5, 1.0)
     run = jax.jit(lambda key: histogram_private_methods.all_private_centers(key, users, noise, choices, given))
     jax.block_until_ready(run(jax.random.key(1)))

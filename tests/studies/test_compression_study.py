@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from jaxpfl.data import federate, load
-from jaxpfl.studies import compression, compression_demo
+from jaxpfl.studies import compression
 from jaxpfl.studies.compression import CompressionSettings
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import total_variation
@@ -32,8 +32,8 @@ def result() -> dict:
 def test_the_demo_stalls_crawls_or_arrives():
     """With eta = 1, x_{t+1} - x* = g - u has the cumulative sums w with |w| <= gamma_t: the update of an alternating
     gradient larger than twice gamma takes gamma off its first entry and twice gamma off all others."""
-    demo = compression_demo.run()
-    optimum, shown = np.array(compression_demo.OPTIMUM), compression_demo.SHOWN
+    demo = compression.demo()
+    optimum, shown = np.array(compression.OPTIMUM), compression.SHOWN
     for t in shown:
         gamma = 0.6 / np.sqrt(t)
         expected = optimum * (1 - np.array([1, 2, 2, 2]) * gamma)
@@ -43,15 +43,15 @@ def test_the_demo_stalls_crawls_or_arrives():
         if t > 2:
             assert demo["points"]["error feedback"][str(t)] == pytest.approx(optimum.tolist(), abs=1e-5)
     assert demo["points"]["error feedback"]["2"] == pytest.approx([1, -0.8, 0.8, -0.8], abs=1e-5)
-    assert any("constant: (0.4, 0, 0, 0)" in line for line in compression_demo.said(demo))
+    assert any("constant: (0.4, 0, 0, 0)" in line for line in compression._demo_lines(demo))
 
 
 @pytest.mark.slow
 def test_no_update_is_the_one_that_the_text_prints():
     """u^T g = |u|^2 + gamma TV(u) > 0 for every update but zero, and the printed one has u^T g = 0."""
-    printed = compression_demo.run()["printed"]
+    printed = compression.demo()["printed"]
     assert printed == {"update_times_gradient": 0.0, "square_distances": [4.0, 8.0, 4.0, 0.0]}
-    g, gammas = -jnp.array(compression_demo.OPTIMUM), jnp.linspace(0.01, 1.2, 50)
+    g, gammas = -jnp.array(compression.OPTIMUM), jnp.linspace(0.01, 1.2, 50)
     updates = np.asarray(jax.jit(jax.vmap(lambda gamma: total_variation.update(g, gamma).value))(gammas), float)
     variation = np.abs(np.diff(updates, append=0)).sum(axis=1)
     np.testing.assert_allclose(updates @ np.asarray(g), (updates**2).sum(axis=1) + gammas * variation, atol=1e-5)
@@ -145,7 +145,7 @@ def test_mini_batches_are_of_the_client_and_unbiased():
     [
         ({"data": "digits"}, "data set 'digits' has 10 classes, expected 2"),
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-        ({"rates": ()}, "rates must be at least one, got none"),
+        ({"rates": ()}, "rates must be at least one value, got none"),
         ({"rates": (-1.0,)}, "rates must be > 0 and finite"),
         ({"l2": 0.0}, "l2 must be > 0 and finite, got 0.0"),
         ({"compressors": ("tv",)}, "compressor tv needs gamma"),

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jaxpfl.data import PlantedSettings, draw_planted
-from jaxpfl.studies import network, network_report
+from jaxpfl.studies import network
 from jaxpfl.studies.network import METHODS, NetworkSettings
 from jaxpfl.support.errors import JaxpflError
 
@@ -30,7 +30,7 @@ SMALL = NetworkSettings(
 
 @pytest.fixture(scope="module")
 def result() -> dict:
-    return network.run(SMALL)
+    return network.simulated(SMALL).json
 
 
 def mean(row: dict, part: str) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_the_graph_alone_does_not_tell(result: dict):
 @pytest.mark.slow
 def test_the_table_shows_what_was_chosen(result: dict):
     console = Console(width=110, record=True, file=io.StringIO())
-    for block in network_report.tables(result):
+    for block in network.tables(result):
         console.print(block, soft_wrap=isinstance(block, str))
     shown = console.export_text()
     for name, row in result["methods"].items():
@@ -136,13 +136,13 @@ def test_distinct_models_are_clusters_and_others_are_clustered():
 )
 def test_refusals(change: dict, message: str):
     with pytest.raises(JaxpflError, match=message):
-        network.run(replace(SMALL, **change))
+        network.simulated(replace(SMALL, **change))
 
 
 @pytest.mark.slow
 def test_the_path_of_the_readme():
     """One draw of the defaults, with margins of what was seen (errors .49; .99, 3.0, 8.2, 3.0, 3.0)."""
-    rows = network.run(replace(NetworkSettings(), repetitions=1))["methods"]
+    rows = network.simulated(replace(NetworkSettings(), repetitions=1)).json["methods"]
     assert tuple(rows) == METHODS
     best = {name: mean(row, "error").min() for name, row in rows.items()}
     assert best["network-lasso"] < 0.75 * best["ifca"]

@@ -9,13 +9,12 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.studies import registry
-from jaxpfl.studies.arguments import arguments
 
 
 def of(name: str, options: dict[str, Any] | None = None, **settings: Any) -> list[str]:
     study = registry.get(name)
     given = None if study.options is None else study.options(**(options or {}))
-    return list(arguments(study, study.settings(**settings), given))
+    return list(study.arguments(study.settings(**settings), given))
 
 
 @pytest.mark.parametrize("name", registry.STUDIES)

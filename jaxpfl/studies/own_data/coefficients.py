@@ -22,8 +22,7 @@ from jaxpfl.studies.own_data import output
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Block, Results
+from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, shown
 from jaxpfl.support.presentation import new_table, unmarked

@@ -15,7 +15,7 @@ from jaxpfl.studies.bernoulli import BernoulliSettings
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import held_out
 from jaxpfl.studies.own_data.client_csv import Clients
-from jaxpfl.studies.settings import refuse_given
+from jaxpfl.studies.study import refuse_given
 from jaxpfl.support.errors import JaxpflError, shown
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")

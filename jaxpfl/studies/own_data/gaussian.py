@@ -30,8 +30,7 @@ from jaxpfl.studies.own_data.common import (
     without,
 )
 from jaxpfl.studies.own_data.options import LEVEL
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Results
+from jaxpfl.studies.study import Results, refuse_given
 from jaxpfl.support.errors import JaxpflError
 
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")

@@ -17,8 +17,7 @@ from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.studies.own_data.common import sizes_of
 from jaxpfl.studies.own_data.options import OwnFile
 from jaxpfl.studies.report import beside
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Block, Results
+from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 

@@ -14,8 +14,7 @@ from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_f
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Block, Results
+from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.presentation import literal, new_table
 

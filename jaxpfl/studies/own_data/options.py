@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jaxpfl.studies.own_data.client_csv import CsvLayout
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Options, Results
+from jaxpfl.studies.study import Options, Results, refuse_given
 from jaxpfl.support.errors import JaxpflError
 
 Intervals: TypeAlias = Literal["learned", "clients", "plug-in"]

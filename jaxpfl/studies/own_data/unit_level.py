@@ -14,8 +14,7 @@ from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import client_csv, diagnostics, output
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.normal_means_fits import coefficients, said_coefficients
-from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Block, Results
+from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.presentation import literal
 

@@ -23,15 +23,20 @@ from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Users
-from jaxpfl.studies.histograms import methods as histogram_methods
-from jaxpfl.studies.histograms import private_methods as histogram_private_methods
-from jaxpfl.studies.histograms.data import Group, Prepared
-from jaxpfl.studies.histograms.methods import BLENDED, LAMBDAS, exact_centers
-from jaxpfl.studies.histograms.private_methods import ONE_RELEASE, Choice, given_choices, one_release, private_centers
-from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.studies.histogram.methods import (
+    BLENDED,
+    LAMBDAS,
+    METHODS,
+    ONE_RELEASE,
+    PRIVATE_METHODS,
+    Choice,
+    exact_centers,
+    given_choices,
+    one_release,
+    private_centers,
+)
+from jaxpfl.studies.histogram.settings import Group, HistogramSettings, Prepared
 
-RUNS = 1
-"""Random starts and noises of each try, in every fold."""
 RADII = (0.02, 1.0)
 """Least and largest C that FedAvg tries."""
 BASELINE = "FedAvg"
@@ -66,16 +71,16 @@ def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]
     number = int(group.users.number)
     rng = np.random.default_rng(given.seed)
     fold = histogram.in_blocks(rng.permutation(number) % given.folds, group.users, fill=-1)
-    keys = _keys(given, 2)
+    key = _key(given, 2)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {column: {} for column in alone}
-    for method in histogram_private_methods.METHODS:
+    for method in PRIVATE_METHODS:
         choices = grid(method, given)
         for k in dict.fromkeys(choice.clusters for choice in choices):
             own = [choice for choice in choices if choice.clusters == k]
             of_grid = full_precision.jit(partial(_scores, method, k, given))
             for column, z in alone.items():
                 traced = Choice(k, *(jnp.array(part) for part in list(zip(*own, strict=True))[1:]))
-                losses = np.asarray(of_grid(keys, group, fold, data.clients.users.number, z, traced))
+                losses = np.asarray(of_grid(key, group, fold, data.clients.users.number, z, traced))
                 tries = [_tried(choice, loss) for choice, loss in zip(own, losses, strict=True)]
                 found[column].setdefault(method, []).extend(tries)
     return {column: _chosen(tries) for column, tries in found.items()}
@@ -83,12 +88,12 @@ def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]
 
 def exact(given: HistogramSettings, data: Prepared) -> Tuned:
     """Choose every method's k without privacy."""
-    keys = _keys(given, 3)
+    key = _key(given, 3)
     tries: dict[str, list[dict[str, Any]]] = {}
-    for method in histogram_methods.METHODS:
+    for method in METHODS:
         for k in (1,) if method == BASELINE else given.try_clusters:
-            of_runs = full_precision.jit(partial(_exact_scores, method, k, given))
-            losses = np.asarray(of_runs(keys, data.clients.users, data.validation))
+            scores = full_precision.jit(partial(_exact_scores, method, k, given))
+            losses = np.asarray(scores(key, data.clients.users, data.validation))
             tries.setdefault(method, []).append(_tried(Choice(k, given.rounds, 0.0, 0.0), losses))
     return _chosen(tries)
 
@@ -98,45 +103,40 @@ def choices_of(tuned: Tuned | None, given: HistogramSettings) -> dict[str, Choic
     return given_choices(given) if tuned is None else tuned.choices
 
 
-def _keys(given: HistogramSettings, purpose: int) -> Key:
-    key = jax.random.fold_in(jax.random.key(given.seed), 2**31 + purpose)
-    return jax.random.split(key, RUNS)
+def _key(given: HistogramSettings, purpose: int) -> Key:
+    return jax.random.split(jax.random.fold_in(jax.random.key(given.seed), 2**31 + purpose), 1)[0]
 
 
 def _scores(
     method: str,
     clusters: int,
     given: HistogramSettings,
-    keys: Key,
+    key: Key,
     group: Group,
     fold: Array,
     number: Scalar,
     alone: Scalar,
     choices: Choice,
 ) -> Array:
-    """Mean losses over folds and runs of settings that share k, [g, kinds, lambdas]."""
+    """Mean losses over folds of settings that share k, [g, kinds, lambdas]."""
     users = group.users
 
-    def of_fold(key: Key, i: Scalar, choice: Choice) -> Array:
+    def of_fold(i: Scalar, choice: Choice) -> Array:
         others = histogram.only(users, users.valid & (fold != i))
         mine = Group(histogram.only(users, fold == i), group.truth)
         noise = alone * others.number / number
         return _losses(method, private_centers(method, key, others, noise, choice, given), mine, given.floor)
 
     def of_choice(values: tuple[Scalar, ...]) -> Array:
-        pairs = jnp.repeat(keys, given.folds), jnp.tile(jnp.arange(given.folds), len(keys))
-        return jax.lax.map(lambda pair: of_fold(pair[0], pair[1], Choice(clusters, *values)), pairs).mean(axis=0)
+        folds = jnp.arange(given.folds)
+        return jax.lax.map(lambda i: of_fold(i, Choice(clusters, *values)), folds).mean(axis=0)
 
     return jax.lax.map(of_choice, choices[1:])
 
 
-def _exact_scores(method: str, clusters: int, given: HistogramSettings, keys: Key, users: Users, group: Group) -> Array:
-    """Mean losses over runs without privacy, [kinds, lambdas]."""
-
-    def one(key: Key) -> Array:
-        return _losses(method, exact_centers(method, key, users, clusters, given), group, given.floor)
-
-    return jax.lax.map(one, keys).mean(axis=0)
+def _exact_scores(method: str, clusters: int, given: HistogramSettings, key: Key, users: Users, group: Group) -> Array:
+    """Losses without privacy, [kinds, lambdas]."""
+    return _losses(method, exact_centers(method, key, users, clusters, given), group, given.floor)
 
 
 def _losses(method: str, centers: Array, group: Group, floor: Scalar) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,72 +13,44 @@ import numpy as np
 from jaxpfl.core import full_precision
 from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array, Key
+from jaxpfl.data.sources.npz import npz_keys
 from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.studies.histograms import convergence as histogram_convergence
-from jaxpfl.studies.histograms import fitting as histogram_fitting
-from jaxpfl.studies.histograms import tune as histogram_tune
-from jaxpfl.studies.histograms.data import Group, Prepared, prepare, read
-from jaxpfl.studies.histograms.methods import (
+from jaxpfl.studies.histogram import report
+from jaxpfl.studies.histogram import tune as histogram_tune
+from jaxpfl.studies.histogram.convergence import misclustering
+from jaxpfl.studies.histogram.methods import (
+    ALGORITHM_3,
+    BASELINE,
+    CLUSTERING,
+    EXACT,
+    EXPORTED,
     METHODS,
-    PUBLIC,
+    ORDER,
+    PRINTED,
+    Choice,
+    Made,
+    Noise,
     Scored,
+    all_private_centers,
+    divided,
     exact_centers,
     exact_rows,
+    exported,
+    noise_of,
     reference_rows,
     rows_of,
     score,
 )
-from jaxpfl.studies.histograms.printed import PRINTED
-from jaxpfl.studies.histograms.private_methods import PRINTED as ALGORITHM_3
-from jaxpfl.studies.histograms.private_methods import Choice, Noise, all_private_centers, divided, noise_of
-from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.studies.histogram.settings import Group, HistogramSettings, Prepared, follow, prepare, read
 from jaxpfl.studies.repetitions import measure, standard_error
+from jaxpfl.studies.study import Options, Read, Results, Study
+from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.partial import partial
-
-EXACT, BASELINE = "non-private", "FedAvg + FT"
-CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
-"""Method whose centers are exported, and blended by the users: without privacy, and with."""
-EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
-"""The arrays of an exported archive, see `export`."""
-
-
-class Made(NamedTuple):
-    """Result of the study: the summary as JSON, each user's loss [n] by column and row, and arrays for plots and
-    export.
-
-    Attributes:
-      given: the settings, as they were fitted to the data.
-      result: see `run`.
-      data: the users.
-      users: losses, means over runs, by column ("" without privacy, else an eps) and row.
-      centers: in the first run by column, of `CLUSTERING`, [k, d].
-      series: mean losses by "row, column", [runs] each; [1] of rows that do not depend on the run.
-    """
-
-    given: HistogramSettings
-    result: dict[str, Any]
-    data: Prepared
-    users: dict[str, dict[str, np.ndarray]]
-    centers: dict[str, np.ndarray]
-    series: dict[str, np.ndarray]
-
-
-ORDER = (
-    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
-    BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
-    "Standardised + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
-    "Algorithm 2, blended + FT", "Standardised, blended + FT", "Algorithm 2, a Dirichlet each",
-    "Dirichlet mixture by EM", f"{PUBLIC} + FT", "Bayes, population known",
-)  # fmt: skip
-
-
-def exported(column: str) -> str:
-    """The row whose histograms `export` writes."""
-    return f"{CLUSTERING[column == EXACT]}, blended + FT"
+from jaxpfl.support.places import NEW_FILE, claim_file
 
 
 def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:
@@ -123,8 +96,8 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
       alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
       user's mean over runs, over users; ``best``, a row for each column: that of the least loss on the validation users
       where settings were tuned, else `exported`; ``tuning``: every try; ``privacy`` of each eps; ``floor``; ``users``;
-      ``printed``: the paper's table; ``followed_the_data``: settings that `histograms.fitting.follow` made smaller; of
-      synthetic users ``misclustering`` (`histograms.convergence.study`).
+      ``printed``: the paper's table; ``followed_the_data``: settings that `settings.follow` made smaller; of
+      synthetic users ``misclustering`` (`convergence.misclustering`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
@@ -132,7 +105,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     given.check()
     noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
     counts = read(given) if counts is None else counts
-    given, taken = histogram_fitting.follow(given, counts)
+    given, taken = follow(given, counts)
     data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
@@ -162,12 +135,6 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
         column: {name: _row(row, part[BASELINE], data) for name, row in part.items()}
         for column, part in columns.items()
     }
-    per_user = {
-        column: {
-            name: histogram.each(np.asarray(row.users).mean(axis=0), data.clients.users) for name, row in p.items()
-        }
-        for column, p in columns.items()
-    }
     result = {
         "study": "histogram",
         "settings": {k: v for k, v in vars(given).items() if k != "data_dir"},
@@ -185,11 +152,11 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
         "printed": {name: {"non-private": p[0], "epsilon 15": p[1]} for name, p in PRINTED.items()},
     }
     if data.population is not None:
-        result["misclustering"] = histogram_convergence.study(data, given)
+        result["misclustering"] = misclustering(data, given)
     series = {
         f"{name}, {column}": np.asarray(row.loss) for column, part in columns.items() for name, row in part.items()
     }
-    return Made(given, result, data, per_user, arrays, series)
+    return Made(given, result, data, arrays, series)
 
 
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
@@ -271,3 +238,48 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
             "not_covered": "the start, which is users' raw histograms",
         }
     }
+
+
+@dataclass(frozen=True)
+class HistogramOptions(Options):
+    """Export of every user's estimate to an archive."""
+
+    export: Annotated[Path | None, NEW_FILE] = None
+    """Write every user's personalised histogram to this .npz file."""
+    export_epsilon: float | None = None
+    """Epsilon of the exported centers; without privacy unless given."""
+
+    def check(self, given: HistogramSettings) -> None:
+        """Check that the study has these centers, and that the file can be written.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        if self.export_epsilon is not None and self.export_epsilon not in given.epsilon:
+            known = ", ".join(f"{e:g}" for e in given.epsilon)
+            raise JaxpflError(f"export_epsilon must be one of --epsilon {known}, got {self.export_epsilon:g}")
+        if self.export is not None and not self.export.parent.is_dir():
+            raise JaxpflError(f"export: no folder {self.export.parent}")
+        claim_file(self.export, "--export", "jaxpfl estimate histogram", lambda p: npz_keys(p) == list(EXPORTED))
+
+
+def _results(given: HistogramSettings, options: HistogramOptions, counts: TokenCounts | None) -> Results:
+    options.check(given)
+    made = run(given, counts)
+    if options.export is not None:
+        export(made, options.export, options.export_epsilon)
+    return Results(
+        json=made.result,
+        tables=lambda: report.tables(made.result),
+        plots=lambda folder: report.write_plots(folder, made),
+        series=made.series,
+    )
+
+
+def _read(given: HistogramSettings) -> Read:
+    given.check()
+    found = read(given)
+    return Read(found, None if found is None else (found.indptr, found.indices, found.counts))
+
+
+STUDY = Study(HistogramSettings, _results, HistogramOptions, reads=_read)

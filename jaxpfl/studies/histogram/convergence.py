@@ -7,7 +7,6 @@ is of Lloyd's algorithm in Euclidean distance with such noise, not of the diverg
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +20,7 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms.base import Users
-from jaxpfl.studies.histograms.data import Prepared
-from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.support.presentation import COLORS, INK, new_axes, save
+from jaxpfl.studies.histogram.settings import HistogramSettings, Prepared
 
 RATES = {"Algorithm 2": 1.0, "IFCA": None}
 """Rate of a step towards the mean; None for the settings'."""
@@ -51,7 +48,7 @@ def rate(population: DirichletMixture, tokens: float) -> float:
     return float(np.exp(-nearest / (8 * variance)))
 
 
-def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
+def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     """Misclustering rates of the users after 0 ... T rounds, averaged over runs, by method; and the bound's rate.
 
     Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
@@ -98,14 +95,3 @@ def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
             for name, own in found.items()
         },
     }
-
-
-def write_plot(folder: Path, found: dict[str, Any]) -> Path:
-    """Plot the rates over rounds."""
-    figure, axes = new_axes("round", "share of users in a wrong cluster", "Mis-clustering, mean over runs")
-    for (name, shares), color in zip(found["wrong"].items(), COLORS, strict=False):
-        axes.plot(range(len(shares)), shares, "o-", color=color, markersize=3.5, label=name)
-    axes.axhline(found["bound"], color=INK, linewidth=1, linestyle=":", label="exp(-Delta^2 / (8 sigma^2))")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return save(figure, folder, "misclustering")

@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.studies.histograms import convergence as histogram_convergence
-from jaxpfl.studies.histograms import fitting as histogram_fitting
-from jaxpfl.studies.histograms.private_methods import PRINTED
-from jaxpfl.studies.histograms.study import BASELINE, EXACT, ORDER, Made
-from jaxpfl.studies.plots import log_ticks
+from jaxpfl.studies.histogram.methods import ALGORITHM_3, BASELINE, EXACT, ORDER, Made
 from jaxpfl.studies.report import number
 from jaxpfl.studies.study import Block
-from jaxpfl.support.presentation import COLORS, INK, new_axes, new_table, plain, save
+from jaxpfl.support.presentation import COLORS, INK, new_axes, new_table, save
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
@@ -49,16 +45,19 @@ def tables(result: dict[str, Any]) -> list[Block]:
             table.add_row(name, *cells, "-" if unseen is None else number(unseen))
     lines = []
     if result["followed_the_data"]:
-        lines.append(histogram_fitting.said(result["followed_the_data"], given))
+        taken = ", ".join(f"{name} {value}" for name, value in result["followed_the_data"].items())
+        private = ", which no eps covers" if given["epsilon"] else ""
+        lines.append(f"smaller than by default, after the data{private}: {taken}")
     for column, said in result["privacy"].items():
         noises: dict[str, list[str]] = {}
         for name, own in said.items():
-            if name != PRINTED:
+            if name != ALGORITHM_3:
                 noises.setdefault(f"{_releases(own['releases'])} (C = {own['clipping_norm']:g})", []).append(name)
         parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
         lines.append(
             f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
-            f"Algorithm 3 as printed by its own theorem, sigma = {said[PRINTED]['stddev']:.3g}, its start not covered"
+            f"Algorithm 3 as printed by its own theorem, sigma = {said[ALGORITHM_3]['stddev']:.3g}, its start not "
+            "covered"
         )
     if result["privacy"] and given["data"] != "synthetic":
         lines.append(
@@ -123,16 +122,13 @@ def _cell(row: dict[str, float | None] | None) -> str:
 
 
 def write_plots(folder: Path, study: Made) -> list[Path]:
-    """Plot the loss against eps and against users' tokens, and the typical tokens of each cluster."""
+    """Plot the loss against eps, the typical tokens of each cluster, and the rates of misclustering."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_tokens_of_clusters(folder, study)]
     if len(study.result["settings"]["epsilon"]) > 1:
         drawn.append(_against_epsilon(folder, study))
     if "misclustering" in study.result:
-        drawn.append(histogram_convergence.write_plot(folder, study.result["misclustering"]))
-    sizes = study.result["tokens_per_user"]
-    if sizes["min"] < sizes["max"]:
-        drawn.append(_against_tokens(folder, study))
+        drawn.append(_misclustering(folder, study.result["misclustering"]))
     return drawn
 
 
@@ -151,41 +147,6 @@ def _against_epsilon(folder: Path, study: Made) -> Path:
     axes.minorticks_off()
     figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title="dashed: without privacy")
     return save(figure, folder, "kl-epsilon")
-
-
-def _against_tokens(folder: Path, study: Made) -> Path:
-    """Plot over eighths of the users by tokens: the losses without privacy, and the rows' gains at the largest eps."""
-    from matplotlib.figure import Figure
-
-    users = study.data.clients.users
-    sizes = np.asarray(users.size)[np.asarray(users.valid)]
-    edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)))
-    place = np.clip(np.searchsorted(edges, sizes, side="right") - 1, 0, len(edges) - 2)
-    bins = np.unique(place)
-    x = [np.exp(np.log(sizes[place == b]).mean()) for b in bins]
-    of = max(study.users, key=lambda column: float(column.split()[-1]) if column != EXACT else 0)
-    exact, last = study.users[EXACT], study.users[of]
-    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False):
-        if name in exact:
-            left.plot(x, [exact[name][place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
-        if name in last and name != "Local":
-            gap = last[name] - last[BASELINE]
-            right.plot(x, [gap[place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
-    for axes, title, label in (
-        (left, EXACT, "KL(Q || estimate)"),
-        (right, of, f"KL(Q || estimate) less that of {BASELINE}"),
-    ):
-        plain(axes)
-        log_ticks(axes.xaxis, x)
-        axes.set(xlabel="tokens of a user", ylabel=label)
-        axes.set_title(title, loc="left", fontsize=10)
-    log_ticks(left.yaxis, [exact["Local"].mean(), exact[BASELINE].mean()])
-    figure.suptitle(_title(study), fontsize=11, fontweight="bold", x=0.01, ha="left")
-    named = {line.get_label(): line for axes in (left, right) for line in axes.lines}
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
-    return save(figure, folder, "kl-tokens")
 
 
 def _tokens_of_clusters(folder: Path, study: Made) -> Path:
@@ -214,3 +175,14 @@ def _tokens_of_clusters(folder: Path, study: Made) -> Path:
 def _title(study: Made) -> str:
     given, users = study.result["settings"], study.result["users"]
     return f"{given['data'].split('/')[-1]}: {users['clients']} users, d = {given['tokens']}, s = {given['floor']:g}"
+
+
+def _misclustering(folder: Path, found: dict[str, Any]) -> Path:
+    """Plot the rates over rounds."""
+    figure, axes = new_axes("round", "share of users in a wrong cluster", "Mis-clustering, mean over runs")
+    for (name, shares), color in zip(found["wrong"].items(), COLORS, strict=False):
+        axes.plot(range(len(shares)), shares, "o-", color=color, markersize=3.5, label=name)
+    axes.axhline(found["bound"], color=INK, linewidth=1, linestyle=":", label="exp(-Delta^2 / (8 sigma^2))")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return save(figure, folder, "misclustering")

@@ -1,0 +1,312 @@
+"""Rows of the histogram table: centers by every method, without and with privacy, and the estimates from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.core.randomness import named, numbered
+from jaxpfl.core.types import Array, Key, Scalar
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
+from jaxpfl.estimators.histograms import dimred as histogram_dimred
+from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
+from jaxpfl.estimators.histograms import printed as histogram_printed
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import standardised as histogram_standardised
+from jaxpfl.estimators.histograms import start as histogram_start
+from jaxpfl.estimators.histograms import tuning as histogram_tuning
+from jaxpfl.estimators.histograms.base import Users, floored
+from jaxpfl.estimators.histograms.tuning import Personal, by_size, finetuned, fixed, local, loss, losses, toward
+from jaxpfl.studies.histogram.settings import HistogramSettings, Prepared
+
+LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
+ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())
+METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
+BLENDED = ("Algorithm 2", "Standardised")
+"""Methods whose users also blend the centers."""
+PUBLIC = "Validation users' mean"
+BY_SIZE = ("FedAvg", "Algorithm 2")
+"""Methods whose users also weight their own histogram by its number of tokens."""
+MOMENT_RADIUS = 1.0
+"""B: public, the norm of a user's standardised deviation over the candidate tokens."""
+ONE_RELEASE = ("FedAvg", "FedAvg, denoised")
+CLUSTERINGS = ("IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
+PRIVATE_METHODS = ONE_RELEASE + CLUSTERINGS
+ALGORITHM_3 = "Algorithm 3 (printed)"
+
+
+def exact_centers(method: str, key: Key, users: Users, clusters: int, given: HistogramSettings) -> Array:
+    """Centers by a non-private method, [1 or k, d].
+
+    Without noise ``Standardised`` is Algorithm 2 from random multiples of the mean.
+    """
+    k, s = clusters, given.floor
+    mean = floored(histogram.mean(users), s)
+    if method == "FedAvg":
+        return mean[None]
+    if method == "Standardised":
+        start = histogram_private.private_start(key, mean, k, 1.0, s)
+        return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
+    start = histogram_start.far_apart(key, users, k, temperature=given.temperature, floor=s, direction=given.direction)
+    if method == "IFCA":
+        return histogram_clusters.cluster(users, start, given.rounds, floor=s, rate=given.ifca_rate).centers
+    if method == "Algorithm 2":
+        return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
+    everything = jnp.arange(users.tokens)
+    keep = kept_tokens(histogram_dimred.second_moment(users, mean, everything), everything, k, given)
+    return histogram_clusters.cluster(
+        users, start, given.rounds, floor=s, complete=lambda centers: jnp.where(keep, centers, mean)
+    ).centers
+
+
+def kept_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
+    """Mask of the tokens that DimRed keeps, [d] bool."""
+    found = histogram_dimred.directions(moment, candidates, max(clusters - 1, 1))
+    threshold = histogram_dimred.threshold_of(found, given.kept_tokens)
+    return histogram_dimred.kept(found, given.tokens, threshold)
+
+
+def rows_of(
+    centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
+) -> dict[str, tuple[Personal, Array]]:
+    """All rows of the table for these centers: the estimates, and the lambda or alpha that was chosen (NaN if none).
+
+    Each row's own is tuned on the validation users alone.
+    """
+    s, rows = given.floor, {}
+    none = jnp.asarray(jnp.nan)
+
+    def lam(point: Personal) -> tuple[Personal, Array]:
+        best = given.lam
+        if best is None:
+            best = histogram_tuning.tuned(*data.validation, jnp.array(LAMBDAS), point, fixed, s)[0]
+        return toward(point, fixed(best), s), jnp.asarray(best)
+
+    for name, at in centers.items():
+        rows[name] = finetuned(at, fixed(1.0), s), none
+        nearest = histogram_tuning.of_nearest(at)
+        rows[f"{name} + FT"] = lam(nearest)
+        if name in BLENDED:
+            rows[f"{name}, blended + FT"] = lam(histogram_tuning.between(at))
+        if name in BY_SIZE:
+            alpha = histogram_tuning.tuned(*data.validation, jnp.array(ALPHAS), nearest, by_size, s)[0]
+            rows[f"{name} + FT by m_u"] = toward(nearest, by_size(alpha), s), alpha
+    return rows
+
+
+def exact_rows(
+    key: Key, data: Prepared, clusters: Mapping[str, int], given: HistogramSettings
+) -> dict[str, tuple[Personal, Array]]:
+    """All non-private rows except `reference_rows`.
+
+    Args:
+      key: of the starts.
+      data: the users.
+      clusters: k of every method.
+      given: everything else.
+    """
+    centers = {name: exact_centers(name, key, data.clients.users, clusters[name], given) for name in METHODS}
+    return {"Local": (local(given.floor), jnp.asarray(jnp.nan))} | rows_of(centers, data, given)
+
+
+def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
+    """Reference rows from Dirichlet models around Algorithm 2's centers [k, d].
+
+    They are a Dirichlet distribution fitted to each cluster, the mixture of them by EM, and for a known population its
+    Bayes estimate, which is optimal. Also the validation users' mean, fine-tuned, which costs the users no privacy and
+    is the baseline of FedAvg under much noise.
+    """
+    s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
+    start = histogram_dirichlet.around(centers, 100.0)
+    hard = histogram_dirichlet.em(users, start, given.em_steps, hard=centers).mixture
+    mixture = histogram_dirichlet.em(users, start, given.em_steps).mixture
+    public = floored(histogram.mean(data.validation.users), s)[None]
+    rows = {
+        f"{PUBLIC} + FT": rows_of({PUBLIC: public}, data, given)[f"{PUBLIC} + FT"],
+        "Algorithm 2, a Dirichlet each": (histogram_dirichlet.empirical_bayes(hard, centers, s), none),
+        "Dirichlet mixture by EM": (histogram_dirichlet.posterior(mixture, s), none),
+    }
+    if data.population is None:
+        return rows
+    shares, known = (
+        jnp.asarray(part, jnp.float32)
+        for part in (data.population.shares, data.population.alpha * data.population.centers)
+    )
+    bayes = histogram_dirichlet.posterior(histogram_dirichlet.Mixture(shares, known), s)
+    return rows | {"Bayes, population known": (bayes, none)}
+
+
+class Scored(NamedTuple):
+    """Scores of a row: mean loss of the users and of unseen ones, the lambda or alpha, and each user's loss [b, c]."""
+
+    loss: Array
+    unseen: Array
+    chosen: Array
+    users: Array
+
+
+def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, Scored]:
+    """Score every row; unseen users are assigned and fine-tuned by their own counts alone."""
+    found = {}
+    for name, (personal, chosen) in rows.items():
+        own = losses(*data.clients, personal)
+        mean = own.sum() / jnp.maximum(data.clients.users.number, 1)
+        found[name] = Scored(mean, loss(*data.unseen, personal), chosen, own)
+    return found
+
+
+class Choice(NamedTuple):
+    """Settings of a private method: k, T, the clipping norm C, and the first release's share of the budget."""
+
+    clusters: int
+    rounds: Scalar
+    radius: Scalar
+    mean_share: Scalar
+
+
+class Noise(NamedTuple):
+    """Noise for one budget (eps, delta).
+
+    Attributes:
+      alone: noise multiplier of a method's only release; those with several divide it (`divided`).
+      printed_epsilon: Algorithm 3 as printed: eps of each of its calls.
+      printed_stddev: and their noise's standard deviation.
+    """
+
+    alone: Scalar
+    printed_epsilon: Scalar
+    printed_stddev: Scalar
+
+
+def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
+    """Noise that makes each private row (eps, delta)-DP as a whole."""
+    alone = histogram_private.calibrated(epsilon, given.delta, 1)
+    part = histogram_printed.of_a_call(epsilon, given.delta, given.private_rounds)
+    return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
+
+
+def given_choices(given: HistogramSettings) -> dict[str, Choice]:
+    """Settings of every method if nothing is tuned."""
+    clusters = given.private_clusters or given.clusters
+    shared = Choice(clusters, given.private_rounds, given.radius, given.mean_share)
+    return {name: one_release(given.radius) if name in ONE_RELEASE else shared for name in PRIVATE_METHODS}
+
+
+def one_release(radius: Scalar) -> Choice:
+    """Settings of a method with a single release."""
+    return Choice(1, 0, radius, 1.0)
+
+
+def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
+    """Noise multipliers of the first release and of each other one, and the number of others."""
+    if method in ONE_RELEASE:
+        return alone, alone, 0
+    others = choice.rounds + (method == "Algorithm 2 + DimRed")
+    return *histogram_private.divided(alone, others, choice.mean_share), others
+
+
+def private_centers(
+    method: str, key: Key, users: Users, alone: Scalar, choice: Choice, given: HistogramSettings
+) -> Array:
+    """Centers by a private method, [1 or k, d]; every use of the users' data is accounted for.
+
+    Args:
+      method: of `PRIVATE_METHODS`.
+      key: of the start and of all noise; every method, budget and choice has a stream of its own by it.
+      users: the users.
+      alone: noise multiplier of a single release that is as private as the whole; may be traced.
+      choice: k static, the others may be traced.
+      given: settings outside a choice: floor, IFCA's rate, DimRed's tokens.
+    """
+    s, k = given.floor, choice.clusters
+    key = numbered(named(key, method, given), alone, *choice)
+    of_first, of_rounds, of_moment = jax.random.split(key, 3)
+    first_noise, noise, _ = divided(method, alone, choice)
+    first = histogram_private.release_of_all(of_first, users, radius=choice.radius, noise=first_noise)
+    if method == "FedAvg":
+        return histogram_private.private_mean(first, s)[None]
+    if method == "FedAvg, denoised":
+        known = histogram_standardised.known_of(first, choice.radius, first_noise)
+        return histogram_standardised.mean_of(known, s)[None]
+    how = {"radius": choice.radius, "noise": noise, "first_noise": first_noise, "floor": s}
+    if method == "Standardised":
+        return histogram_standardised.cluster(of_rounds, users, first, k, choice.rounds, **how)
+    keep = None
+    if method == "Algorithm 2 + DimRed":
+        mean = histogram_private.private_mean(first, s)
+        candidates = histogram_dimred.candidate_tokens(mean, given.candidates)
+        moment = histogram_dimred.second_moment(users, mean, candidates, MOMENT_RADIUS)
+        keep = kept_tokens(histogram_dimred.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given)
+    rate = given.ifca_rate if method == "IFCA" else 1.0
+    return histogram_private.cluster(of_rounds, users, first, k, choice.rounds, rate=rate, keep=keep, **how)
+
+
+def all_private_centers(
+    key: Key, users: Users, noise: Noise, choices: Mapping[str, Choice], given: HistogramSettings
+) -> dict[str, Array]:
+    """Centers by every private method, and by Algorithm 3 as printed, which is not private as a whole."""
+    made = {name: private_centers(name, key, users, noise.alone, choices[name], given) for name in PRIVATE_METHODS}
+    own = numbered(named(key, ALGORITHM_3, given), *noise)
+    of_start, of_printed = jax.random.split(own)
+    clusters = given.private_clusters or given.clusters
+    start = histogram_start.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
+    return made | {
+        ALGORITHM_3: histogram_printed.cluster(
+            of_printed,
+            users,
+            start,
+            given.private_rounds,
+            epsilon=noise.printed_epsilon,
+            stddev=noise.printed_stddev,
+            clip=given.clip,
+            floor=given.floor,
+        )
+    }
+
+
+EXACT, BASELINE = "non-private", "FedAvg + FT"
+CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
+"""Method whose centers are exported, and blended by the users: without privacy, and with."""
+EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
+"""The arrays of an exported archive, see `export`."""
+PRINTED = {
+    "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
+    "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
+    "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
+}  # fmt: skip
+"""The paper's losses, without and with privacy (eps 15, delta 1e-10), on Reddit."""
+ORDER = (
+    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
+    BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+    "Standardised + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
+    "Algorithm 2, blended + FT", "Standardised, blended + FT", "Algorithm 2, a Dirichlet each",
+    "Dirichlet mixture by EM", f"{PUBLIC} + FT", "Bayes, population known",
+)  # fmt: skip
+
+
+def exported(column: str) -> str:
+    """The row whose histograms `export` writes."""
+    return f"{CLUSTERING[column == EXACT]}, blended + FT"
+
+
+class Made(NamedTuple):
+    """Result of the study: the summary as JSON, and arrays for plots and export.
+
+    Attributes:
+      given: the settings, as they were fitted to the data.
+      result: see `run`.
+      data: the users.
+      centers: in the first run by column, of `CLUSTERING`, [k, d].
+      series: mean losses by "row, column", [runs] each; [1] of rows that do not depend on the run.
+    """
+
+    given: HistogramSettings
+    result: dict[str, Any]
+    data: Prepared
+    centers: dict[str, np.ndarray]
+    series: dict[str, np.ndarray]

@@ -1,1 +1,0 @@
-"""Studies of histogram estimators: error, tuning and convergence, on synthetic users and the user's own."""
