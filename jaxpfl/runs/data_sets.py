@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxpfl import data
 from jaxpfl.support import mapped
-from jaxpfl.data import Split, Stored
+from jaxpfl.data import Split
+from jaxpfl.data.stored import Stored
 from jaxpfl.data.stored import check_new
 from jaxpfl.support.errors import JaxpflError, writing
 from jaxpfl.core.settings import is_default, part_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpfl.data import Source, options_of
+from jaxpfl.data import Source
+from jaxpfl.data.partition.registry import options_of
 from jaxpfl.support.errors import JaxpflError
 
 _COMMON: dict[str, Any] = {

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.core.types import ClientData
-from jaxpfl.data import Batching, Draw, draw_batches, order_at, plan_batches, take
-from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, Sizes, _cursor
+from jaxpfl.data import draw_batches, plan_batches, take
+from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, Batching, Draw, Sizes, _cursor
+from jaxpfl.data.orders import order_at
 from jaxpfl.support.errors import JaxpflError
 
 KEY = jax.random.key(11)

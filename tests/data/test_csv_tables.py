@@ -159,20 +159,8 @@ def test_a_client_with_one_row_is_named(tmp_path: Path) -> None:
         federate(source, partition="natural")
 
 
-DAYS = "city,day,number,price\n" + "".join(f"{'BZ'[i % 2]},2024-01-{i % 24:02d},{i + 7},{i % 5}.5\n" for i in range(60))
-
-
-def test_dates_and_numbers_of_rows_are_doubted_and_may_be_left_out(tmp_path: Path) -> None:
-    with pytest.warns(JaxpflWarning) as said:
-        source = table(tmp_path, DAYS)
-    assert source.x_train.shape == (60, 25)
-    assert [str(warning.message).removeprefix(f"{tmp_path / 'own.csv'}: ") for warning in said] == [
-        "column 'day' becomes 24 features, one for each text in it: --ignore 'day' leaves it out",
-        "column 'number' rises with every row, as a number of the row does: --ignore 'number' leaves it out",
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        source = table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=("heating",)))
+def test_a_column_may_be_left_out(tmp_path: Path) -> None:
+    source = table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=("heating",)))
     np.testing.assert_array_equal(source.x_train, [[80], [60], [40], [90]])
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data import available, data_directory, known_sources, load, read_idx
-from jaxpfl.data.sources.idx import read_idx_pair
+from jaxpfl.data import available, data_directory, load
+from jaxpfl.data.sources.idx import read_idx, read_idx_pair
+from jaxpfl.data.sources.registry import known_sources
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 

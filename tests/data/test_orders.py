@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.data import order_at, orders, orders_at
+from jaxpfl.data import orders
+from jaxpfl.data.orders import order_at, orders_at
 
 FALSE_ALARM = 1e-6
 SIZES = (37, 64, 65, 1000, 4095, 4096, 4097, 60_000, 2**23)

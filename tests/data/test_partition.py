@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.core.types import Federation
-from jaxpfl.data import Source, federate, partitioner, stack_clients
+from jaxpfl.data import Source, federate, stack_clients
 from jaxpfl.data.federate import hold_out
 from jaxpfl.data.partition.deals import _deal_greedily, deal_classes, iid, present_classes, split_by_class
-from jaxpfl.data.partition.registry import PartitionOptions
+from jaxpfl.data.partition.registry import PartitionOptions, partitioner
 from jaxpfl.support.errors import JaxpflError
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)

@@ -8,9 +8,9 @@ from data_files import check_partition, places, source_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.data import federate, options_of, partitioner, seen, summary
+from jaxpfl.data import federate, seen, summary
 from jaxpfl.data.partition.deals import choose_users, deal_superclasses, examples_of, shards, split_by_class
-from jaxpfl.data.partition.registry import PARTITIONS, PartitionOptions
+from jaxpfl.data.partition.registry import PARTITIONS, PartitionOptions, options_of, partitioner
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)

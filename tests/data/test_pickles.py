@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl.data import read_pickle
+from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.support.errors import JaxpflError
 
 ARRAYS = {

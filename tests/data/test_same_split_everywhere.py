@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from data_files import places, source_of
 
-from jaxpfl.data import federate, split_rng
-from jaxpfl.data.federate import SplitPurpose
+from jaxpfl.data import federate
+from jaxpfl.data.federate import SplitPurpose, split_rng
 
 M32, M64, M128 = 2**32 - 1, 2**64 - 1, 2**128 - 1
 CONTEXT = decimal.Context(prec=40)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.data import PARTITIONS, Source, known_sources, options_of
+from jaxpfl.data import Source
+from jaxpfl.data.partition.registry import PARTITIONS, options_of
+from jaxpfl.data.sources.registry import known_sources
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.presets import PRESETS, model_for, preset
 

@@ -14,9 +14,11 @@ import pytest
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.data import load, read_idx, read_pickle
+from jaxpfl.data import load
 from jaxpfl.data.sources import csv_text, matlab
+from jaxpfl.data.sources.idx import read_idx
 from jaxpfl.data.sources.npz import read_npy, read_npz
+from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.runs import config_file
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.sweep import claims
@@ -29,7 +31,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "leaf/train/a.json": lambda path: load(f"leaf:{path.parents[1]}"),
     "leaf in files/train/a.json": lambda path: load(f"leaf:{path.parents[1]}", in_files=True),
     "own.csv": lambda path: load(f"csv:{path}"),
-    "lines.csv": lambda path: csv_text.opened(path).__enter__(),
     "cells.csv": csv_text.text_of,
     "config.toml": config_file.read,
     "config.json": config_file.read,

@@ -17,8 +17,8 @@ import pytest
 from planted import Payload
 
 from jaxpfl import JaxpflError, load_models
-from jaxpfl.data import read_pickle
 from jaxpfl.data.sources.npz import load_npz, read_npy, read_npz
+from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
 from jaxpfl.runs import config_file, records, stored_run, warm_start
 from jaxpfl.runs.checkpoint import Checkpoints

@@ -13,7 +13,7 @@ from oracle_setup import IDS, SEED, STEPS, assert_same, classification_problem, 
 
 from jaxpfl import ExecutionPlan
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.data import order_at
+from jaxpfl.data.orders import order_at
 
 SIZE, BATCH, ROUNDS, RATE, DECAY = 13, 4, 40, 0.2, 0.01
 

@@ -12,10 +12,9 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -242,58 +241,19 @@ def text_of(path: Path, encoding: str | None = None) -> str:
     """
     raw = files.contents(path, _MEMORY)
     try:
-        return raw.decode(_codec(raw, encoding))
-    except UnicodeDecodeError as error:
-        raise _undecoded(f"{path} line {1 + raw.count(10, 0, error.start)}", error, encoding) from None
-
-
-def _codec(raw: bytes, encoding: str | None) -> str:
-    """The encoding of text that begins with these bytes."""
-    try:
         name = codecs.lookup(encoding or "utf-8").name
         "".encode(name)  # which is of bytes, as base64 is, and not of text
     except (LookupError, ValueError):
         raise JaxpflError(f"unknown encoding {shown(encoding)}: such as latin-1, cp1252 or utf-8") from None
-    return ("utf-16" if raw.startswith(_UTF16) else "utf-8-sig") if name == "utf-8" else name
-
-
-def _undecoded(where: str, error: UnicodeDecodeError, encoding: str | None) -> JaxpflError:
-    found = f"cannot read {where}: byte 0x{error.object[error.start]:02x} is not {encoding or 'UTF-8'}"
-    return JaxpflError(f"{found}: name the encoding, such as --encoding latin-1, or save the file as UTF-8")
-
-
-@contextmanager
-def opened(path: Path, encoding: str | None = None) -> Iterator[IO[str]]:
-    """Open a file to be read line by line, in an encoding as for `text_of`.
-
-    Raises:
-      JaxpflError: a file that cannot be read, also further down.
-    """
+    if name == "utf-8":
+        name = "utf-16" if raw.startswith(_UTF16) else "utf-8-sig"
     try:
-        with files.opened(path) as raw:
-            codec = _codec(raw.read(2), encoding)
-            raw.seek(0)
-            yield io.TextIOWrapper(raw, encoding=codec, newline="")
+        return raw.decode(name)
     except UnicodeDecodeError as error:
-        raise _undecoded(str(path), error, encoding) from None
-    except OSError as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-
-
-def rows_of(path: Path, text: Iterable[str], separator: Separator) -> Iterator[tuple[int, list[str]]]:
-    """Iterate over the non-empty rows of lines of text, as (line, stripped cells).
-
-    Raises:
-      JaxpflError: quotes that are not closed.
-    """
-    lines = csv.reader(text, delimiter=SEPARATORS[separator], skipinitialspace=True, strict=True)
-    try:
-        for row in lines:
-            cells = [cell.strip() for cell in row]
-            if any(cells):
-                yield lines.line_num, cells
-    except csv.Error as error:
-        raise JaxpflError(f"cannot read {path} line {lines.line_num}: {error}") from None
+        raise JaxpflError(
+            f"cannot read {path} line {1 + raw.count(10, 0, error.start)}: byte 0x{raw[error.start]:02x} is not "
+            f"{encoding or 'UTF-8'}: name the encoding, such as --encoding latin-1, or save the file as UTF-8"
+        ) from None
 
 
 def _separator(first: str) -> Separator:
@@ -312,22 +272,25 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
       JaxpflError: where all may be in thousands: 1,234 in every number with a comma, or 1.234 beside 567 in a column
         of a text with semicolons or tabs, as Excel writes where a point marks thousands.
     """
-    commas, pointed, dense = [], False, separator in ("semicolon", "tab")
+    points = {name: _marked(cells[name], "point") for name in cells}
+    commas = [cell for name in cells for cell in _marked(cells[name], "comma")]
+    doubtful = [] if any(points.values()) else commas
+    for name, pointed in points.items():
+        digits = cells[name][cells[name].str.isdecimal()].str.len().max()
+        if pointed and digits == 3 and separator in ("semicolon", "tab"):
+            doubtful = pointed
+            break
+    if doubtful and all(_THOUSAND.fullmatch(cell) for _, cell in doubtful):
+        line, cell = doubtful[0]
+        flag = "--decimal comma" if "," in cell else "--decimal point"
+        raise JaxpflError(
+            f"{path} line {line}: {cell!r} is a decimal number or one in thousands: take the marks out, or write one "
+            f"decimal more (estimate: {flag})"
+        )
+    return "comma" if commas and not any(points.values()) else "point"
 
-    def doubt(at: tuple[Any, str], mark: Decimal) -> JaxpflError:
-        ways = f"take the marks out, or write one decimal more (estimate: --decimal {mark})"
-        return JaxpflError(f"{path} line {at[0]}: {at[1]!r} is a decimal number or one in thousands: {ways}")
 
-    for name in cells:
-        column = list(zip(cells.index, cells[name].tolist(), strict=True))
-        points = [(line, cell) for line, cell in column if "." in cell and _NUMBER["point"].fullmatch(cell)]
-        commas += [(line, cell) for line, cell in column if "," in cell and _NUMBER["comma"].fullmatch(cell)]
-        if points and not dense:
-            return "point"
-        pointed |= bool(points)
-        digits = max((len(cell) for _, cell in column if cell.isdecimal()), default=0)
-        if points and digits == 3 and all(_THOUSAND.fullmatch(cell) for _, cell in points):
-            raise doubt(points[0], "point")
-    if commas and not pointed and all(_THOUSAND.fullmatch(cell) for _, cell in commas):
-        raise doubt(commas[0], "comma")
-    return "comma" if commas and not pointed else "point"
+def _marked(column: pandas.Series, mark: Decimal) -> list[tuple[int, str]]:
+    """Numbers of a column that have the mark, with their lines."""
+    found = column[column.str.contains("." if mark == "point" else ",", regex=False)]
+    return [(line, cell) for line, cell in found.items() if _NUMBER[mark].fullmatch(cell)]

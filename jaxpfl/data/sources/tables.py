@@ -9,7 +9,6 @@ numbers, are those of multilabel where all are 0 or 1, else of a regression.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,15 +19,13 @@ from jaxpfl.data.labels import checked_labels, narrowed, unlike_numbers
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, printable, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name, warn
 from jaxpfl.support.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20
 """Most distinct whole numbers that count as classes."""
 _MOST_TEXTS = 1000
-_SEVERAL_TEXTS = 20
-"""Different texts above which a column is doubted, such as dates; and the fewest rows of which numbers are told."""
 _MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
 """Numbers with a mark for per cent or a currency, whose cells would be categories."""
 _FREE = 0.5  # of the rows: a column with as many different texts is no category
@@ -129,50 +126,36 @@ def read_table(
         raise unknown_name("treatment of missing values", options.missing, MISSING)
     table = csv_text.read(path, encoding=options.encoding, missing_words=options.missing_words)
     targets = options.targets(table.names)
-    table = _without(table, options, targets)
     if not targets:
-        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(table.names)}")
-    for place, column in enumerate(targets):
-        if column in targets[:place]:
-            raise JaxpflError(f"{name}: target names the column {shown(column)} twice")
-    for column in (*targets, options.client):
+        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {table.listed}")
+    for column in (*targets, options.client, *options.ignore):
         if column is not None and column not in table.names:
             raise unknown_name(f"column of {path}", column, table.names)
+    if len(set(targets)) < len(targets):
+        twice = next(column for column in targets if targets.count(column) > 1)
+        raise JaxpflError(f"{name}: target names the column {shown(twice)} twice")
     if clients:
         options = options._replace(client=table.clients(options.client, targets))
     if options.client in targets:
         raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
-    table = _without_missing(table, options.missing)
-    first, *others = targets
-    class_names = None
-    if others:
-        y, task = _several_labels(table, targets, task)
-        classes = len(targets)
-    else:
-        y, task, class_names = _labels(table, first, task)
-        classes = len(class_names) if class_names is not None and task == "classification" else 1
+    for column in options.ignore:
+        if column in (*targets, options.client):
+            holds = "labels" if column in targets else "clients"
+            raise JaxpflError(f"ignore = {column}: it is the column of the {holds}")
+    table = _without_missing(table._replace(cells=table.cells.drop(columns=list(options.ignore))), options.missing)
+    labels = _labels(table, targets, task)
     columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
-        raise JaxpflError(f"{path}: no column of features beside {_listed([*targets, options.client])}")
+        used = [column for column in (*targets, options.client) if column is not None]
+        raise JaxpflError(f"{path}: no column of features beside {printable(', '.join(used), 300)}")
     x, features = _inputs(table, columns)
+    found = Columns(x, labels.y, labels.task, labels.count, features, class_names=labels.names)
     if options.client is None:
-        return Columns(x, y, task, classes, features, class_names=class_names)
+        return found
     users, _, names = number_users(np.array(table.texts(options.client)), None)
     if len(names) < 2:
         raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
-    return Columns(x, y, task, classes, features, users, names, class_names, options.client)
-
-
-def _without(table: Table, options: TableOptions, targets: Sequence[str]) -> Table:
-    """The columns that are not to be ignored."""
-    for column in options.ignore:
-        if column not in table.names:
-            raise unknown_name(f"column of {table.path}", column, table.names)
-        if column in (*targets, options.client):
-            raise JaxpflError(
-                f"ignore = {column}: it is the column of the {'labels' if column in targets else 'clients'}"
-            )
-    return table._replace(cells=table.cells.drop(columns=list(options.ignore)))
+    return found._replace(users=users, user_names=names, client=options.client)
 
 
 def _without_missing(table: Table, missing: str) -> Table:
@@ -192,33 +175,35 @@ def _without_missing(table: Table, missing: str) -> Table:
         )
     if lacking.all():
         raise JaxpflError(f"{table.path}: every row lacks a value")
-    warnings.warn(
-        f"{table.path}: left out {lacking.sum()} of {len(lacking)} rows, which lack a value",
-        JaxpflWarning,
-        stacklevel=2,
-    )
+    warn(f"{table.path}: left out {lacking.sum()} of {len(lacking)} rows, which lack a value")
     return table._replace(cells=table.cells[~lacking])
 
 
-def _labels(table: Table, target: str, task: str | None) -> tuple[np.ndarray, str, np.ndarray | None]:
-    """Labels, their task, and the classes' names, None for a regression."""
-    cells = table.texts(target)
+class _Labels(NamedTuple):
+    """Labels [N] or [N, d], their task, the number of classes or of labels, and the classes' names."""
+
+    y: np.ndarray
+    task: str
+    count: int
+    names: np.ndarray | None = None
+
+
+def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
+    """Labels of one or several columns; their task follows their values, with a warning, unless named."""
+    if len(targets) > 1:
+        return _several_labels(table, targets, task)
+    (target,) = targets
     numbers = _numbers(table, target)
-    distinct, places = np.unique(np.array(cells) if numbers is None else numbers, return_inverse=True)
+    distinct, places = np.unique(np.array(table.texts(target)) if numbers is None else numbers, return_inverse=True)
     if task is None:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
         task = "classification" if whole and (numbers is None or len(distinct) <= _FEW) else "regression"
         kind = "text" if numbers is None else "whole numbers" if whole else "real numbers"
-        warnings.warn(
-            f"task = {task}, as column {shown(target)} holds {len(distinct)} different values, {kind}: name the task "
-            "to choose another",
-            JaxpflWarning,
-            stacklevel=2,
-        )
+        _warn_of_task(task, f"column {shown(target)} holds {len(distinct)} different values, {kind}")
     if task == "regression":
         if numbers is None:
             raise JaxpflError(f"{table.path}: labels of a regression are numbers, column {shown(target)} holds text")
-        return _single(table, target, numbers), task, None
+        return _Labels(_single(table, target, numbers), task, 1)
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
@@ -228,40 +213,39 @@ def _labels(table: Table, target: str, task: str | None) -> tuple[np.ndarray, st
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
         raise JaxpflError(f"{table.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
-    return places.astype(np.int32), task, distinct
+    return _Labels(places.astype(np.int32), task, 1 if two else len(distinct), distinct)
 
 
-def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
-    """Labels [N, d] of several columns, and their task."""
-    columns = []
-    for name in targets:
-        numbers = _numbers(table, name)
-        if numbers is None:
+def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
+    numbers = {name: _numbers(table, name) for name in targets}
+    for name, own in numbers.items():
+        if own is None:
             raise JaxpflError(f"{table.path}: several columns of labels hold numbers, column {shown(name)} holds text")
-        columns.append(numbers)
-    y = np.stack(columns, axis=1)
+    y = np.stack(list(numbers.values()), axis=1)
     marks = (y == 0) | (y == 1)
     if task is None:
         task = "multilabel" if marks.all() else "regression"
         kind = "0 and 1 alone" if marks.all() else "other numbers than 0 and 1"
-        warnings.warn(
-            f"task = {task}, as columns {_listed(targets)} hold {kind}: name the task to choose another",
-            JaxpflWarning,
-            stacklevel=3,
-        )
+        _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} hold {kind}")
     if task == "regression":
-        return np.stack([_single(table, name, of) for name, of in zip(targets, columns, strict=True)], axis=1), task
+        return _Labels(
+            np.stack([_single(table, name, own) for name, own in numbers.items()], axis=1), task, len(targets)
+        )
     if task != "multilabel":
         raise JaxpflError(f"task = {task}: several columns of labels are of multilabel or regression")
-    if not marks.all():
-        row, place = (int(at) for at in np.argwhere(~marks)[0])
+    for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
         raise JaxpflError(f"{table.path} line {table.lines[row]}: labels of multilabel are 0 or 1, {holds}")
-    return y.astype(np.int32), task
+    return _Labels(y.astype(np.int32), task, len(targets))
 
 
-def _single(table: Table, column: str, numbers: np.ndarray) -> np.ndarray:
+def _warn_of_task(task: str, holds: str) -> None:
+    warn(f"task = {task}, as {holds}: name the task to choose another")
+
+
+def _single(table: Table, column: str, numbers: np.ndarray | None) -> np.ndarray:
     """Numbers of a column, which single precision must hold."""
+    assert numbers is not None
     with np.errstate(over="ignore"):
         held = np.isfinite(numbers.astype(np.float32))
     if not held.all():
@@ -279,8 +263,6 @@ def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
         if numbers is not None:
             columns.append(_single(table, name, numbers)[:, None])
             features.append(Feature(name))
-            if _counts_rows(numbers):
-                _doubt(table, f"column {shown(name)} rises with every row, as a number of the row does", name)
             continue
         texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
@@ -289,23 +271,9 @@ def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
                 "for categories: take it out of the table"
             )
         check_fits(table.path, 8 * len(texts) * len(places))
-        if len(texts) > _SEVERAL_TEXTS:
-            _doubt(table, f"column {shown(name)} becomes {len(texts)} features, one for each text in it", name)
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
         features += [Feature(name, str(text)) for text in texts]
     return np.concatenate(columns, axis=1), features
-
-
-def _counts_rows(numbers: np.ndarray) -> bool:
-    """True for whole numbers that rise by one, with few gaps, from row to row."""
-    if len(numbers) < _SEVERAL_TEXTS:
-        return False
-    steps = np.diff(numbers)
-    return bool((steps >= 1).all() and (steps == np.round(steps)).all() and steps.mean() < 2)
-
-
-def _doubt(table: Table, said: str, name: str) -> None:
-    warnings.warn(f"{table.path}: {said}: --ignore {shown(name)} leaves it out", JaxpflWarning, stacklevel=2)
 
 
 def _numbers(table: Table, name: str) -> np.ndarray | None:
@@ -331,7 +299,3 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
             f"without it, or leave the column out with --ignore {shown(name)}"
         )
     return None
-
-
-def _listed(names: Sequence[str | None]) -> str:
-    return printable(", ".join(name for name in names if name is not None), 300)

@@ -9,18 +9,14 @@ Files are ``user,token,count`` text, the IRC users' archive, and LEAF's Reddit.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpfl.data.sources import csv_text, leaf
 from jaxpfl.data.sources.base import data_directory, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.support import mapped
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.files import check_fits
 
@@ -241,92 +237,42 @@ def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np
 
 HEADER = ["user", "token", "count"]
 _IRC_ARRAYS = ("indptr", "indices", "counts", "vocab")
-_SEPARATORS: tuple[csv_text.Separator, ...] = ("tab", "semicolon", "bar", "comma")
 _IRC = ("irc", "ubuntu_irc_user_counts.npz")
 _MARKS = ("<BOS>", "<EOS>", "<PAD>", "<UNK>")
 _MOST = 2**31 - 1
-_ROWS = 2**15
-"""Number of entries written to a file at once."""
 
 
 def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     """Read counts from a CSV file with the columns ``user``, ``token`` and ``count``, one row per nonzero count.
 
-    Columns may be in any order; cells are separated by commas, semicolons, tabs or bars; a leading column of row
-    numbers is ignored. Users and tokens are numbered in order of first appearance. Rows are read one at a time.
+    Columns may be in any order; those without a name, such as R's numbers of rows, are ignored. Users and tokens are
+    numbered in order of first appearance.
 
     Raises:
       JaxpflError: if the file cannot be read, or has another header, a row without three cells, a count that is not a
         positive whole number, or a token of a user twice (with the line and the reason).
     """
-    users: dict[str, int] = {}
-    vocabulary: dict[str, int] = {}
-    entries = _Entries()
-    with csv_text.opened(path, encoding) as text:
-        header, rows = _counts_rows(path, text)
-        places = [header.index(name) for name in HEADER]
-        for line, row in rows:
-            where = f"{path} line {line}"
-            if len(row) != len(header) or not row[places[0]] or not row[places[1]]:
-                raise JaxpflError(f"{where}: needs a user, a token and a count, got {','.join(row)[:60]!r}")
-            user, token, count = (row[place] for place in places)
-            if not (count.isascii() and count.isdigit() and 0 < int(count.lstrip("0")[:12] or "0") <= _MOST):
-                raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
-            pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
-            entries.add(*pair, int(count.lstrip("0")), line)
-    if not len(entries):
+    import pandas
+
+    cells, _ = csv_text.rows(path, encoding=encoding)
+    header = [] if cells.empty else [name.lower() for name in cells.iloc[0]]
+    if sorted(filter(None, header)) != sorted(HEADER):
+        found = "" if cells.empty else ",".join(cells.iloc[0])
+        raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {found[:60]!r}")
+    rows = cells.iloc[1:].set_axis(header, axis=1)[HEADER]
+    if rows.empty:
         raise JaxpflError(f"{path}: a header, and no counts below it")
-    made = entries.counts(np.array(list(users)), np.array(list(vocabulary)))
-    if repeated(made).any():
-        row, token, line = entries.first_again(len(vocabulary))
-        user, word = list(users)[row], list(vocabulary)[token]
-        where = f"{path} line {line}"
-        raise JaxpflError(f"{where}: user {shown(user)} has the token {shown(word)} twice: add the counts up")
-    return made
-
-
-class _Entries:
-    """Counts as they are read, [nnz, 4] in a temporary file: user, token, count, and line of the text."""
-
-    def __init__(self) -> None:
-        self._file, self._held = mapped.Growing(in_file=True), list[tuple[int, int, int, int]]()
-
-    def __len__(self) -> int:
-        return len(self._file) + len(self._held)
-
-    def add(self, user: int, token: int, count: int, line: int = 0) -> None:
-        self._held.append((user, token, count, line))
-        if len(self._held) >= _ROWS:
-            self._write()
-
-    def _write(self) -> None:
-        self._file.append(np.array(self._held, np.int64).reshape(-1, 4))
-        self._held.clear()
-
-    def counts(self, users: np.ndarray, vocabulary: np.ndarray) -> TokenCounts:
-        """All of them; afterwards none can be added."""
-        self._write()
-        self._table = self._file.whole()
-        rows, tokens, counts = (np.asarray(self._table[:, i]) for i in range(3))
-        return build(rows, tokens, counts, users, vocabulary)
-
-    def first_again(self, tokens: int) -> tuple[int, int, int]:
-        """User, token and line of the first pair that was there before."""
-        first = np.unique(self._table[:, 0] * tokens + self._table[:, 1], return_index=True)[1]
-        again = int(np.setdiff1d(np.arange(len(self._table)), first)[0])
-        row, token, _, line = self._table[again].tolist()
-        return row, token, line
-
-
-def _counts_rows(path: Path, text: IO[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Names of the columns, lower-cased, and the rows below, split by the separator of the header."""
-    first = next((line for line in text if line.strip()), "").lower().replace('"', "")
-    for separator in _SEPARATORS:
-        header = [cell.strip() for cell in first.split(csv_text.SEPARATORS[separator])]
-        if sorted(header) in (sorted(HEADER), sorted(["", *HEADER])):
-            text.seek(0)
-            return header, islice(csv_text.rows_of(path, text, separator), 1, None)
-    raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {first.strip()[:60]!r}")
+    for line, row in rows[(rows == "").any(axis=1)].iterrows():
+        got = ",".join(row).rstrip(",")
+        raise JaxpflError(f"{path} line {line}: needs a user, a token and a count, got {got[:60]!r}")
+    counts = rows["count"].where(rows["count"].str.fullmatch("0*[1-9][0-9]{0,9}"), "0").astype(np.int64)
+    for line, count in rows["count"][(counts < 1) | (counts > _MOST)].items():
+        raise JaxpflError(f"{path} line {line}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
+    for line, row in rows[rows.duplicated(["user", "token"])].iterrows():
+        twice = f"user {shown(row['user'])} has the token {shown(row['token'])} twice"
+        raise JaxpflError(f"{path} line {line}: {twice}: add the counts up")
+    (users, names), (tokens, words) = (pandas.factorize(rows[name]) for name in ("user", "token"))
+    return build(users, tokens, counts.to_numpy(), np.array(names.tolist()), np.array(words.tolist()))
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:
@@ -386,17 +332,18 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     words = np.arange(vocabulary.size).astype(object)  # tokens without a known word are named by their number
     for word, token in (vocabulary.words or {}).items():
         words[token] = word
+    marks = np.isin(words.astype(str), _MARKS)
     names = sorted(set().union(*parts))
     place = {name: i for i, name in enumerate(names)}
-    entries = _Entries()
+    entries = [np.zeros((3, 0), np.int64)]
     for user, (x, y) in (one for users in parts for one in users.items()):
         leaf.check_windows(leaf.tally({user: (x, y)}).places, length, folder)
         targets = leaf.windows(x, y, f"{folder}: user {shown(user)}", vocabulary, length)[1]
-        for token, count in Counter(targets.tolist()).items():
-            if words[token] not in _MARKS:
-                entries.add(place[user], token, count)
-    if not len(entries):
+        tokens, number = np.unique(targets[~marks[targets]], return_counts=True)
+        entries.append(np.stack([np.full(len(tokens), place[user]), tokens, number]))
+    rows, tokens, number = np.concatenate(entries, axis=1)
+    if not len(rows):
         raise JaxpflError(f"{folder}: no user has a token")
-    counts = added_up(entries.counts(np.array(names), words.astype(str))).with_tokens(1)
+    counts = added_up(build(rows, tokens, number, np.array(names), words.astype(str))).with_tokens(1)
     warn_of_empty(folder, set(names).difference(counts.users.tolist()))
     return counts
