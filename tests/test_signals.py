@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxpfl.runs.interrupt import Interrupt
+from jaxpfl.runs.control import Interrupt
 from jaxpfl.support import signals
 
 START = """

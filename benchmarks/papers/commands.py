@@ -154,8 +154,8 @@ def _show(found: list[Result], *, as_json: bool, markdown: bool) -> None:
 
 def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None) -> Result:
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.runs import compile_cache, lock
-    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs import compile_cache, run_folder
+    from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep.progress import Terminal
     from jaxpfl.support.console import Console
 
@@ -170,7 +170,7 @@ def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None
         use_cpu_cores()
         compile_cache.enable()
         planned = papers.units(experiment, quick=quick)
-        stack.enter_context(lock.held(folder))
+        stack.enter_context(run_folder.held(folder))
         interrupt = stack.enter_context(Interrupt())
 
         def saves(on: bool) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation
+from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, to_json
-from jaxpfl.runs.data_checksum import of_data
+from jaxpfl.runs.inputs import data_checksum
 from jaxpfl.runs.setup import Experiment, prepare
-from jaxpfl.runs.unfinished import Unfinished
 from jaxpfl.support import sealed
 from jaxpfl.support.errors import JaxpflError
 
@@ -58,7 +58,7 @@ def kept(
     if found is not None and any(found.get(name) != value for name, value in asked.items()):
         raise JaxpflError(f"{path} is of other settings: choose another --output")
     experiment = prepare(config, (method,), given=way.data.of(config))
-    data = of_data(experiment.federation)
+    data = data_checksum(experiment.federation)
     asked |= {"data": data}
     unfinished = Unfinished(path.with_suffix(".unfinished"), asked)
     if found is None:

@@ -84,8 +84,8 @@ def _print(found: Atlas, *, as_json: bool, markdown: bool) -> None:
 
 def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.runs import compile_cache, lock
-    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs import compile_cache, run_folder
+    from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep.progress import Terminal
     from jaxpfl.support.console import Console
 
@@ -98,7 +98,7 @@ def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
         compile_cache.enable()
         check_folder(folder, quick=quick)
         plan = Plan(quick, data_dir)
-        stack.enter_context(lock.held(folder))
+        stack.enter_context(run_folder.held(folder))
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))

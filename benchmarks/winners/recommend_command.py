@@ -99,8 +99,8 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     from jaxpfl.core import participation
     from jaxpfl.models import build_model
     from jaxpfl.runs.presets import model_for
+    from jaxpfl.runs.results import client_clusters
     from jaxpfl.runs.setup import load_federation
-    from jaxpfl.runs.true_clusters import client_clusters
 
     from . import atlas, recommend
     from .nearest import Asked

@@ -57,7 +57,7 @@ def audit(
     from jaxpfl.audit import audit as play
     from jaxpfl.audit import subject_of
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.runs import compile_cache, warm_start
+    from jaxpfl.runs import compile_cache, export
     from jaxpfl.runs.setup import prepare, require
     from jaxpfl.support.console import Console
 
@@ -65,7 +65,7 @@ def audit(
     use_cpu_cores()
     compile_cache.enable()
     config = resolve(settings)
-    initial = None if config.warm_start is None else warm_start.read(config.warm_start)
+    initial = None if config.warm_start is None else export.read_parameters(config.warm_start)
     subject = subject_of(prepare(config, (method,), initial=initial).runs[method], method)
     with Console(stderr=True).status("") as status:
         found = play(

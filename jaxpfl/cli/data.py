@@ -40,8 +40,8 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
         _list(entries)
         return
     from jaxpfl.runs.data_sets import is_stored, is_table
+    from jaxpfl.runs.results import client_clusters
     from jaxpfl.runs.setup import clients_of, load_federation
-    from jaxpfl.runs.true_clusters import client_clusters
 
     claim_file(plot, "--plot", _DESCRIBE)
     config = resolve(RunConfig(**vars(settings)))

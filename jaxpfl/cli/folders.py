@@ -71,8 +71,8 @@ def compare_runs(
     json: _Json = False,
 ) -> None:
     """Show how two finished runs differ: in their settings, and in the scores of the methods that both have."""
-    from jaxpfl.runs.headline import HEADLINES
     from jaxpfl.runs.reports.compare import compare, print_comparison
+    from jaxpfl.runs.scores import HEADLINES
     from jaxpfl.support.console import Console
 
     found = compare(first, second)

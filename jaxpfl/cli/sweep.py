@@ -28,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.places import NEW_FOLDER
 
 if TYPE_CHECKING:
-    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep.execute import Reporter
     from jaxpfl.runs.sweep.sweep import Sweep
 
@@ -157,8 +157,8 @@ def _part(part: type[T], values: dict[str, Any]) -> T:
 
 def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.runs import lock
-    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs import run_folder
+    from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep.outcome import finish
     from jaxpfl.runs.sweep.progress import Terminal
     from jaxpfl.runs.sweep.sweep import Sweep
@@ -182,7 +182,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
         cluster = stack.enter_context(_cluster(session))
         use_cpu_cores()
         compile_cache.enable()
-        stack.enter_context(lock.held(folder))
+        stack.enter_context(run_folder.held(folder))
         sweep = Sweep.open(folder, definition, resume=session.resume, force=session.force)
         swept = [axis.name for axis in definition.grid.axes]
         if words := preset_words(definition.config, resolve(with_privacy(definition.config, definition.grid)), swept):
@@ -262,7 +262,7 @@ def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt
 
 def _join(folder: Path, session: _Session) -> None:
     """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
-    from jaxpfl.runs.interrupt import Interrupt
+    from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep.progress import Terminal
     from jaxpfl.runs.sweep.sweep import Sweep
 

@@ -156,13 +156,13 @@ def named_file(args: list[str]) -> str | None:
 def _experiment(
     command: str, methods: tuple[str, ...], settings: RunConfig, session: Session, file: ConfigFile
 ) -> None:
-    from jaxpfl.runs import lock, warm_start
-    from jaxpfl.runs.interrupt import Interrupted
+    from jaxpfl.runs import export, run_folder
+    from jaxpfl.runs.control import Interrupted
     from jaxpfl.runs.profile import OFF, Recorder
-    from jaxpfl.runs.report import Terminal, print_profile, print_table
     from jaxpfl.runs.run import open_folder, run_methods
     from jaxpfl.runs.setup import check_agreed, prepare
     from jaxpfl.runs.stored_run import check_data, check_recorded
+    from jaxpfl.runs.terminal import Terminal, print_profile, print_table
     from jaxpfl.support import distributed, processes
     from jaxpfl.support.console import Console
 
@@ -175,8 +175,8 @@ def _experiment(
 
         def prepared() -> tuple[RunConfig, Any]:
             config = resolve(settings)
-            initial = None if config.warm_start is None else warm_start.read(config.warm_start)
-            origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
+            initial = None if config.warm_start is None else export.read_parameters(config.warm_start)
+            origin = None if config.warm_start is None else export.parameters_origin(config.warm_start)
             experiment = prepare(config, methods, strict=session.strict, initial=initial, origin=origin)
             if session.config is not None:
                 check_recorded(session.config, file, experiment)
@@ -195,7 +195,7 @@ def _experiment(
         folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
-        processes.on_first(lambda: stack.enter_context(lock.held(folder)))
+        processes.on_first(lambda: stack.enter_context(run_folder.held(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         # From the moment at which there is something to go on from.
         stack.enter_context(signals.noted(lambda: kept if writes and (folder / "config.json").exists() else ""))
@@ -251,8 +251,7 @@ def _start(settings: RunConfig, session: Session) -> None:
 
 def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
     """The trackers that were asked for, ready: what they lack is an error before the run begins."""
-    from jaxpfl.runs.services import MLflow, WandB
-    from jaxpfl.runs.tracking import TensorBoard
+    from jaxpfl.runs.tracking import MLflow, TensorBoard, WandB
 
     if session.tensorboard:
         yield TensorBoard(folder)
@@ -263,7 +262,7 @@ def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
 
 
 def _explain(experiment: Any, out: Any, as_json: bool) -> None:
-    from jaxpfl.runs.explain import explain_plan, print_explanation
+    from jaxpfl.runs.terminal import explain_plan, print_explanation
     from jaxpfl.support import processes
 
     report = explain_plan(experiment)
@@ -278,7 +277,7 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs.export import Wanted, export
-    from jaxpfl.runs.report import Working, print_export
+    from jaxpfl.runs.terminal import Working, print_export
     from jaxpfl.support.console import Console
 
     use_cpu_cores()
@@ -292,7 +291,7 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
 
 
 def _export_rounds(run: Path, path: Path, as_json: bool) -> None:
-    from jaxpfl.runs.rounds_table import write
+    from jaxpfl.runs.export import write_rounds
 
-    rows = write(run, path)
+    rows = write_rounds(run, path)
     print(json.dumps({"rounds": str(path), "rows": rows}) if as_json else f"rounds: {path} ({rows} rows)")

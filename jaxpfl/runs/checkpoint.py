@@ -1,30 +1,33 @@
 """Checkpoints of one method's state, by orbax, written atomically with checksums; two are kept.
 
-``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name.
-"""
+``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.support import checksums, processes
+from jaxpfl import __version__
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.state import keyless
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support import checksums, files, processes, sealed
+from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.partial import discard_late, partial
 
 _KEPT = 2
@@ -256,3 +259,92 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return os.strerror(int(code[1])) if code else one_line(error)
+
+
+_READ = "read.json"
+_SECONDS = 60.0
+"""Between two saves at least: what a kill loses."""
+_REST = 20
+"""Times that a save took until the next one, so that saves of large states take a twentieth of the time at most."""
+
+
+class Unfinished:
+    """A folder with the state of some runs, and what was read from them on the way.
+
+    Runs of other settings, data or versions that it holds are not gone on with.
+    """
+
+    def __init__(self, folder: Path, asked: Mapping[str, Any]):
+        self._folder = folder
+        self._asked = {**asked, "jaxpfl": __version__}
+        self._next = time.monotonic() + _SECONDS
+
+    @classmethod
+    def within(cls, folder: Path, asked: Mapping[str, Any]) -> Self:
+        """The runs of these settings, beside others in the same folder."""
+        text = json.dumps(files.jsonable(dict(asked)), sort_keys=True)
+        return cls(folder / hashlib.sha256(text.encode()).hexdigest()[:16], asked)
+
+    @property
+    def due(self) -> bool:
+        """True once enough time has passed for the next save."""
+        return time.monotonic() >= self._next
+
+    @functools.cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._folder, resumed=False)
+
+    def save(
+        self,
+        simulation: Simulation,
+        state: RunState,
+        done: int,
+        seconds: float,
+        read: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Save the state after ``done`` rounds, the seconds spent so far, and what was read before.
+
+        Raises:
+          JaxpflError: if it cannot be written.
+        """
+        began = time.monotonic()
+        try:
+            # First, so that a state that is found has what was read before it.
+            sealed.write(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
+            save(self._checkpoints, done, simulation, state, seconds)
+        finally:  # a disk that is full is not tried again at once
+            now = time.monotonic()
+            self._next = now + max(_SECONDS, _REST * (now - began))
+
+    def restore(
+        self, simulation: Simulation, first: RunState, stops: Sequence[int]
+    ) -> tuple[RunState, int, float, list[dict[str, Any]]]:
+        """The last state that was saved, its round, the seconds spent, and what was read before it; ``first`` and
+        nothing where there is none.
+
+        Args:
+          simulation: of the runs.
+          first: their initial state.
+          stops: rounds after which something is read, the last of which is the runs' last.
+        """
+        if not (self._folder / _READ).exists():
+            return first, 0, 0.0, []
+        try:
+            found = sealed.read(self._folder / _READ)
+            if found.get("asked") != files.jsonable(self._asked):
+                raise JaxpflError(f"{self._folder} is of other settings, data, versions or devices")
+            state, seconds = restore(self._checkpoints, simulation, first, stops[-1], warn)
+            done = int(state.round[0])
+            before = sum(stop <= done for stop in stops)
+            if len(found["read"]) < before:
+                raise JaxpflError(f"{self._folder} lacks what was read before round {done}")
+        except JaxpflError as error:
+            warn(f"{error}: its runs begin anew")
+            self.remove()
+            return first, 0, 0.0, []
+        return state, done, seconds, found["read"][:before]
+
+    def remove(self) -> None:
+        """Delete what is kept."""
+        self.__dict__.pop("_checkpoints", None)  # it knows which rounds there are
+        shutil.rmtree(self._folder, ignore_errors=True)

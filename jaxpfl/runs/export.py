@@ -1,26 +1,33 @@
-"""``jaxpfl export``: the models of a finished run, as files that need no jaxpfl to be read (see `model_files`)."""
+"""What leaves a stored run: its models as files that need no jaxpfl to be read (see `model_files`), parameters from which
+another run starts (``--warm-start``), and its records as one table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import __version__
-from jaxpfl.support import checksums, files
 from jaxpfl.core import trees
-from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
-from jaxpfl.support.errors import JaxpflError, writing
+from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
+from jaxpfl.models.base import by_path
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import source_of
+from jaxpfl.runs.inputs import Origin
 from jaxpfl.runs.parameters import LastModels, Stack
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.stored_run import StoredRun, open_run
-from jaxpfl.models.base import by_path
+from jaxpfl.support import checksums, files, parquet
+from jaxpfl.support.errors import JaxpflError, expecting, writing
 from jaxpfl.support.partial import partial
+
+if TYPE_CHECKING:
+    import pandas
 
 Progress = Callable[[str, int, int], None]
 """Called with the current step, the bytes written of it so far, and its total bytes (0 if none are written)."""
@@ -196,3 +203,112 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
         "data": run.record["data"],
         "versions": {"jaxpfl": __version__, "jax": jax.__version__, "run": run.record.get("versions")},
     }
+
+
+def parameters_origin(where: str) -> Origin | None:
+    """Origin of the parameters in a run folder or a folder of exported models; None for a file of parameters."""
+    path, _ = _place(where)
+    for name in (MANIFEST, "config.json"):
+        if (path / name).is_file():
+            record = files.read_json(path / name)
+            with expecting(path / name, "that of a run"):
+                asked = record["config"].get("privacy") or {}
+                private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))
+                return Origin(record["data"], private)
+    return None
+
+
+def _place(where: str) -> tuple[Path, str | None]:
+    """Path, and the method named after it, if any."""
+    path = Path(where)
+    if path.exists() or ":" not in where:
+        return path, None
+    before, _, method = where.rpartition(":")
+    return Path(before), method
+
+
+def read_parameters(where: str) -> dict[str, np.ndarray]:
+    """Read parameters, by path.
+
+    Args:
+      where: a run folder or a folder of exported models, for the global model of its method (``PATH:METHOD`` names one
+        of several; of a run, its first seed); or an .npz file with parameter paths as keys.
+
+    Raises:
+      JaxpflError: if there is nothing of this kind, or the method has no global model.
+    """
+    path, method = _place(where)
+    if path.is_file():
+        arrays = read_npz(path)
+        if CLIENT_IDS in arrays:
+            raise JaxpflError(
+                f"{path} holds the models of several clients: jaxpfl export --per-client writes single ones"
+            )
+        return arrays
+    if (path / MANIFEST).is_file():
+        models = load_models(path, method)
+        name, parameters = models.method, models.global_model
+    elif (path / "config.json").is_file():
+        run = open_run(path)
+        name = run.finished(method)
+        parameters = LastModels(run, run.experiment(), name, run.seeds[0]).global_model()
+    else:
+        raise JaxpflError(f"warm_start: {where} is neither a run folder, nor exported models, nor an .npz file")
+    if parameters is None:
+        raise JaxpflError(f"warm_start: {name} of {path} has no global model")
+    return {key: np.asarray(array) for key, array in by_path(parameters).items()}
+
+
+KINDS = (".csv", ".parquet")
+
+
+def write_rounds(run: Path, path: Path) -> int:
+    """Write the records of a run, finished or not, as a table.
+
+    Args:
+      run: the run folder.
+      path: the file, whose name says its kind.
+
+    Returns:
+      The number of rows.
+
+    Raises:
+      JaxpflError: for a folder without a run or without a round, damaged records, a file of another kind, and one that
+        exists or cannot be written.
+    """
+    if path.suffix not in KINDS:
+        raise JaxpflError(f"--rounds must be a file that ends in {' or '.join(KINDS)}, got {str(path)!r}")
+    if path.exists():
+        raise JaxpflError(f"{path} exists: choose another --rounds")
+    found = rounds_table(run)
+    if path.suffix == ".csv":
+        with files.whole(path) as file:
+            found.to_csv(file, index=False)
+    else:
+        parquet.write_table(path, found)
+    return len(found)
+
+
+def rounds_table(run: Path) -> pandas.DataFrame:
+    """The records of a run: ``kind`` (round or evaluation), ``method``, ``round``, ``seed``, then every metric, missing
+    where a record has none or it is not finite.
+
+    Raises:
+      JaxpflError: for a folder without a run or without a round, and damaged records.
+    """
+    import pandas
+
+    seeds, path = open_run(run).seeds, run / "metrics.jsonl"
+    rows: list[dict[str, Any]] = []
+    for record in files.Records(path).read():
+        names = {name: record[name] for name in ("kind", "method", "round")}
+        values = {name: value for name, value in record.items() if name not in names}
+        if any(isinstance(value, list) and len(value) != len(seeds) for value in values.values()):
+            raise JaxpflError(f"{path} is damaged: it has not a value for each of {len(seeds)} seeds")
+        for place, seed in enumerate(seeds):
+            own = {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
+            rows.append(names | {"seed": seed} | own)
+    if not rows:
+        raise JaxpflError(f"{run} has no round yet")
+    found = pandas.DataFrame(rows)
+    return found.astype(dict.fromkeys(found.columns[4:], float))

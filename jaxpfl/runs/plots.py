@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.runs.headline import ACCURACY, Headline
+from jaxpfl.runs.scores import ACCURACY, Headline
 from jaxpfl.support.presentation import COLORS, INK, entitle, new_axes, save, shades
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import jax
 
-from jaxpfl.support import files
 from jaxpfl.engine.compiled import LOADED, WAITED
 from jaxpfl.runs.operations import Operation
 from jaxpfl.runs.trace import Trace, Tracer
+from jaxpfl.support import files
 
 PHASES = ("data", "compile", "rounds", "evaluation", "checkpoints", "profiler", "host")
 """``data``: loading, splitting, placing, the first state; ``compile``: wherever it occurs, so that the other phases

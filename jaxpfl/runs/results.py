@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__
-from jaxpfl.support import files, processes
+from jaxpfl import __version__, data
+from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.assembly import is_robust
 from jaxpfl.engine.example_means import example_weights, is_root
-from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.runs import summary, uplink
-from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.privacy import Protection
-from jaxpfl.runs.setup import Experiment, require
-from jaxpfl.runs.true_clusters import rand_index
-from jaxpfl.runs.headline import ACCURACY, Headline
+from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import clipping
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.runs.inputs import Protection
+from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined
+from jaxpfl.runs.scores import over_clients as statistics
+from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.support import files, processes
+from jaxpfl.support.errors import JaxpflError, warn
 
 _SUM, _ARRAYS = "sha256", "arrays_sha256"
 _ANEW = "delete {}, and --resume makes it anew from the checkpoint"
@@ -79,7 +80,7 @@ def write_method(
             "compile_seconds": times[1],
             "privacy": _privacy(experiment.protection(name), simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
-            **uplink.of_method(simulation, counts, str(experiment.config.compress)),
+            **upload_sizes(simulation, counts, str(experiment.config.compress)),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
             "gradients": _gradients(arrays),
@@ -188,7 +189,7 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Gather the finished methods, and write ``clients.npz``, the plots and, last, ``summary.json``."""
+    """Gather the finished methods, and write ``clients.npz``, the plots and, last, ``scores.json``."""
     config = experiment.config
     stored: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -280,7 +281,7 @@ def _row(
 
     def over_clients(which: str) -> dict[str, float | None] | None:
         found, of = scores.get(f"{which}_{name}"), unseen_sizes if which.startswith("unseen") else sizes
-        return None if found is None else summary.over_clients(found, lower=lower, sizes=of, root=root)
+        return None if found is None else statistics(found, lower=lower, sizes=of, root=root)
 
     row: dict[str, Any] = {
         f"personalized_{name}": over_clients("after"),
@@ -290,11 +291,11 @@ def _row(
         f"unseen_{name}": over_clients("unseen_after"),
         f"unseen_as_trained_{name}": over_clients("unseen_as_trained"),
         f"unseen_before_{name}": over_clients("unseen_before"),
-        "fraction_hurt": None if local is None else summary.fraction_hurt(scores[f"after_{name}"], local, lower=lower),
+        "fraction_hurt": None if local is None else fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
-    if left_out := summary.undefined(scores, name, examples):
+    if left_out := undefined(scores, name, examples):
         row["undefined"] = left_out
-    if others := summary.other_metrics(scores, headline, sizes, experiment.task, examples):
+    if others := other_metrics(scores, headline, sizes, experiment.task, examples):
         row["metrics"] = others
     evaluations = [r for r in evaluations if {headline.validation, headline.personalized} <= r.keys()]
     if evaluations:
@@ -303,7 +304,76 @@ def _row(
             np.array([record[name] for record in evaluations], dtype=float)
             for name in (headline.validation, headline.personalized)
         )
-        row["best_on_validation"] = summary.best_on_validation(
+        row["best_on_validation"] = best_on_validation(
             rounds, validation, test, headline, experiment.config.patience
         )
     return row
+
+
+def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
+    """True cluster of each client of a resolved config, by id; None if the split has none.
+
+    It has clusters under the partition "clusters", and for planted data if every user is a client.
+    """
+    if config.partition == "clusters":
+        clients = require(config.clients) + config.clients_apart
+        return data.true_clusters(clients, require(config.clusters), num_classes, config.split_seed).member
+    drawn = config.data.partition(":")[0] == "planted" and config.partition == "natural"
+    if drawn and config.clients is None and config.users_per_client in (None, 1):
+        return planted.draw_planted(planted.parse(config.data)).member
+    return None
+
+
+def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] | None:
+    """Adjusted Rand index of the clusters found, [S, m], in each run; None if none were found, or none are known."""
+    if found is None:
+        return None
+    truth = client_clusters(experiment.config, experiment.task.num_classes)
+    if truth is None:
+        return None
+    from sklearn.metrics import adjusted_rand_score
+
+    own = truth[np.asarray(experiment.federation.client_ids)]
+    return [float(adjusted_rand_score(own, clusters)) for clusters in found]
+
+
+class Uplink:
+    """Running count of a run's uploaded bits.
+
+    Attributes:
+      bits: of all clients' uploads since round 0, [S] int64; None without compression.
+    """
+
+    def __init__(self, simulation: Simulation, state: RunState):
+        self.bits: np.ndarray | None = None
+        if simulation.algorithm.counts_bits:
+            self.bits = simulation.counts(state).upload_bits.sum(axis=1)
+
+    def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The next rounds' history with ``bits_up`` of each, all bits since round 0."""
+        if self.bits is None:
+            return history
+        bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
+        self.bits = bits[:, -1]
+        return history | {"bits_up": bits}
+
+    def now(self) -> dict[str, Any]:
+        """The present ``bits_up``, for an evaluation's record."""
+        return {} if self.bits is None else {"bits_up": self.bits}
+
+
+def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -> dict[str, Any]:
+    """Upload size stored for a finished method: ``bytes_up``, a mean over the runs.
+
+    With compression also the compressor's name and the uncompressed size.
+
+    Args:
+      counts: at the end, on the host.
+      compress: as in the config.
+    """
+    runs = counts.uploads.shape[0]
+    plain = simulation.bytes_per_client()[0] * int(counts.uploads.sum()) // runs
+    if not simulation.algorithm.counts_bits:
+        return {"bytes_up": plain}
+    coded = int(counts.upload_bits.sum()) // (8 * runs)
+    return {"bytes_up": coded, "bytes_up_uncoded": plain, "compress": compress}

@@ -21,23 +21,22 @@ import jax
 import numpy as np
 
 from jaxpfl import __version__
-from jaxpfl.support import files, processes
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.stopping import mean_over_clients
-from jaxpfl.support.errors import JaxpflError, UnwritableError, writing
-from jaxpfl.runs import graph_file, replace, results, secret_noise, uplink
+from jaxpfl.runs import inputs, results, run_folder, secret_noise
 from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
-from jaxpfl.runs.data_checksum import is_of
-from jaxpfl.runs.interrupt import Interrupt, Interrupted
-from jaxpfl.runs.pace import Pace
-from jaxpfl.runs.patience import Patience
+from jaxpfl.runs.control import Interrupt, Interrupted, Pace, Patience
+from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.profile import OFF, CompileClock, Profile
+from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, require
-from jaxpfl.runs.stored_run import GRAPH, read_record
+from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.tracking import Tracker, ended
+from jaxpfl.support import files, processes
+from jaxpfl.support.errors import JaxpflError, UnwritableError, writing
 
 
 class Reporter(Protocol):
@@ -62,7 +61,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
     stored = folder / "config.json"
     if force and stored.exists():
         read_record(stored)  # a file of that name may be anyone's
-        replace.clear(folder, stored.name, replace.RUN_PARTS)
+        run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
     if resume and not stored.exists():
         raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
     if stored.exists() and not resume:
@@ -86,7 +85,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         added = [name for name in methods if name not in old["methods"]]
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
-        if not is_of(old["data"], experiment.federation, experiment.unseen):
+        if not has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data are not those of the run")
         if old.get("warm_start") != new["warm_start"]:
             semantic.append("the parameters of --warm-start are not those of the run")
@@ -119,7 +118,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:
-            graph_file.write(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
+            inputs.write_graph(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
     return allowed
 
 
@@ -167,7 +166,7 @@ def run_methods(
                             _run_method(*of_run, trackers)
                     except JaxpflError:
                         if processes.is_first():
-                            replace.discard_unstarted(folder)
+                            run_folder.discard_unstarted(folder)
                         raise
         return processes.on_first(lambda: results.summarize(experiment, folder))
     except UnwritableError as error:
@@ -206,7 +205,7 @@ def _run_method(
         if secret_noise.is_gone(state):
             raise JaxpflError(secret_noise.refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
-    sent = uplink.Uplink(simulation, state)
+    sent = results.Uplink(simulation, state)
 
     def write(new: list[dict[str, Any]]) -> None:
         processes.on_first(lambda: records.append(new))

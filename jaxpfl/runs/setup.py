@@ -12,7 +12,9 @@ import jax
 import numpy as np
 
 from jaxpfl import __version__, data
-from jaxpfl.support import processes
+from jaxpfl.core.settings import part_of
+from jaxpfl.core.trees import checksum
+from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data import Split
 from jaxpfl.engine import Simulation, same_data
 from jaxpfl.engine.assemble import build
@@ -31,21 +33,18 @@ from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
-from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.runs import data_sets, graph_file
-from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
-from jaxpfl.runs.data_checksum import of_data
-from jaxpfl.runs.data_sets import is_table, source_of
-from jaxpfl.runs.presets import model_for, preset
-from jaxpfl.runs.privacy import Origin, Protection, caveat, protection_of
-from jaxpfl.runs.headline import HEADLINES, Headline
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
-from jaxpfl.core.settings import part_of
+from jaxpfl.runs import data_sets, inputs
+from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
+from jaxpfl.runs.data_sets import is_table, source_of
+from jaxpfl.runs.inputs import Origin, Protection, caveat, data_checksum, protection_of
+from jaxpfl.runs.presets import model_for, preset
+from jaxpfl.runs.scores import HEADLINES, Headline
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.core.trees import checksum
-from jaxpfl.core.types import ClientData, Federation
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, warn
 
 _NOT_PRIVATE = (
     "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
@@ -133,7 +132,7 @@ class Experiment(NamedTuple):
         """
         return {
             "hyper": {name: self.all_hyper(name) for name in self.methods},
-            "data": of_data(self.federation, self.unseen),
+            "data": data_checksum(self.federation, self.unseen),
             "warm_start": self.start,
             "graph": None if self.graph is None else checksum(self.graph),
             "noise": NOISE if self.config.privacy.on else None,
@@ -205,8 +204,8 @@ def prepare(
     asking = next((spec for spec in specs if spec.method.graph), None)
     graph = None
     if asking is not None:
-        if graph_file.is_named(config.graph):
-            read = graph_file.read(Path(config.graph), np.asarray(federation.client_ids))
+        if inputs.is_graph_file(config.graph):
+            read = inputs.read_graph(Path(config.graph), np.asarray(federation.client_ids))
             asking = dataclasses.replace(asking, neighbourhood=Neighbourhood(graph=read))
         graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
     runs = {spec.method.name: put_together(spec, federation, unseen, task, graph) for spec in specs}

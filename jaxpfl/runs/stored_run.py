@@ -9,22 +9,19 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpfl.support import files
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import DataConfig, RunConfig, resolve
 from jaxpfl.runs.config_file import ConfigFile, from_mapping
-from jaxpfl.runs.data_checksum import is_of
+from jaxpfl.runs.inputs import has_checksum
+from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import NOISE_MULTIPLIER, Experiment, prepare, require
-from jaxpfl.privacy import PrivacyConfig
-
-GRAPH = "graph.csv"
-"""The run's graph of clients, in its folder."""
-
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
 
 _OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
 """Settings on which the clients depend; a task is that of the labels unless it is given."""
@@ -80,7 +77,7 @@ class StoredRun(NamedTuple):
             warnings.simplefilter("ignore", JaxpflWarning)  # the run has told
             experiment = prepare(config, tuple(self.methods))
         now = experiment.fingerprint()
-        if not is_of(self.record["data"], experiment.federation, experiment.unseen):
+        if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
             raise JaxpflError(f"the data are not those of the run in {self.folder}")
         if now["hyper"] != self.record["hyper"]:
             raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
@@ -166,7 +163,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
     was = resolve(file.config)
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
         return
-    if not is_of(file.data, experiment.federation, experiment.unseen):
+    if not has_checksum(file.data, experiment.federation, experiment.unseen):
         warn(f"the data are not those of the run of {path}: its figures will not come again", strict=strict)
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxpfl.support.errors import JaxpflError, writing
+from jaxpfl.runs.stored_run import read_record
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, warn, writing
 
 
 class Tracker(Protocol):
@@ -91,3 +98,184 @@ def means(record: Mapping[str, Any]) -> dict[str, float]:
         if own:
             found[name] = math.fsum(own) / len(own)
     return found
+
+
+_MOST_PARAMETERS, _MOST_METRICS = 100, 500  # in one message; MLflow takes 100 parameters and 1000 metrics
+_DATABASES = ("sqlite:", "postgresql:", "mysql:", "mssql:")
+
+
+class _Service(Tracker):
+    """A service whose troubles are warned of and do not end the run, since ``metrics.jsonl`` holds all that it is told.
+
+    Neither service takes back what it was told, so every start of a method is a run of its own there, and one that goes
+    on from a checkpoint is first told of the rounds that stand.
+    """
+
+    _flag: str
+
+    def __init__(self, folder: Path):
+        self._records, self._config = folder / "metrics.jsonl", folder / "config.json"
+        self._group = folder.absolute().name
+        self._silent = True  # between methods, and after a trouble
+
+    def begin(self, method: str, done: int) -> None:
+        self._silent = False
+        self._try(lambda: self._start(method, _settings(self._config, method)))
+        for record in files.Records(self._records).read() if done else ():
+            if record["method"] == method:
+                self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        told = {f"{record['kind']}/{name}": value for name, value in means(record).items()}
+        self._try(lambda: self._tell(told, record["round"]))
+
+    def end(self, complete: bool) -> None:
+        self._try(lambda: self._finish(complete))
+        self._silent = True
+
+    def _try(self, do: Callable[[], None]) -> None:
+        if self._silent:
+            return
+        try:
+            do()
+        except Exception as error:  # of any kind: a network's, the service's
+            self._silent = True
+            warn(f"{self._flag}: {_line(error)}; it is told no more of this method, and {self._records} has all of it")
+
+    @abstractmethod
+    def _start(self, method: str, settings: dict[str, Any]) -> None:
+        """Begin the service's run of a method."""
+
+    @abstractmethod
+    def _tell(self, metrics: dict[str, float], round: int) -> None:
+        """Send the numbers of one round."""
+
+    @abstractmethod
+    def _finish(self, complete: bool) -> None:
+        """End the service's run; an incomplete one is marked as stopped."""
+
+
+class MLflow(_Service):
+    """Runs of an MLflow server or folder, in the experiment ``jaxpfl`` or $MLFLOW_EXPERIMENT_NAME.
+
+    Args:
+      folder: of the run; its name is the tag ``run_folder``.
+      uri: of the server, or a folder (``mlruns``, ``file:///home/me/mlruns``).
+
+    Raises:
+      JaxpflError: if the package is not installed, or nothing answers there.
+    """
+
+    _flag = "--mlflow"
+
+    def __init__(self, folder: Path, uri: str):
+        super().__init__(folder)
+        # A folder is used only where it was asked for by name, and the extra's package has no database.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 take four minutes to say that nobody answers
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise missing_extra(self._flag, "mlflow-skinny or mlflow", "mlflow") from None
+        if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
+            raise JaxpflError(f"--mlflow {uri}: a database needs all of MLflow: pip install mlflow")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxpfl"
+        try:
+            self._client = MlflowClient(uri)
+            found = self._client.get_experiment_by_name(name)
+            self._experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        except Exception as error:
+            raise JaxpflError(f"--mlflow {uri}: {_line(error)}") from None
+        self._run, self._waiting = "", list[Any]()
+
+    def _start(self, method: str, settings: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        self._waiting = []
+        tags = {"method": method, "run_folder": self._group}
+        self._run = self._client.create_run(self._experiment, run_name=method, tags=tags).info.run_id
+        params = [Param(name, str(value)) for name, value in settings.items()]
+        for first in range(0, len(params), _MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=params[first : first + _MOST_PARAMETERS])
+
+    def _tell(self, metrics: dict[str, float], round: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._waiting += [Metric(name, value, now, round) for name, value in metrics.items()]
+        if len(self._waiting) >= _MOST_METRICS:
+            self._send()
+
+    def _send(self) -> None:
+        for first in range(0, len(self._waiting), _MOST_METRICS):
+            self._client.log_batch(self._run, metrics=self._waiting[first : first + _MOST_METRICS])
+        self._waiting = []
+
+    def _finish(self, complete: bool) -> None:
+        self._send()
+        self._client.set_terminated(self._run, "FINISHED" if complete else "KILLED")
+
+
+class WandB(_Service):
+    """Runs of a project of Weights & Biases, in a group named as the run folder; offline under WANDB_MODE=offline.
+
+    Args:
+      folder: of the run.
+      project: their name for a set of runs.
+
+    Raises:
+      JaxpflError: if the package is not installed, or nobody is logged in.
+    """
+
+    _flag = "--wandb"
+
+    def __init__(self, folder: Path, project: str):
+        super().__init__(folder)
+        try:
+            wandb = import_module("wandb")
+        except ImportError:
+            raise missing_extra(self._flag, "wandb", "wandb") from None
+        self._wandb, self._folder, self._project = wandb, folder, project
+        self._run: Any = None
+        try:
+            if wandb.setup().settings.mode in ("online", "shared"):
+                wandb.login()  # asks for a key on a terminal, now rather than after the first rounds
+        except Exception as error:
+            raise JaxpflError(f"--wandb {project}: {_line(error)}; WANDB_MODE=offline keeps the run here") from None
+
+    def _start(self, method: str, settings: dict[str, Any]) -> None:
+        self._run = self._wandb.init(
+            project=self._project,
+            group=self._group,
+            name=method,
+            config=settings,
+            dir=str(self._folder),
+            reinit="create_new",
+            settings=self._wandb.Settings(silent=True),
+        )
+
+    def _tell(self, metrics: dict[str, float], round: int) -> None:
+        self._run.log(metrics, step=round)  # what is told of the same round is one row there
+
+    def _finish(self, complete: bool) -> None:
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+def _settings(config: Path, method: str) -> dict[str, Any]:
+    """The settings of the run and the method's hyper-parameters, by their names with dots; None is left out."""
+    record = read_record(config)
+    return _flat(record["config"]) | _flat(record["hyper"].get(method, {}), f"{method}.")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = value
+    return found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

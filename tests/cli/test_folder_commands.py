@@ -12,7 +12,7 @@ from command import SMALL, jaxpfl
 from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.runs import lock
+from jaxpfl.runs import run_folder
 
 pytestmark = pytest.mark.slow  # a dozen seconds of training for all
 
@@ -129,7 +129,7 @@ def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):
     folder = unfinished(copied("a"))
     (one,) = jaxpfl(capsys, "runs", folder, "--json").json["folders"]
     assert (one["status"], one["done"]) == ("unfinished", "of 4 rounds: local 4, fedavg 3")
-    with lock.held(folder):
+    with run_folder.held(folder):
         assert jaxpfl(capsys, "runs", folder, "--json").json["folders"][0]["status"] == "running"
     (folder / "config.json").write_text("{")
     shown = jaxpfl(capsys, "runs", folder.parent)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.runs import replace
+from jaxpfl.runs import run_folder
 from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.runs.sweep.sweep import give_way
 from jaxpfl.support.errors import JaxpflError
@@ -38,7 +38,7 @@ def test_results_go_and_hidden_files_stay(folder: Path, tmp_path: Path):
     elsewhere.mkdir()
     (elsewhere / "kept").touch()
     (folder / "checkpoints").symlink_to(elsewhere)
-    replace.clear(folder, "config.json", replace.RUN_PARTS)
+    run_folder.clear(folder, "config.json", run_folder.RUN_PARTS)
     assert names(folder) == {".lock"}
     assert names(elsewhere) == {"kept"}
 
@@ -47,7 +47,7 @@ def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
     (folder / "notes.txt").touch()
     before = names(folder)
     with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt, which is no part of the results"):
-        replace.clear(folder, "config.json", replace.RUN_PARTS)
+        run_folder.clear(folder, "config.json", run_folder.RUN_PARTS)
     assert names(folder) == before
 
 
@@ -55,7 +55,7 @@ def test_the_summary_goes_first_and_the_mark_last(folder: Path, monkeypatch: pyt
     removed: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda path: removed.append(path.name))
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: removed.append(path.name))
-    replace.clear(folder, "config.json", replace.RUN_PARTS)
+    run_folder.clear(folder, "config.json", run_folder.RUN_PARTS)
     assert set(removed[:-1]) == {"methods", "metrics.jsonl", "summary.json"}
     assert (removed[0], removed[-1]) == ("summary.json", "config.json")
 
@@ -66,7 +66,7 @@ def test_a_file_of_the_users_in_a_folder_of_results_stays(name: str, tmp_path: P
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_text("mine")
     with pytest.raises(JaxpflError, match=rf"--force would delete {tmp_path / name}, which is no part of the results"):
-        replace.clear(tmp_path, "sweep.json", ("journal", "best", "methods"))
+        run_folder.clear(tmp_path, "sweep.json", ("journal", "best", "methods"))
     assert (tmp_path / name).read_text() == "mine"
 
 

@@ -60,7 +60,7 @@ def test_pooled_takes_more_steps_where_asked(capsys, tmp_path):
 
 
 def test_a_normalizing_server_at_rate_one_is_warned_about(capsys, monkeypatch):
-    monkeypatch.setattr("jaxpfl.runs.explain.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
+    monkeypatch.setattr("jaxpfl.runs.terminal.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
     args = ["compare", "local", "fedavg", *SMALL, "--server-optimizer", "fedyogi", "--explain-plan", "--json"]
     result = jaxpfl(capsys, *args)
     assert result.status == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.runs import lock
+from jaxpfl.runs import run_folder
 
 
 def without_seconds(summary: dict) -> dict:
@@ -226,7 +226,7 @@ def test_a_changed_experiment_is_refused_and_nothing_lost(finished, capsys):
 
 def test_a_folder_in_which_a_process_is_at_work_is_refused(finished, capsys):
     folder, _ = finished
-    with lock.held(folder):
+    with run_folder.held(folder):
         result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert f"process {os.getpid()} on" in result.err
@@ -258,7 +258,7 @@ def plan_of(capsys, *args: str) -> list[str]:
 
 
 def test_methods_come_from_the_config_unless_given(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxpfl.runs.explain.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
+    monkeypatch.setattr("jaxpfl.runs.terminal.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     for file, methods in ((one, '["fedavg"]'), (two, '["local", "fedavg"]')):
         file.write_text(f'methods = {methods}\nmodel = "linear"\nclients = 6\nbatch_size = 5\nseeds = 1\n')

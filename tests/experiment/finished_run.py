@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxpfl.runs import warm_start
+from jaxpfl.runs import export
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
@@ -31,7 +31,7 @@ class Silent:
 def run(folder: Path, methods: tuple[str, ...], **changes) -> Path:
     """Run the methods into the folder."""
     config = resolve(RunConfig(**SETTINGS | changes))
-    initial = None if config.warm_start is None else warm_start.read(config.warm_start)
+    initial = None if config.warm_start is None else export.read_parameters(config.warm_start)
     experiment = prepare(config, methods, initial=initial)
     open_folder(folder, experiment, resume=False)
     run_methods(experiment, folder, Silent())

@@ -12,10 +12,10 @@ import pytest
 from finished_run import SETTINGS, Silent, run
 
 from jaxpfl import JaxpflError, load_models
-from jaxpfl.runs import stored_run, warm_start
+from jaxpfl.runs import stored_run
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.config_file import read
-from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.export import Wanted, export, read_parameters
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 
@@ -124,7 +124,7 @@ def sweep(finished: Path, exported: Path, experiment, tmp_path: Path, most: int)
       Of each command, how often it refused.
     """
     original = json.loads((finished / "summary.json").read_text())
-    parameters = warm_start.read(f"{finished}:fedavg")
+    parameters = read_parameters(f"{finished}:fedavg")
     folder = tmp_path / "run"
 
     def resume() -> dict:
@@ -138,7 +138,7 @@ def sweep(finished: Path, exported: Path, experiment, tmp_path: Path, most: int)
         "resume": lambda: one_line_or(lambda summary: scores(summary) == scores(original), resume),
         "export": lambda: one_line_or(Path.is_dir, export_global),
         "warm start": lambda: one_line_or(
-            lambda found: same(found, parameters), lambda: warm_start.read(f"{folder}:fedavg")
+            lambda found: same(found, parameters), lambda: read_parameters(f"{folder}:fedavg")
         ),
         "config": lambda: one_line_or(bool, lambda: read(folder / "config.json")),
     }

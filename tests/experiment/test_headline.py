@@ -6,9 +6,17 @@ import pytest
 from jaxpfl import JaxpflError, stack_clients
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
-from jaxpfl.runs.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
 from jaxpfl.runs.records import DONE, Record
-from jaxpfl.runs.summary import best_on_validation, fraction_hurt, over_clients
+from jaxpfl.runs.scores import (
+    ACCURACY,
+    HEADLINES,
+    OF_TASKS,
+    best_on_validation,
+    find_headline,
+    fraction_hurt,
+    over_clients,
+    stored_headline,
+)
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.runs.sweep.tables import best_sheet
@@ -69,17 +77,17 @@ def test_a_sweep_of_rankings_chooses_the_largest_auc_beside_other_metrics():
     summary = summarize(records, chosen, seeds=[0], programs=1, seconds=1.0)
     assert summary["metric"] == "auc"
     assert summary["rows"][0]["metrics"]["personalized_accuracy"]["mean"] == 0.9
-    assert best_on_validation([1, 2], np.array([[0.6], [0.8]]), np.array([[0.1], [0.2]]), of_summary(summary)) == {
+    assert best_on_validation([1, 2], np.array([[0.6], [0.8]]), np.array([[0.1], [0.2]]), stored_headline(summary)) == {
         "rounds": [2],
         "personalized_auc": {"mean": 0.2, "std": None},
     }
 
 
 def test_names_of_scores_tell_the_headline():
-    assert of_names(["train_loss", "personalized_rmse"]) == RMSE
-    assert of_names(["validation_auc", "personalized_accuracy", "personalized_auc"]).name == "auc"
-    assert of_names(["train_loss"]) == of_summary({}) == ACCURACY
-    assert of_summary({"metric": "macro_f1"}).number(0.123456) == "12.35"
+    assert find_headline(["train_loss", "personalized_rmse"]) == RMSE
+    assert find_headline(["validation_auc", "personalized_accuracy", "personalized_auc"]).name == "auc"
+    assert find_headline(["train_loss"]) == stored_headline({}) == ACCURACY
+    assert stored_headline({"metric": "macro_f1"}).number(0.123456) == "12.35"
 
 
 def test_headlines_of_tasks_are_those_of_the_built_ones():

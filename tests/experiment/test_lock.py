@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.runs import lock
+from jaxpfl.runs import run_folder
 from jaxpfl.support.errors import JaxpflWarning
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from jaxpfl.runs.lock import held
+from jaxpfl.runs.run_folder import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -39,7 +39,7 @@ def holder(tmp_path):
 
 
 def take(folder: Path) -> None:
-    with lock.held(folder):
+    with run_folder.held(folder):
         pass
 
 
@@ -75,8 +75,8 @@ def test_the_lock_of_a_file_that_is_gone_keeps_nobody_out(tmp_path, monkeypatch)
             path.unlink()
         return descriptor
 
-    monkeypatch.setattr(lock.os, "open", open_and_lose)
-    with lock.held(tmp_path):
+    monkeypatch.setattr(run_folder.os, "open", open_and_lose)
+    with run_folder.held(tmp_path):
         assert path.exists()
         with pytest.raises(JaxpflError, match=f"process {os.getpid()} on"):
             take(tmp_path)
@@ -84,9 +84,9 @@ def test_the_lock_of_a_file_that_is_gone_keeps_nobody_out(tmp_path, monkeypatch)
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def refuse(*args):
-        raise OSError(lock.errno.ENOLCK, "No locks available")
+        raise OSError(run_folder.errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(run_folder.fcntl, "flock", refuse)
     with pytest.warns(JaxpflWarning, match="without locks"):
         take(tmp_path)
     assert list(tmp_path.iterdir()) == []

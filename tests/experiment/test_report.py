@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from jaxpfl.runs.report import print_table
+from jaxpfl.runs.terminal import print_table
 
 
 def over_clients(mean: float, std: float | None) -> dict:

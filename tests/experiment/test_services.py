@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxpfl.runs.services import MLflow, WandB
-from jaxpfl.runs.tracking import ended
+from jaxpfl.runs.tracking import MLflow, WandB, ended
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 from jaxpfl.support.files import Records
 
@@ -97,7 +96,7 @@ class TestMLflow:
 
     @pytest.mark.parametrize("uri", ["nonsense://x", "sqlite:///mlflow.db"])
     def test_an_address_of_nothing_is_one_line(self, folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("jaxpfl.runs.services.find_spec", lambda name: None)
+        monkeypatch.setattr("jaxpfl.runs.tracking.find_spec", lambda name: None)
         with pytest.raises(JaxpflError, match=rf"^--mlflow {uri}: .+$"):
             MLflow(folder, uri)
 

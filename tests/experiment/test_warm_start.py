@@ -10,9 +10,8 @@ from finished_run import SETTINGS, run
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.runs import warm_start
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.export import Wanted, export, read_parameters
 from jaxpfl.runs.run import open_folder
 from jaxpfl.runs.setup import prepare
 
@@ -38,23 +37,23 @@ def flat(exported, tmp_path) -> Path:
 
 def prepared(start: str | Path | None, *methods: str, **changes) -> jaxpfl.runs.setup.Experiment:
     where = None if start is None else str(start)
-    initial = None if where is None else warm_start.read(where)
+    initial = None if where is None else read_parameters(where)
     return prepare(resolve(RunConfig(**SETTINGS | {"warm_start": where} | changes)), methods, initial=initial)
 
 
 @pytest.mark.slow
 def test_the_same_parameters_from_a_run_an_export_and_a_file(first, exported, flat):
-    read = [warm_start.read(str(place)) for place in (f"{first}:fedavg", f"{exported}:fedavg", flat)]
+    read = [read_parameters(str(place)) for place in (f"{first}:fedavg", f"{exported}:fedavg", flat)]
     for other in read[1:]:
         assert other.keys() == read[0].keys() == {"head/bias", "head/kernel"}
         jax.tree.map(np.testing.assert_array_equal, other, read[0])
-    assert warm_start.read(str(exported / "local" / "clients" / "3.npz")).keys() == read[0].keys()
+    assert read_parameters(str(exported / "local" / "clients" / "3.npz")).keys() == read[0].keys()
 
 
 @pytest.mark.slow
 def test_servers_and_clients_of_every_method_start_from_them(flat):
     methods = ("local", "fedavg-ft", "fedprox", "adaped")
-    experiment, given = prepared(flat, *methods), warm_start.read(str(flat))
+    experiment, given = prepared(flat, *methods), read_parameters(str(flat))
     for name in methods:
         simulation = experiment.simulation(name)
         scores = simulation.evaluate(simulation.init([0, 1]))["before"]["accuracy"]
@@ -68,7 +67,7 @@ def test_servers_and_clients_of_every_method_start_from_them(flat):
 @pytest.mark.slow
 def test_fit_starts_from_a_tree(flat):
     federation = prepared(None, "local").federation
-    given = {"head": {key.split("/")[1]: value for key, value in warm_start.read(str(flat)).items()}}
+    given = {"head": {key.split("/")[1]: value for key, value in read_parameters(str(flat)).items()}}
     result = jaxpfl.fit("fedavg", federation, model="linear", warm_start=given, rounds=1, hyper={"lr": 1e-30})
     server = result.state.server
     found = [leaf for leaf in jax.tree.leaves(server) if leaf.shape == (1, 64, 10)]
@@ -92,14 +91,14 @@ def test_fit_starts_from_a_tree(flat):
 )
 def test_what_cannot_be_read(first, exported, place: str, message: str):
     with pytest.raises(JaxpflError, match=message):
-        warm_start.read(place.format(run=first, models=exported))
+        read_parameters(place.format(run=first, models=exported))
 
 
 @pytest.mark.slow
 def test_the_models_of_several_clients_are_no_start(first, tmp_path):
     folder, _ = export(first, tmp_path / "stacked", Wanted("local"))
     with pytest.raises(JaxpflError, match="models of several clients"):
-        warm_start.read(str(folder / "local" / "personal.npz"))
+        read_parameters(str(folder / "local" / "personal.npz"))
 
 
 def test_resuming_keeps_the_parameters_and_lets_the_path_change(flat, tmp_path):

@@ -24,7 +24,7 @@ from jaxpfl.benchmarks.papers import results as papers
 from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
-from jaxpfl.runs import results, stored_run, warm_start
+from jaxpfl.runs import export, results, stored_run
 from jaxpfl.runs.records import Journal, load_sweep
 from jaxpfl.runs.reports import compare, report
 from jaxpfl.runs.reports.check import check
@@ -87,13 +87,13 @@ def seal_run(folder: Path) -> None:
 
 def models(folder: Path) -> None:
     """Every model of exported ones, as `load_models` and a warm start read them."""
-    warm_start.origin(str(folder))
+    export.parameters_origin(str(folder))
     for name in ("local", "adaped"):
         found = load_models(folder, name)
         for client in found.client_ids[:2]:
             assert found.client(int(client))
         _ = found.global_model
-    warm_start.read(f"{folder}:adaped")
+    export.read_parameters(f"{folder}:adaped")
 
 
 @functools.cache

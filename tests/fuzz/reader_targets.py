@@ -21,7 +21,7 @@ from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, table
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
-from jaxpfl.runs import config_file, graph_file, warm_start
+from jaxpfl.runs import config_file, export, inputs
 from jaxpfl.studies.own_data import client_csv, summary_csv
 
 RNG = np.random.default_rng(0)
@@ -141,7 +141,7 @@ def summaries(path: Path) -> Any:
 
 
 def graph(path: Path) -> Any:
-    found = graph_file.read(path, np.arange(5))
+    found = inputs.read_graph(path, np.arange(5))
     assert (np.stack([found.first, found.second]) < 5).all()
     assert (found.first != found.second).all()
     return found
@@ -173,7 +173,9 @@ READERS: dict[str, Target] = {
         lambda p: token_counts.load_irc(str(p.parents[1])),
         "irc/ubuntu_irc_user_counts.npz",
     ),
-    "model": of_file(lambda r: archive(r, MODEL), lambda p: model_files.nested(warm_start.read(str(p))), "a.npz"),
+    "model": of_file(
+        lambda r: archive(r, MODEL), lambda p: model_files.nested(export.read_parameters(str(p))), "a.npz"
+    ),
     "leaf": of_file(LEAVES, lambda p: whole(leaf.load_leaf("leaf:a", p.parents[1])), "train/a.json", text=True),
     "leaf in files": of_file(
         LEAVES, lambda p: whole(leaf.load_leaf("leaf:a", p.parents[1], in_files=True)), "train/a.json", text=True

@@ -20,7 +20,7 @@ from jaxpfl import JaxpflError, load_models
 from jaxpfl.data.sources.npz import load_npz, read_npy, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
-from jaxpfl.runs import config_file, records, stored_run, warm_start
+from jaxpfl.runs import config_file, export, records, stored_run
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.reports import report
 from jaxpfl.runs.reports.check import check
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, Callable[[Path, Path], None], Callable[[Path], Any]]
     "npz data": ("a.npz", _archive, lambda path: load_npz("npz:a", path)),
     "npz in files": ("a.npz", _archive, lambda path: load_npz("npz:a", path, in_files=True)),
     "npz of a run or of models": ("a.npz", _archive, read_npz),
-    "npz of a warm start": ("a.npz", _archive, lambda path: warm_start.read(str(path))),
+    "npz of a warm start": ("a.npz", _archive, lambda path: export.read_parameters(str(path))),
     "npy of a federation": ("a.npy", _array, read_npy),
     "mapped npy": ("a.npy", _array, lambda path: read_npy(path, mode="r")),
     "pickle": ("a", _pickle, read_pickle),

@@ -11,7 +11,7 @@ from jaxpfl import JaxpflError
 from jaxpfl.models import TASKS, PerClient, Task
 from jaxpfl.models.base import Model
 from jaxpfl.models.metrics import NAMED_METRICS, by_name, of_task
-from jaxpfl.runs.headline import HEADLINES
+from jaxpfl.runs.scores import HEADLINES
 
 N, REAL, CLASSES = 60, 47, 4
 RNG = np.random.default_rng(0)

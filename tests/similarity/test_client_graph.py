@@ -9,7 +9,7 @@ from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import pad, permute
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
-from jaxpfl.runs import graph_file
+from jaxpfl.runs import inputs
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.setup import prepare
 from jaxpfl.similarity import graphs
@@ -118,22 +118,22 @@ def test_fit_takes_a_graph():
 def test_the_file(tmp_path):
     ids, path = np.array(IDS), tmp_path / "graph.csv"
     graph = graphs.from_edges([(0, 1), (1, 4)], 6)
-    graph_file.write(path, graph, ids)
+    inputs.write_graph(path, graph, ids)
     assert path.read_text().split() == ["client,neighbour", "7,3", "3,5"]
-    assert pairs(graph_file.read(path, ids)) == pairs(graph)
+    assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
     path.write_text("5, 3\n\n3,5\n7,3\n")
-    assert pairs(graph_file.read(path, ids)) == pairs(graph)
+    assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
     for text in ("client;neighbour\r\n5;3\r\n7;3", '"from","to"\n3,5\n3,7\n', "5\t3\n7\t3\n"):
         path.write_text(text)
-        assert pairs(graph_file.read(path, ids)) == pairs(graph)
+        assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
     path.write_text("")
-    assert graph_file.read(path, ids).edges == 0
+    assert inputs.read_graph(path, ids).edges == 0
     for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 2), ("7,3,1.5", 1)):
         path.write_text(text)
         with pytest.raises(JaxpflError, match=f"line {line}: needs the ids of two clients of the run"):
-            graph_file.read(path, ids)
+            inputs.read_graph(path, ids)
     with pytest.raises(JaxpflError, match="cannot read"):
-        graph_file.read(tmp_path / "none.csv", ids)
+        inputs.read_graph(tmp_path / "none.csv", ids)
 
 
 def test_an_experiment_takes_data_unless_told():

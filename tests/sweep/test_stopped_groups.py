@@ -10,7 +10,7 @@ import pytest
 from small import sweep_of
 
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs import checkpoint, unfinished
+from jaxpfl.runs import checkpoint
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep import saves
 from jaxpfl.runs.sweep.definition import Definition
@@ -42,7 +42,7 @@ class Seen(Reporter):
 @pytest.fixture(autouse=True)
 def _a_round_a_call(monkeypatch: pytest.MonkeyPatch):
     """So that a group of six small rounds has a way on which it can be stopped."""
-    monkeypatch.setattr("jaxpfl.runs.pace._SECONDS_PER_CALL", 0.0)
+    monkeypatch.setattr("jaxpfl.runs.control._SECONDS_PER_CALL", 0.0)
 
 
 def definition(**changes: Any) -> Definition:
@@ -105,8 +105,8 @@ def test_whatever_is_swept(tmp_path: Path, changes: dict[str, Any]):
 
 @pytest.mark.slow
 def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
-    monkeypatch.setattr(unfinished, "_REST", 0)
+    monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_REST", 0)
 
     class Killed(Seen):
         def progress(self, rounds: int, loss: float) -> None:
@@ -201,8 +201,8 @@ def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(checkpoint, "save", Fails(FAILURES[what]))
     else:
         monkeypatch.setattr(saves, "_MOST_BYTES", 0)
-    monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
-    monkeypatch.setattr(unfinished, "_REST", 0)
+    monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_REST", 0)
     seen = session(tmp_path)
     assert seen.rounds == list(range(1, ROUNDS + 1))
     assert all(str(FAILURES[what]) in line for line in seen.lines)

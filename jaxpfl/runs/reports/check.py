@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.support import checksums, files
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.support.errors import JaxpflError, expecting, printable
 from jaxpfl.runs import results
-from jaxpfl.runs.stored_run import open_run
-from jaxpfl.runs.summary import over_clients
-from jaxpfl.runs.headline import of_summary
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
+from jaxpfl.runs.scores import over_clients, stored_headline
+from jaxpfl.runs.stored_run import open_run
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.summary import summarize
+from jaxpfl.support import checksums, files
+from jaxpfl.support.errors import JaxpflError, expecting, printable
 
 
 class Checked(NamedTuple):
@@ -112,7 +111,7 @@ def _lost(rounds: int, step: int, held: set[int]) -> tuple[int, int]:
 def _summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
     """Troubles of a run's summary and of ``clients.npz``, which must be those of its methods' files."""
     troubles, summary = [], files.read_json(path / SUMMARY)
-    headline = of_summary(summary)
+    headline = stored_headline(summary)
     for name, own in arrays.items():
         mean = over_clients(own[f"after_{headline.name}"], lower=headline.lower)["mean"]
         told = (summary["methods"][name].get(headline.personalized) or {}).get("mean")

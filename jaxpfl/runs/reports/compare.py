@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting, printable
 from jaxpfl.runs import results
 from jaxpfl.runs.config import completed
-from jaxpfl.runs.stored_run import StoredRun, open_run
-from jaxpfl.runs.headline import Headline, of_summary
-from jaxpfl.support.presentation import new_table, unmarked
 from jaxpfl.runs.reports.folders import SUMMARY
 from jaxpfl.runs.reports.settings import flat
+from jaxpfl.runs.scores import Headline, stored_headline
+from jaxpfl.runs.stored_run import StoredRun, open_run
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, expecting, printable
+from jaxpfl.support.presentation import new_table, unmarked
 
 CONFIDENCE = 0.95
 _ATTACK = ("attack", "attackers")
@@ -98,7 +98,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]) -> Comparison:
     first, second = (run.folder for run in runs)
-    headlines = [of_summary(summary) for summary in summaries]
+    headlines = [stored_headline(summary) for summary in summaries]
     if headlines[0] != headlines[1]:
         names = " and ".join(one.words for one in headlines)
         raise JaxpflError(f"the scores of {first} and {second} are different metrics: {names}")

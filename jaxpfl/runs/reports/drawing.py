@@ -6,8 +6,8 @@ import io
 import re
 from typing import Any
 
-from jaxpfl.support.presentation import GRID, INK
 from jaxpfl.runs.reports.page import text
+from jaxpfl.support.presentation import GRID, INK
 
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
 """Colours of ink and paper in figures, and the page's own that stand for them."""

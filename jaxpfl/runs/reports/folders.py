@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting
-from jaxpfl.runs import lock
-from jaxpfl.runs.stored_run import read_record
+from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import Journal
+from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, expecting
 
 RUN, SWEEP, STUDY = "run", "sweep", "study"
 COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "damaged"
@@ -65,7 +65,7 @@ def look(path: Path) -> Folder:
             found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
     except JaxpflError as error:
         return Folder(path, kind, DAMAGED, (), "", str(error))
-    return found._replace(status=RUNNING) if found.status == UNFINISHED and lock.is_held(path) else found
+    return found._replace(status=RUNNING) if found.status == UNFINISHED and run_folder.is_held(path) else found
 
 
 def below(path: Path) -> list[Folder]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpfl.support.presentation import new_table, unmarked
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUNNING, Folder
+from jaxpfl.support.presentation import new_table, unmarked
 
 _STYLES = {COMPLETE: "green", RUNNING: "cyan", DAMAGED: "red"}
 _MOST_NAMED = 4

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError
-from jaxpfl.runs import plots, report, results
+from jaxpfl.runs import plots, results, terminal
 from jaxpfl.runs.config import RunConfig, completed, to_json
-from jaxpfl.runs.stored_run import StoredRun, open_run
-from jaxpfl.runs.headline import Headline, of_names, of_summary
 from jaxpfl.runs.reports import figures, sheets
 from jaxpfl.runs.reports.drawing import svg
 from jaxpfl.runs.reports.folders import COMPLETE, SUMMARY, Folder
 from jaxpfl.runs.reports.page import Section, code, facts, folded, listing, paragraph, picture, table
 from jaxpfl.runs.reports.settings import flat
+from jaxpfl.runs.scores import Headline, find_headline, stored_headline
+from jaxpfl.runs.stored_run import StoredRun, open_run
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError
 
 _LABELS = {
     "clients": "Scores of every client after the last round, by method",
@@ -46,7 +46,7 @@ def sections(folder: Folder, data_dir: str | None) -> list[Section]:
     summary = files.read_json(folder.path / SUMMARY) if folder.status == COMPLETE else None
     records = files.Records(folder.path / "metrics.jsonl").read()
     arrays = {name: results.read_arrays(folder.path, name)[1] for name in run.methods if _is_there(folder.path, name)}
-    headline = of_names(name for record in records for name in record) if summary is None else of_summary(summary)
+    headline = find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
     drawn = plots.figures(records, {name: arrays.get(name, {}) for name in run.methods}, headline) if records else {}
     shown = {name: svg(figure, f"{folder.path}-{name}", _label(name, headline)) for name, figure in drawn.items()}
     return [
@@ -70,10 +70,10 @@ def _label(name: str, headline: Headline) -> str:
 
 
 def _results(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
-    parts = [] if summary is None else [sheets.of_rich(one) for one in report.tables(summary)[:-1]]
+    parts = [] if summary is None else [sheets.of_rich(one) for one in terminal.tables(summary)[:-1]]
     parts += [shown[headline.name]] if headline.name in shown else []
     if summary is not None:
-        parts.append(listing(report.notes(summary)))
+        parts.append(listing(terminal.notes(summary)))
     return parts
 
 
@@ -90,7 +90,7 @@ def _clients(
 def _costs(folder: Path, summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
     if summary is None:
         return []
-    parts = [sheets.of_rich(report.tables(summary)[-1])]
+    parts = [sheets.of_rich(terminal.tables(summary)[-1])]
     figure = figures.costs(summary, headline)
     if figure is not None:
         parts.append(svg(figure, f"{folder}-costs", "Scores against gradients and bytes of a client, by method"))
@@ -102,14 +102,14 @@ def _costs(folder: Path, summary: dict[str, Any] | None, shown: dict[str, str], 
 def _split(run: StoredRun, data_dir: str | None) -> list[str]:
     """Picture of the clients' classes; the reason where there is none."""
     from jaxpfl import data
-    from jaxpfl.runs.data_checksum import is_of
+    from jaxpfl.runs.inputs import has_checksum
     from jaxpfl.runs.setup import clients_of, load_federation
 
     try:
         config = run.config if data_dir is None else replace(run.config, data_dir=data_dir)
         source, federation = load_federation(config)
         trained, unseen, _ = clients_of(config, source, federation)
-        if not is_of(run.record["data"], trained, unseen):
+        if not has_checksum(run.record["data"], trained, unseen):
             return [paragraph("Not drawn: the data that are found now are not those of the run.")]
         figure = data.split_figure(data.summary(federation, source.num_classes))
     except JaxpflError as error:
@@ -120,7 +120,7 @@ def _split(run: StoredRun, data_dir: str | None) -> list[str]:
 def _privacy(summary: dict[str, Any] | None) -> list[str]:
     if summary is None:
         return []
-    claims = report.claims(summary["methods"])
+    claims = terminal.claims(summary["methods"])
     without = [name for name, row in summary["methods"].items() if not row["privacy"]]
     parts = [paragraph(f"{', '.join(names)}: {claim}") for claim, names in claims.items()]
     if without:

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError
 from jaxpfl.runs.reports import sheets
 from jaxpfl.runs.reports.folders import SUMMARY, Folder
 from jaxpfl.runs.reports.page import Section, code, facts, folded, picture
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError
 
 _ABOUT = ("study", "settings", "plots", "files", "command")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
-from jaxpfl.support import files
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.reports import sheets
 from jaxpfl.runs.reports.drawing import svg
@@ -13,6 +11,7 @@ from jaxpfl.runs.reports.folders import COMPLETE, SUMMARY, Folder
 from jaxpfl.runs.reports.page import Section, code, facts, folded, listing, table
 from jaxpfl.runs.sweep import plots, tables
 from jaxpfl.runs.sweep.definition import FILE, Definition, read
+from jaxpfl.support import files
 
 
 def sections(folder: Folder) -> list[Section]:

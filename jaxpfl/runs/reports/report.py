@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpfl import __version__
-from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting
 from jaxpfl.runs.reports import of_run, of_study, of_sweep
 from jaxpfl.runs.reports.folders import DAMAGED, RUN, STUDY, Folder, look
 from jaxpfl.runs.reports.page import Section, facts, page
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, expecting
 
 
 def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None) -> None:

@@ -18,7 +18,7 @@ from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.config_file import from_mapping
-from jaxpfl.runs.headline import OF_TASKS
+from jaxpfl.runs.scores import OF_TASKS
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.sweep.grid import Axis, Grid, distinct

@@ -13,7 +13,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec_parts import Training
 from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
-from jaxpfl.runs import data_sets, replace
+from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.runs.config_file import from_mapping
 from jaxpfl.runs.records import Value
@@ -201,7 +201,7 @@ def check_folder(folder: Path, *, resume: bool, force: bool = False) -> None:
     if resume and not stored:
         raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
     if stored and force:
-        replace.check(folder, FILE, PARTS)
+        run_folder.check_replaceable(folder, FILE, PARTS)
         _check_ours(folder)
     elif stored and not resume:
         ways = "--resume continues it, --force replaces it, --output chooses another folder"

@@ -16,13 +16,13 @@ from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.support.errors import JaxpflError, is_exhausted
-from jaxpfl.runs import warm_start
+from jaxpfl.runs import export
 from jaxpfl.runs.config import resolve, spec_for, to_json
-from jaxpfl.runs.pace import Pace
-from jaxpfl.runs.privacy import protection_of
+from jaxpfl.runs.control import Pace
+from jaxpfl.runs.inputs import protection_of
 from jaxpfl.runs.profile import CompileClock
 from jaxpfl.runs.setup import Experiment, prepare
-from jaxpfl.runs.unfinished import Unfinished
+from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.runs.sweep.axes import applied, cohort_of
@@ -92,8 +92,8 @@ def prepared(group: Group, loaded: Data) -> Prepared:
     cohort = cohort_of(group.static, given[1].num_clients - config.clients_apart)
     if cohort is not None:
         config = dataclasses.replace(config, cohort=cohort)
-    initial = None if config.warm_start is None else warm_start.read(config.warm_start)
-    origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
+    initial = None if config.warm_start is None else export.read_parameters(config.warm_start)
+    origin = None if config.warm_start is None else export.parameters_origin(config.warm_start)
     experiment = prepare(config, (method,), initial=initial, origin=origin, given=given, among=group.among)
     made: dict[str, Assembled] = {}
     for run in group.runs:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.runs.headline import ACCURACY
+from jaxpfl.runs.scores import ACCURACY
 from jaxpfl.support.presentation import entitle, literal
 from jaxpfl.runs.records import DONE
 from jaxpfl.runs.sweep.points import Axis, Point, best_of, is_drawn

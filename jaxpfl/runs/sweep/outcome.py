@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxpfl import __version__
 from jaxpfl.support import files, parquet
-from jaxpfl.runs.headline import Headline
+from jaxpfl.runs.scores import Headline
 from jaxpfl.support.presentation import signed
 from jaxpfl.runs.records import DONE, FAILED, Record, Value, rows
 from jaxpfl.runs.sweep.axes import with_privacy

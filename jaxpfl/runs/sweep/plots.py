@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.runs.headline import ACCURACY, Headline
+from jaxpfl.runs.scores import ACCURACY, Headline
 from jaxpfl.support.presentation import GRID, entitle, literal, save, shades
 from jaxpfl.runs.sweep.heatmaps import draw_pairs
 from jaxpfl.runs.sweep.panels import BAD, MARKERS, RING, Marks, add_legend, new_panels, set_scale

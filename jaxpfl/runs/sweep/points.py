@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxpfl.runs.headline import ACCURACY, Headline, of_summary
+from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DONE, Value
 from jaxpfl.runs.sweep.order import setting_key
 from jaxpfl.runs.sweep.summary import choices_of
@@ -52,7 +52,7 @@ class Point(NamedTuple):
 def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
     """The settings of each method, from a sweep's summary."""
     found: dict[str, list[Point]] = {}
-    headline = of_summary(summary)
+    headline = stored_headline(summary)
     best = {
         (method, setting_key(own["settings"] or {}))
         for _, method, own in choices_of(summary)

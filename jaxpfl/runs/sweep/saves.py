@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.support.errors import JaxpflError, is_exhausted
-from jaxpfl.runs.unfinished import Unfinished
+from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.sweep.states import Stopped
 from jaxpfl.core.trees import num_bytes
 

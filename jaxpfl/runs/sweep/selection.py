@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.support.errors import JaxpflError, unknown_name
-from jaxpfl.runs.headline import ACCURACY, HEADLINES, Headline, of_names
+from jaxpfl.runs.scores import ACCURACY, HEADLINES, Headline, find_headline
 from jaxpfl.runs.records import DONE, Record, Value
 from jaxpfl.runs.sweep.order import by_setting
 
@@ -84,7 +84,7 @@ def headline_of(records: Iterable[Record]) -> Headline:
     Raises:
       JaxpflError: for runs of several, as of data sets of different tasks.
     """
-    found = {of_names(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
+    found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:
         names = " and ".join(sorted(one.words for one in found))
         raise JaxpflError(f"runs of the sweep are scored by {names}, which do not compare: sweep their data apart")

@@ -20,7 +20,7 @@ import jax
 from jaxpfl import __version__
 from jaxpfl.support import files, signals
 from jaxpfl.support.errors import JaxpflError, shown
-from jaxpfl.runs import replace
+from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep import halving
@@ -303,7 +303,7 @@ def give_way(folder: Path) -> None:
     for name, holder in Claims(folder / CLAIMS, "").standing():
         raise JaxpflError(f"{holder.worker} on {holder.host} is at {name} of the sweep in {folder}: wait for it")
     if (folder / FILE).exists():
-        replace.clear(folder, FILE, definitions.PARTS)
+        run_folder.clear(folder, FILE, definitions.PARTS)
 
 
 def _is_name(value: Value) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpfl.support.errors import printable, unknown_name
-from jaxpfl.runs.headline import ACCURACY, UNBOUNDED, Headline, of_summary
+from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
 from jaxpfl.support.presentation import new_table, shown_seconds, unmarked
 from jaxpfl.runs.records import DONE, Value
 from jaxpfl.runs.sweep.order import setting_key
@@ -107,7 +107,7 @@ def value_words(value: Value | None) -> str:
 
 def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     """The best setting of each method on each problem, the best test score of each problem in bold."""
-    best, rows, headline = choices_of(summary), [], of_summary(summary)
+    best, rows, headline = choices_of(summary), [], stored_headline(summary)
     problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
     for i, method, own in best:
         chosen = own["settings"]
@@ -145,7 +145,7 @@ def others_sheet(summary: Mapping[str, Any]) -> Sheet | None:
     """The chosen settings' means over all test examples, where the table tells them from those over clients, and their
     task's other metrics; None without any.
     """
-    headline = of_summary(summary)
+    headline = stored_headline(summary)
     own, pooled = headline.personalized, f"{headline.personalized}_examples"
     chosen = {
         (method, setting_key(best["settings"]))
@@ -184,7 +184,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     """
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
-    headline = of_summary(summary)
+    headline = stored_headline(summary)
     learned = any(row[headline.personalized]["mean"] is not None for row in every)
     learned |= bool(summary["best"])
     names = dict.fromkeys(name for row in every for name in row["metrics"] if name != _COMPILING)
