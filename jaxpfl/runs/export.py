@@ -1,4 +1,4 @@
-"""What leaves a stored run: its models as files that need no jaxpfl to be read (see `model_files`), parameters from which
+"""Output of a stored run: its models as files that need no jaxpfl to be read (see `model_files`), parameters from which
 another run starts (``--warm-start``), and its records as one table.
 """
 

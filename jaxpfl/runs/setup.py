@@ -156,8 +156,8 @@ def prepare(
       config: a resolved config.
       methods: registered names.
       strict: turn warnings (of a batch larger than the smallest client or an unused flag, say) into errors.
-      initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
-      origin: their origin, from `warm_start.origin`.
+      initial: the parameters that ``config.warm_start`` names, by path, as `export.read_parameters` reads them.
+      origin: their origin, from `export.parameters_origin`.
       given: the data set and its split, where `load_federation` has loaded them.
       among: all methods that run with the config, where these are some of them: what another one uses is used.
     """
