@@ -6,6 +6,7 @@ import heapq
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -70,9 +71,6 @@ def stack_clients(
     for split, own in given.items():
         if own is not None and len(own) != m:
             raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
-    alike = stores_alike([[] if own is None else own for own in given.values()], ids)
-    if alike is not None:
-        return warn_of_shared(Federation(ids, *alike))
     parts: dict[str, list[Examples]] = {}
     for split, own in given.items():
         parts[split] = [
@@ -85,7 +83,7 @@ def stack_clients(
         parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
         ids = ids[kept]
 
-    feature, label = _features(parts, ids), _label(parts, ids)
+    feature, label = _common(parts, ids)
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
@@ -134,31 +132,6 @@ def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federa
     if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
         raise JaxpflError(f"order must hold each of 0 .. {federation.num_clients - 1} once")
     return federation.rows(places)
-
-
-def balanced(federation: Federation, shares: int) -> Federation:
-    """Reorder the clients so that equal shares of consecutive ones have about equally many examples.
-
-    Devices that do not share memory, and processes, hold a share of the clients each; a simulation deals clients to
-    them so by itself, whatever their order. This is the same for shares of one's own.
-
-    Args:
-      federation: NumPy arrays.
-      shares: number of devices, at least 1.
-
-    Raises:
-      JaxpflError: for a number below 1.
-
-    Examples:
-      >>> given = stack_clients([(np.zeros((n, 1)), np.zeros(n, int)) for n in (9, 8, 1, 2)])
-      >>> balanced(given, 2).train.size
-      array([9, 1, 8, 2], dtype=int32)
-    """
-    if not isinstance(shares, (int, np.integer)) or shares < 1:
-        raise JaxpflError(f"shares must be a whole number of at least 1, got {shares}")
-    m = federation.num_clients
-    room = [min(-(-m // shares), max(m - share * -(-m // shares), 0)) for share in range(shares)]
-    return federation.rows(np.concatenate(even_shares(np.asarray(federation.train.size)[:, None], room)))
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -281,50 +254,31 @@ def _arrays(x: Any) -> Any:
     return np.asarray(x)
 
 
-def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> Any:
-    """Common shape and dtype of one input of all non-empty clients, as a tree of `jax.ShapeDtypeStruct`.
+def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
+    """Common shape and dtype of one input and one label of all non-empty clients, as `jax.ShapeDtypeStruct`.
 
-    The first client with data defines it; a leaf that is integer for some and float for others becomes float.
+    The first client with data defines them; a leaf that is integer for some and float for others becomes float.
     """
-    feature: Any = None
+    common: Any = None
     for split, own in parts.items():
-        for i, (x, _) in zip(ids, own, strict=False):
-            if not len(jax.tree.leaves(x)[0]):
+        for i, example in zip(ids, own, strict=False):
+            if not len(example[1]):
                 continue
-            found = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), x)
-            feature = found if feature is None else feature
-            if jax.tree.structure(found) != jax.tree.structure(feature):
-                raise JaxpflError(
-                    f"client {i}, {split}: inputs are {jax.tree.structure(found)}, "
-                    f"the clients before it have {jax.tree.structure(feature)}"
-                )
-            feature = jax.tree.map(lambda a, b, whose=f"client {i}, {split}": _shared(a, b, whose), found, feature)
-    assert feature is not None, "some client has training examples"
-    return feature
-
-
-def _label(parts: dict[str, list[Examples]], ids: np.ndarray) -> jax.ShapeDtypeStruct:
-    """Common shape and dtype of one label of all non-empty clients: float if some client's are."""
-    label: jax.ShapeDtypeStruct | None = None
-    for split, own in parts.items():
-        for i, (_, y) in zip(ids, own, strict=False):
-            if not len(y):
-                continue
-            found = jax.ShapeDtypeStruct(y.shape[1:], y.dtype)
-            label = found if label is None else label
-            if found.shape != label.shape:
-                raise JaxpflError(
-                    f"client {i}, {split}: one label has shape {found.shape}, the clients before it have {label.shape}"
-                )
-            if found.dtype != label.dtype:
-                label = jax.ShapeDtypeStruct(label.shape, np.float32)
-    assert label is not None, "some client has training examples"
-    return label
+            whose = f"client {i}, {split}"
+            found = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), example)
+            common = found if common is None else common
+            structures = jax.tree.structure(found[0]), jax.tree.structure(common[0])
+            if structures[0] != structures[1]:
+                raise JaxpflError(f"{whose}: inputs are {structures[0]}, the clients before it have {structures[1]}")
+            inputs = jax.tree.map(partial(_shared, whose=f"{whose}: one input"), found[0], common[0])
+            common = inputs, _shared(found[1], common[1], f"{whose}: one label")
+    assert common is not None, "some client has training examples"
+    return common
 
 
 def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
     if found.shape != expected.shape:
-        raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
+        raise JaxpflError(f"{whose} has shape {found.shape}, the clients before it have {expected.shape}")
     if found.dtype == expected.dtype:
         return expected
     wide = np.float64 in (found.dtype, expected.dtype)
@@ -348,51 +302,6 @@ def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStru
 def listed(ids: np.ndarray, most: int = 10) -> str:
     """Ids for a one-line message, truncated if there are many."""
     return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
-
-
-def stores_alike(splits: Sequence[Sequence[Examples]], ids: np.ndarray) -> list[ClientData] | None:
-    """Store of each split, where the arrays of all clients are of one type and shape and all is well.
-
-    Args:
-      splits: of training first; a client's examples each, or none at all.
-      ids: [m].
-
-    Returns:
-      None for other arrays, for clients without training examples, and where an example is refused: what is wrong, and
-      of which client, is left to a look at one client after the other.
-    """
-    sizes, kinds = np.zeros((len(splits), len(ids)), np.int64), set()
-    for row, own in zip(sizes, splits, strict=True):
-        for i, one in enumerate(own):
-            if type(one) is not tuple or len(one) != 2:
-                return None
-            x, y = one
-            plain = type(x) is np.ndarray and type(y) is np.ndarray and x.ndim > 0 and y.ndim in (1, 2)
-            if not plain or len(x) != len(y):
-                return None
-            kinds.add((x.dtype, x.shape[1:], y.dtype, y.shape[1:]))
-            row[i] = len(y)
-    if len(kinds) != 1 or not sizes[0].all():
-        return None
-    ((x_type, x_shape, y_type, y_shape),) = kinds
-    check_memory(sizes, ids, 4 * int(np.prod(x_shape) + np.prod(y_shape)))
-    found: list[ClientData] = []
-    try:
-        for own, size in zip(splits, sizes, strict=True):
-            x, y = (_concatenated(own, 0, x_type, x_shape), _concatenated(own, 1, y_type, y_shape))
-            wide = found[0].examples.x.dtype == np.float64 if found else None
-            x, y = stored_leaf(x, "inputs", wide), checked_labels(y, "labels")
-            found.append(ClientData.stacked(store.Examples(x, y), size))
-    except JaxpflError:
-        return None
-    return found
-
-
-def _concatenated(own: Sequence[Examples], part: int, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
-    kind = np.float32 if kind == np.float16 else kind
-    if not own:
-        return np.zeros((0, *shape), kind)
-    return np.concatenate([one[part] for one in own], dtype=kind)
 
 
 def stored_leaf(x: np.ndarray, whose: str, wide: bool | None = None) -> np.ndarray:

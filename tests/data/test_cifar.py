@@ -171,16 +171,6 @@ def test_batches_that_are_none(tmp_path: Path, batch: object, message: str) -> N
 def test_what_is_packed_is_named_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"no folder cifar-10-batches-py or cifar-10-batches-bin and no cifar10.npz"):
         load("cifar10", str(tmp_path))
-    folder = tmp_path / "cifar10"
-    (folder / "train" / "cat").mkdir(parents=True)
-    (folder / "train" / "cat" / "1.png").write_bytes(b"")
-    with pytest.raises(JaxpflError, match=r"holds single images \(1.png\): pack their pixels with: numpy.savez"):
-        load("cifar10", str(tmp_path))
-    np.savez(folder / "scans.npz", scan_train=np.zeros(3, np.uint8))
-    with pytest.raises(
-        JaxpflError, match=r"holds JPEG scans, not pixels: decode them with: python .*unpack_cifar10.py"
-    ):
-        load("cifar10", str(tmp_path))
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
     with pytest.raises(JaxpflError, match=r"unpack it with: tar -xzf .*cifar-10-python.tar.gz -C") as error:
         load("cifar10", str(tmp_path))
@@ -195,12 +185,6 @@ def test_npz_of_other_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar10.npz", x_train=TEST, y_train=np.arange(T) + 7)
     with pytest.raises(JaxpflError, match="label 12, but the data set has 10 classes"):
         load("cifar10", str(tmp_path))
-
-
-def test_real_scans_are_named_with_their_command() -> None:
-    root = real("CIFAR-10", "cifar10", "cifar10_q75_jpegscans.npz")
-    with pytest.raises(JaxpflError, match=r"decode them with: python .*unpack_cifar10.py OUT/cifar10.npz"):
-        load("cifar10", root)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple)
 def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
     x, y = np.arange(12).reshape(3, 4), np.where(np.arange(12) % 5, np.arange(1, 13), -1).reshape(3, 4)
     save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:1] + 20, y_test=y[:1])
-    source = load("npz:a.npz", str(tmp_path))
+    source = load("npz:a.npz", str(tmp_path), task="next-token")
     assert (source.task, source.inputs, source.num_classes) == ("next-token", "tokens", 24)
     assert source.y_train.dtype == np.int32
     np.testing.assert_array_equal(source.y_train, y)
@@ -126,24 +126,12 @@ def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match="y_train must be integers >= -1 and at most 2147483647, got -2"):
         load("npz:a.npz", str(tmp_path), task="next-token")
     save(tmp_path / "a.npz", x_train=x, y_train=y + 7)  # as many counts of the next week, say
-    with pytest.raises(JaxpflError, match=r"not the next ones of x_train: name the task \(--task next-token"):
+    with pytest.raises(JaxpflError, match=r"at each position of x_train: name the task \(--task next-token"):
         load("npz:a.npz", str(tmp_path))
     found = load("npz:a.npz", str(tmp_path), task="regression")
     assert (found.inputs, found.x_train.dtype, found.y_train.max()) == ("features", np.float32, 19)
     save(tmp_path / "a.npz", x_train=x.astype(float), y_train=y)
     assert load("npz:a.npz", str(tmp_path)).task == "regression"
-
-
-def test_two_tokens_are_no_labels_of_several_classes(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 2, (5, 7))
-    y = np.concatenate([x[:, 1:], 1 - x[:, :1]], axis=1)
-    save(tmp_path / "a.npz", x_train=x, y_train=y)
-    source = load("npz:a.npz", str(tmp_path))
-    assert (source.task, source.num_classes) == ("next-token", 2)
-    y[2, 3] = 1 - y[2, 3]
-    save(tmp_path / "a.npz", x_train=x, y_train=y)
-    with pytest.warns(JaxpflWarning, match="labels 0 and 1 at each position, .* are taken for the task multilabel"):
-        assert load("npz:a.npz", str(tmp_path)).task == "multilabel"
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from jaxpfl.data import (
     Source,
-    balanced,
     check_batch_size,
     describe,
     federate,
     format_description,
     pad,
     permute,
-    stack,
     stack_clients,
     summary,
 )
@@ -58,25 +54,6 @@ def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
     tokens = [(np.array([[1, 2]]), np.array([0]))]
     assert stack_clients(tokens).train.x.dtype == np.int32
     assert stack_clients(tokens + clients()).train.x.dtype == np.float32
-
-
-@pytest.mark.parametrize("kinds", [(np.float64, np.int64), (np.float32, np.float64), (np.int64, np.uint8), (bool, int)])
-def test_arrays_of_one_type_are_stored_as_if_looked_at_one_by_one(kinds: tuple[type, type]) -> None:
-    rng = np.random.default_rng(0)
-
-    def some(sizes: tuple[int, ...]) -> list[Any]:
-        drawn = [(rng.integers(9, size=(n, 2, 3)), rng.integers(9, size=n)) for n in sizes]
-        return [(x.astype(kinds[0]), y.astype(kinds[1])) for x, y in drawn]
-
-    train, test, ids = some((3, 1, 4)), some((0, 2, 1)), np.array([4, 1, 7], np.int32)
-    assert stack.stores_alike([train, [], test], ids) is not None
-    lists: list[Any] = [[list(client) for client in own] for own in (train, test)]
-    assert stack.stores_alike([lists[0], [], lists[1]], ids) is None
-    found, want = (stack_clients(*both, client_ids=ids) for both in ((train, test), lists))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-    assert jax.tree.structure(found) == jax.tree.structure(want)  # capacities and chunks
 
 
 def broken(x: object = None, y: object = None) -> list:
@@ -163,21 +140,6 @@ def test_pad_and_permute() -> None:
     np.testing.assert_array_equal(moved.test.y[0], federation.test.y[2])
     with pytest.raises(JaxpflError, match=r"each of 0 \.\. 2 once"):
         permute(federation, [0, 0, 1])
-
-
-@pytest.mark.parametrize("shares", [1, 2, 3, 4, 8])
-def test_balanced_shares_have_about_equally_many_examples(shares: int) -> None:
-    sizes = tuple(np.random.default_rng(0).lognormal(3, 1, 30).astype(int) + 1)
-    federation = stack_clients(clients(sizes))
-    moved = balanced(federation, shares)
-    assert sorted(moved.client_ids.tolist()) == list(range(30))
-    np.testing.assert_array_equal(moved.train.size, np.array(sizes)[moved.client_ids])
-    own = -(-30 // shares)
-    totals = [moved.train.size[i : i + own].sum() for i in range(0, 30, own)]
-    if 30 % shares == 0:
-        assert max(totals) <= max(1.1 * np.mean(totals), max(sizes))
-    with pytest.raises(JaxpflError, match="shares must be a whole number of at least 1, got 0"):
-        balanced(federation, 0)
 
 
 def test_batches_larger_than_a_client() -> None:

@@ -119,36 +119,20 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
                     return kind, holder
         if (place / f"{name}.npz").is_file():
             return "npz", place / f"{name}.npz"
-    archives = [file for place in places[:-1] for file in sorted(place.glob("*.npz"))]
-    for file in archives:
+    for file in (file for place in places[:-1] for file in sorted(place.glob("*.npz"))):
         if "x_train" in npz_keys(file):
             return "npz", file
-    raise JaxpflError(_what_to_do(name, root, places, archives))
+    raise JaxpflError(_what_to_do(name, root, places))
 
 
-def _what_to_do(name: str, root: Path, places: list[Path], archives: list[Path]) -> str:
+def _what_to_do(name: str, root: Path, places: list[Path]) -> str:
     """The reason why nothing can be read, and the remedy: unpack what was found, or put files somewhere."""
     known = CIFAR_SETS[name]
-    for place in places:
-        for archive in sorted(place.glob(f"{known.archive}-*.tar.gz")):
-            return f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}"
-    for file in archives:
-        if any(key.startswith("scan_") for key in npz_keys(file)):
-            return (
-                f"data set {name!r}: {file} holds JPEG scans, not pixels: decode them with: "
-                f"python {root / f'unpack_{name}.py'} OUT/{name}.npz, and load with --data-dir OUT"
-            )
-    for place in places[:-1]:
-        image = next((file for file in place.rglob("*") if file.suffix.lower() in (".png", ".jpg", ".jpeg")), None)
-        if image is not None:
-            return (
-                f"data set {name!r}: {place} holds single images ({image.name}): pack their pixels with: "
-                f"numpy.savez('{place / name}.npz', x_train=..., y_train=..., x_test=..., y_test=...), "
-                f"x uint8 [N, {_SIDE}, {_SIDE}, 3]"
-            )
+    for archive in (file for place in places for file in sorted(place.glob(f"{known.archive}-*.tar.gz"))):
+        return f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}"
     return (
-        f"data set {name!r}: no folder {known.python} or {known.binary} and no {name}.npz in "
-        f"{' nor in '.join(map(str, places))}: {where_to_put_it()}"
+        f"data set {name!r}: no folder {known.python} or {known.binary} and no {name}.npz (x_train, y_train, x_test, "
+        f"y_test, x uint8 [N, {_SIDE}, {_SIDE}, 3]) in {' nor in '.join(map(str, places))}: {where_to_put_it()}"
     )
 
 

@@ -3,9 +3,9 @@
 An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
 position of tokens [N, T], -1 for none. It may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or
 ``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels; integers [N, T] are tokens if
-the loader says so, if ``vocabulary`` holds their number, or if labels are tokens at each position; any others are
-numbers. Classes take the order of their labels, unless inputs are tokens. Nothing in a file is ever executed, arrays of
-Python objects are refused, and nothing is inflated before its header is read and the memory for it is there.
+the loader says so, if ``vocabulary`` holds their number, or for the task next-token; any others are numbers. Classes
+take the order of their labels, unless inputs are tokens. Nothing in a file is ever executed, arrays of Python objects
+are refused, and nothing is inflated before its header is read and the memory for it is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
-from jaxpfl.core.types import NO_LABEL
 from jaxpfl.data.labels import (
     are_classes,
     checked_labels,
@@ -33,7 +32,7 @@ from jaxpfl.data.labels import (
 )
 from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.support import mapped
-from jaxpfl.support.errors import JaxpflError, printable, warn
+from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import check_fits, opened
 
 _VOCABULARY = "vocabulary"
@@ -222,7 +221,7 @@ def _numbered(
 
 
 def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bool, task: str | None) -> bool:
-    """True for integers [N, T] that are declared to be tokens, or have a token for a label at each position."""
+    """True for integers [N, T] that are declared to be tokens."""
     y = arrays["y_train"]
     if not (x.holds_integers and len(x.shape) == 2):
         if tokens or _VOCABULARY in arrays:
@@ -230,19 +229,11 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
         return False
     if tokens or _VOCABULARY in arrays or task == "next-token":
         return True
-    if task is not None or not _at_each_position(y, x):
-        return False
-    if _are_shifted(y, arrays["x_train"]):
-        return True
-    if task_for(y) == "regression":
+    if task is None and _at_each_position(y, x):
         raise JaxpflError(
-            f"{path}: y_train holds whole numbers at each position, which are not the next ones of x_train: name the "
-            "task (--task next-token if they are tokens, or --task regression)"
+            f"{path}: y_train holds whole numbers at each position of x_train: name the task (--task next-token if "
+            "they are tokens, else --task multilabel or --task regression)"
         )
-    warn(
-        f"{path}: labels 0 and 1 at each position, which are not the next tokens of x_train, are taken for the task "
-        "multilabel: name another, such as next-token, if they are not"
-    )
     return False
 
 
@@ -256,12 +247,6 @@ def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
 def _at_each_position(y: np.ndarray, x: Header) -> bool:
     """True for integer labels at each position of the tokens x."""
     return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
-
-
-def _are_shifted(y: np.ndarray, x: np.ndarray) -> bool:
-    """True for labels that are the tokens of the next positions, or none."""
-    parts = zip(mapped.in_parts(x), mapped.in_parts(y), strict=True)
-    return x.shape[1] > 1 and all(((a[:, 1:] == b[:, :-1]) | (b[:, :-1] == NO_LABEL)).all() for a, b in parts)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted,
 from jaxpfl.data.sources.base import (
     Entry,
     Source,
-    check_finite,
     data_directory,
     exhausted,
     standardized,
@@ -86,33 +85,54 @@ def load(
       ((1797, 8, 8, 1), 10)
     """
     with exhausted(f"data set {name!r}"):
-        source = _load(name, data_directory(data_dir), in_files, task, table, window, tokens)
+        source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
         source = _in_files(source) if in_files else source
         return standardized(source) if standardize else source
+
+
+class _How(NamedTuple):
+    in_files: bool
+    task: str | None
+    table: TableOptions | None
+    window: int | None
+    tokens: bool
+
+
+def _load(name: str, root: Path, how: _How) -> Source:
+    prefix, _, argument = name.partition(":")
+    if how.window is not None and prefix != "text":
+        raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
+    if how.tokens and prefix not in ("npz", "leaf"):
+        raise JaxpflError(f"tokens is for npz:FILE and leaf:FOLDER: {name} is neither")
+    if how.table is not None and how.table.given and prefix != "csv":
+        raise JaxpflError(f"{how.table.given} is for tables, csv:FILE: {name} is none")
+    if name in _NAMED:
+        return _NAMED[name](name, root, how)
+    if argument and prefix in _PREFIXED:
+        return _PREFIXED[prefix][1](name, argument, root, how)
+    if name and Path(name).name == name and idx.has_idx_files(root / name):
+        return idx.load_idx_folder(name, root / name)
+    if prefix == "federation":
+        raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
+    raise unknown_name("data set", name, known_sources())
 
 
 def _in_files(source: Source) -> Source:
     """The source with its inputs in temporary files, wherever they were."""
 
     def moved(x: np.ndarray) -> np.ndarray:
+        if mapped.is_mapped(x):
+            return x
         file = mapped.Growing(in_file=True)
         file.append(x)
         return file.whole()
 
-    def of(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf if mapped.is_mapped(leaf) else moved(leaf), x)
-
-    return source._replace(x_train=of(source.x_train), x_test=of(source.x_test))
+    return source._replace(x_train=jax.tree.map(moved, source.x_train), x_test=jax.tree.map(moved, source.x_test))
 
 
 def known_sources() -> list[str]:
     """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
-    return [
-        *_NAMED,
-        "csv:FILE",
-        "text:FOLDER",
-        *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items()),
-    ]
+    return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
@@ -134,96 +154,60 @@ def available(data_dir: str | None = None) -> list[Entry]:
     return entries
 
 
-def _load(
-    name: str,
-    root: Path,
-    in_files: bool,
-    task: str | None,
-    table: TableOptions | None,
-    window: int | None,
-    tokens: bool,
-) -> Source:
-    prefix, colon, argument = name.partition(":")
-    if window is not None and prefix != "text":
-        raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
-    if tokens and prefix not in ("npz", "leaf"):
-        raise JaxpflError(f"tokens is for npz:FILE and leaf:FOLDER: {name} is neither")
-    if table is not None and table.given and prefix != "csv":
-        raise JaxpflError(f"{table.given} is for tables, csv:FILE: {name} is none")
-    if prefix == "csv" and argument:
-        place = _place(argument, root)
-        if not place.exists():
-            here = "; --data-dir . is the present one" if Path(argument).exists() else ""
-            raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is absolute, or in the data folder{here}")
-        return tables.load_table(name, place, table or TableOptions(), task=task)
-    if prefix == "libsvm" and argument:
-        return libsvm.load_libsvm(name, argument, root, task=task)
-    if prefix == "text" and argument:
-        return text.load_text(name, _place(argument, root), window)
-    if prefix == "npz" and argument:
-        return npz.load_npz(name, _place(argument, root), task=task, tokens=tokens, in_files=in_files)
-    if task == "next-token" and (name in leaf.LEAF_SETS or (prefix == "leaf" and argument)):
-        place = root / name if name in leaf.LEAF_SETS else _place(argument, root)
-        return leaf.load_leaf(name, place, every=True)
-    if prefix == "leaf" and argument:
-        return leaf.load_leaf(name, _place(argument, root), tokens=tokens)
-    if in_files and name == natural.WRITERS:
-        return natural.load_writers(root, in_files=True)
-    if name in _NAMED:
-        return _NAMED[name](name, root)
-    if colon and argument and prefix in _PREFIXED:
-        return _PREFIXED[prefix][1](name, argument, root)
-    if name and Path(name).name == name and idx.has_idx_files(root / name):
-        return idx.load_idx_folder(name, root / name)
-    if prefix == "federation":
-        raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
-    raise unknown_name("data set", name, known_sources())
-
-
-def _load_digits(name: str, root: Path) -> Source:
+def _load_digits(name: str, root: Path, how: _How) -> Source:
     # scikit-learn's file, without scikit-learn: its import takes as long as training does.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise JaxpflError("the data set 'digits' comes with scikit-learn: pip install scikit-learn")
-    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        table = np.loadtxt(file, delimiter=",")
-        flat, labels = table[:, :-1], table[:, -1]
-    else:  # of another version
-        from sklearn.datasets import load_digits
-
-        flat, labels = load_digits(return_X_y=True)
-    x = (np.asarray(flat) / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
-    check_finite(x, "digits")
-    return Source("digits", x, np.asarray(labels).astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
+    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = (table[:, :-1] / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    return Source("digits", x, table[:, -1].astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
 
 
 def _load_planted(name: str) -> Source:
     return planted.draw_planted(planted.parse(name)).source._replace(name=name)
 
 
+def _load_table(name: str, argument: str, root: Path, how: _How) -> Source:
+    place = _place(argument, root)
+    if not place.exists():
+        here = "; --data-dir . is the present one" if Path(argument).exists() else ""
+        raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is absolute, or in the data folder{here}")
+    return tables.load_table(name, place, how.table or TableOptions(), task=how.task)
+
+
+def _load_npz(name: str, argument: str, root: Path, how: _How) -> Source:
+    return npz.load_npz(name, _place(argument, root), task=how.task, tokens=how.tokens, in_files=how.in_files)
+
+
+def _load_leaf(name: str, folder: Path, how: _How) -> Source:
+    return leaf.load_leaf(name, folder, every=how.task == "next-token", tokens=how.tokens)
+
+
 def _place(argument: str, root: Path) -> Path:
     return root / Path(argument).expanduser()
 
 
-_NAMED: dict[str, Callable[[str, Path], Source]] = {
+_NAMED: dict[str, Callable[[str, Path, _How], Source]] = {
     "digits": _load_digits,
-    "planted": lambda name, root: _load_planted(name),
-    **dict.fromkeys(idx.IDX_SETS, idx.load_idx_set),
-    natural.WRITERS: lambda name, root: natural.load_writers(root),
-    **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
-    **dict.fromkeys(leaf.LEAF_SETS, lambda name, root: leaf.load_leaf(name, root / name)),
-    natural.SCHOOL: lambda name, root: natural.load_school(root),
-    **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root: libsvm.load_libsvm(name, name, root)),
+    "planted": lambda name, root, how: _load_planted(name),
+    **dict.fromkeys(idx.IDX_SETS, lambda name, root, how: idx.load_idx_set(name, root)),
+    natural.WRITERS: lambda name, root, how: natural.load_writers(root, in_files=how.in_files),
+    **dict.fromkeys(cifar.CIFAR_SETS, lambda name, root, how: cifar.load_cifar(name, root)),
+    **dict.fromkeys(leaf.LEAF_SETS, lambda name, root, how: _load_leaf(name, root / name, how)),
+    natural.SCHOOL: lambda name, root, how: natural.load_school(root),
+    **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root, how: libsvm.load_libsvm(name, name, root, task=how.task)),
 }
-"""Data sets with a fixed name: (name, data directory) -> source."""
+"""Data sets with a fixed name: (name, data directory, options) -> source."""
 
-_PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
-    "idx": ("FOLDER", lambda name, argument, root: idx.load_idx_folder(name, _place(argument, root))),
-    "leaf": ("FOLDER", lambda name, argument, root: leaf.load_leaf(name, _place(argument, root))),
-    "libsvm": ("PATH", libsvm.load_libsvm),
-    "npz": ("FILE", lambda name, argument, root: npz.load_npz(name, _place(argument, root))),
-    "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name)),
-    "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
+_PREFIXED: dict[str, tuple[str, Callable[[str, str, Path, _How], Source]]] = {
+    "csv": ("FILE", _load_table),
+    "text": ("FOLDER", lambda name, argument, root, how: text.load_text(name, _place(argument, root), how.window)),
+    "idx": ("FOLDER", lambda name, argument, root, how: idx.load_idx_folder(name, _place(argument, root))),
+    "leaf": ("FOLDER", lambda name, argument, root, how: _load_leaf(name, _place(argument, root), how)),
+    "libsvm": ("PATH", lambda name, argument, root, how: libsvm.load_libsvm(name, argument, root, task=how.task)),
+    "npz": ("FILE", _load_npz),
+    "planted": ("SETTINGS", lambda name, argument, root, how: _load_planted(name)),
+    "tfds": ("NAME", lambda name, argument, root, how: tensorflow_sets.load_tfds(argument, root)),
 }
-"""Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory) -> source."""
+"""Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory, options) -> source."""
