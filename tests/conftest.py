@@ -111,6 +111,32 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"  {path}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _patches_are_traced() -> Iterator[None]:
+    """Programs that were traced without a patch of this package's functions, or with it, are not taken for others."""
+    real, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
+
+    def is_ours(target: Any) -> bool:
+        name = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
+        return str(name).startswith("jaxpfl.") and target is not compiled
+
+    def patch(self: pytest.MonkeyPatch, target: Any, *more: Any, **options: Any) -> None:
+        real(self, target, *more, **options)
+        if is_ours(target):
+            compiled.clear()
+
+    def end(self: pytest.MonkeyPatch) -> None:
+        ours = any(is_ours(target) for target, *_ in self._setattr)
+        undo(self)
+        if ours:
+            compiled.clear()
+
+    with pytest.MonkeyPatch.context() as both:
+        both.setattr(pytest.MonkeyPatch, "setattr", patch)
+        both.setattr(pytest.MonkeyPatch, "undo", end)
+        yield
+
+
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets plans that do not say take both devices, also in the default run."""

@@ -19,11 +19,10 @@ from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
 from jaxpfl.core.types import Federation
-from jaxpfl.engine import compiled, noise_stream
+from jaxpfl.engine import compiled, noise_keys
 from jaxpfl.engine.client_bucket import Bucket, bucket_for, stores_padded, work_within
 from jaxpfl.engine.coded import compress_uploads, one_client
 from jaxpfl.engine.execution_plan import ExecutionPlan, stack_rows
-from jaxpfl.engine.program_key import key_of
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.models import Task, rewriting
@@ -86,7 +85,7 @@ def layers_of(task: Task) -> tuple[Layer, ...]:
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
     given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
-    return compiled.found(key_of("layers", *given), lambda: rewriting.layers(*given))
+    return compiled.found(compiled.key_of("layers", *given), lambda: rewriting.layers(*given))
 
 
 def make_simulation(
@@ -166,7 +165,7 @@ def make_simulation(
         if compressor is not None and method.uploads:
             algorithm = compress_uploads(algorithm, compressor, federation, privacy)
         if algorithm.noise is not None:
-            algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)
+            algorithm = noise_keys.of_method(algorithm, method, options, work, compressor)
         return algorithm, values
 
     algorithm, values = wrapped(work, federation)

@@ -1,17 +1,26 @@
-"""Cache of compiled programs, for later simulations of this process, and optionally on disk.
+"""Compiled programs that are kept for later simulations of this process, and optionally on disk.
 
-A program is looked up by everything that it depends on (`program_key`), so a second run that differs in traced values
-only compiles and traces nothing. A program without such a key, or with host callbacks, is compiled anew each time. The
-cache holds executables and shapes, the most recent `MOST` of them, or fewer where they take too many of the process's
-memory mappings, but no data, states or functions.
+A program is kept under what it is made of (`key_of`): settings, shapes and JAX's configuration by their values, our own
+and the libraries' functions by their names and what they were made with, and the user's functions and objects by
+equality or identity, as `jax.jit` keeps its static arguments. A second run that differs in traced values only compiles
+and traces nothing; a function that is defined again is traced again; what a function of the user's captures is read
+when it is traced, so that a later change in place of it is not seen.
+
+The most recent `MOST` programs are kept, or fewer where they take too many of the process's memory mappings.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
+import os
 import pickle
+import sys
 import threading
 import time
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,14 +29,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import serialize_executable
 
 from jaxpfl.core.types import PyTree
-from jaxpfl.engine.program_key import Key, key_of
 from jaxpfl.support import files
 
 MOST = 128
@@ -44,7 +53,7 @@ LOADED = "/jaxpfl/programs/load_duration"
 WAITED = "/jaxpfl/programs/wait_duration"
 """The event that a thread waited for a program that another one was making."""
 
-_kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
+_kept: OrderedDict[Key, Future[Any]] = OrderedDict()
 _lock = threading.Lock()
 _folder: Path | None = None
 
@@ -82,25 +91,22 @@ def compiled(
       compiler_options: as `jax.jit`.
     """
     options = _options(donate_argnums, out_shardings, compiler_options)
+    key = key_of(function, options, _places(arguments))
 
-    def make() -> tuple[jax.stages.Compiled, bool]:
-        lowered = jax.jit(function, **options).lower(*arguments)
-        # A callback belongs to the very function that was traced, and to its contents.
-        return lowered.compile(), "callback" not in lowered.as_text()
-
-    key = key_of(function, options, jax.tree.map(_place, arguments))
-
-    def made() -> tuple[jax.stages.Compiled, bool]:
+    def made() -> jax.stages.Compiled:
         _make_room()
-        return make() if key is None else _from_disk(key.digest, make)
+        return _from_disk(key, lambda: jax.jit(function, **options).lower(*arguments).compile())
 
-    return made()[0] if key is None else _found(key, made)
+    return _found(key, made)
 
 
-def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str | None:
-    """Name of the program that `compiled` makes of these arguments, without making it; None for one without a key."""
-    key = key_of(function, _options(**more), jax.tree.map(_place, arguments))
-    return None if key is None else key.digest
+def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str:
+    """Name of the program that `compiled` makes of these arguments, without making it.
+
+    The same in every process, but in this one alone where a function or object of the user's is part of it.
+    """
+    key = key_of(function, _options(**more), _places(arguments))
+    return key.text if key.named else f"{hash(key) % 2**64:016x}"
 
 
 def _options(
@@ -112,59 +118,49 @@ def _options(
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
     """`jax.eval_shape`, evaluated once for equal functions."""
-    key = key_of("shapes", function, jax.tree.map(_place, arguments))
-    return found(key, lambda: jax.eval_shape(function, *arguments))
+    return found(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
 
 
-def found(key: Key | None, make: Callable[[], Any]) -> Any:
-    """Cached value of a key, made at the first request; threads that ask for the same key wait for one making."""
-    if key is None:
-        return make()
-    path = _path("told", key.digest)
+def found(key: Key, make: Callable[[], Any]) -> Any:
+    """Value that is kept under a key, made at the first request, in the folder too."""
+    path = _path("told", key)
 
-    def read_or_make() -> tuple[Any, bool]:
+    def read_or_make() -> Any:
         if path is None:
-            return make(), True
+            return make()
         with _discarded(path):
-            return pickle.loads(files.own_contents(path)), True
+            return pickle.loads(files.own_contents(path))
         value = make()
         with suppress(Exception):
             _write(path, pickle.dumps(value))
-        return value, True
+        return value
 
     return _found(key, read_or_make)
 
 
-def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
-    """Return the value kept under a key, made if there is none yet; threads that ask for one key wait for one making.
-
-    ``make`` also says whether the result may be used again.
-    """
+def _found(key: Key, make: Callable[[], Any]) -> Any:
+    """Value kept under a key, made if there is none yet; threads that ask for one key wait for one making."""
     mine = Future[Any]()
     with _lock:
-        held = _kept.get(key.parts)
-        if held is None:
-            _kept[key.parts] = key, mine  # the key, as it holds the classes whose addresses are in its parts
-            while len(_kept) > MOST:
-                _kept.popitem(last=False)
-        else:
-            _kept.move_to_end(key.parts)
-    if held is not None:
-        began, waits = time.perf_counter(), not held[1].done()
-        value, reusable = held[1].result()
+        held = _kept.setdefault(key, mine)
+        _kept.move_to_end(key)
+        while len(_kept) > MOST:
+            _kept.popitem(last=False)
+    if held is not mine:
+        began, waits = time.perf_counter(), not held.done()
+        value = held.result()
         if waits:
             jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
-        return value if reusable else make()[0]
+        return value
     try:
         made = make()
     except BaseException as error:
-        _forget(key)
+        with _lock:
+            _kept.pop(key, None)
         mine.set_exception(error)
         raise
-    if not made[1]:
-        _forget(key)
-    mine.set_result(made if made[1] else (None, False))
-    return made[0]
+    mine.set_result(made)
+    return made
 
 
 def _make_room() -> None:
@@ -186,9 +182,10 @@ def _mappings() -> tuple[int, float]:
         return 0, math.inf
 
 
-def _forget(key: Key) -> None:
-    with _lock:
-        _kept.pop(key.parts, None)
+def _places(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Structure of arguments, and the place of each leaf."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, *map(_place, leaves)
 
 
 def _place(leaf: Any) -> Any:
@@ -203,9 +200,9 @@ def _place(leaf: Any) -> Any:
     return leaf.shape, str(leaf.dtype), leaf.aval.weak_type, leaf.sharding if committed else None
 
 
-def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]) -> tuple[jax.stages.Compiled, bool]:
-    """The program of that digest in the folder; made and written there if there is none."""
-    path = _path("program", digest)
+def _from_disk(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
+    """The program of that key in the folder; made and written there if there is none."""
+    path = _path("program", key)
     if path is None:
         return make()
     began = time.perf_counter()
@@ -215,16 +212,16 @@ def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]
         devices = [by_number[number] for number in numbers]
         program = serialize_executable.deserialize_and_load(*serialized, execution_devices=devices)
         jax.monitoring.record_event_duration_secs(LOADED, time.perf_counter() - began)
-        return program, True
+        return program
     with _hits() as hits:
-        program, reusable = make()
+        program = make()
     # XLA writes an executable that it has itself read (from JAX's cache) without its code.
-    if reusable and not hits:
+    if not hits:
         with suppress(Exception):  # a program or a structure that cannot be written, or no room
             devices = jax.tree.leaves(program.output_shardings)[0].device_set
             numbers = sorted(device.id for device in devices)  # as `placement.place` takes them
             _write(path, pickle.dumps((serialize_executable.serialize(program), numbers)))
-    return program, reusable
+    return program
 
 
 @contextmanager
@@ -256,13 +253,19 @@ def _hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(hear)
 
 
-def _path(kind: str, digest: str) -> Path | None:
-    """The file of a digest; None without a folder. Libraries' functions are in a digest by their names only."""
-    if _folder is None:
-        return None
+def _path(kind: str, key: Key) -> Path | None:
+    """The file of a key; None without a folder, and for a key that holds something of the user's."""
+    return _folder / f"{kind}-{_versions()}-{key.text}-cache" if _folder is not None and key.named else None
+
+
+@functools.cache
+def _versions() -> str:
+    """Versions of the libraries, and a checksum of this package's files: their functions have names alone in a key."""
+    root = Path(__file__).parents[1]
+    stats = ((path, path.stat()) for path in sorted(root.rglob("*.py")))
+    own = repr([(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats])
     names = "jax", "flax", "optax", "numpy", "chex", "equinox"
-    versions = "-".join((python_version(), *map(_version, names)))
-    return _folder / f"{kind}-{versions}-{digest}-cache"
+    return "-".join((python_version(), *map(_version, names), hashlib.sha256(own.encode()).hexdigest()[:16]))
 
 
 def _version(package: str) -> str:
@@ -285,3 +288,223 @@ def _write(path: Path, content: bytes) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+_LIBRARIES = frozenset(
+    (
+        *("jaxpfl", "jax", "jaxlib", "flax", "optax", "chex", "equinox", "numpy", "ml_dtypes", "jaxtyping"),
+        *("builtins", "collections", "enum", "functools", "itertools", "math", "operator", "re", "types", "typing"),
+    )
+)
+"""Packages whose functions and classes are known by their names."""
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...))
+_COLLECTIONS = (tuple, list, types.MappingProxyType, dict, set, frozenset)
+
+
+class Key(NamedTuple):
+    """What a program is made of.
+
+    Attributes:
+      text: 64 hexadecimal digits of settings, shapes and names, the same in every process.
+      objects: whatever is compared by equality or identity.
+      named: no function or object of the user's is among them, so that the text alone says what it is.
+    """
+
+    text: str
+    objects: tuple[_Same, ...]
+    named: bool
+
+
+def key_of(*values: Any) -> Key:
+    """Key of some values under JAX's current configuration."""
+    reading = _Reading()
+    text = reading.text((*values, *_environment()))
+    return Key(text, tuple(reading.objects), reading.named)
+
+
+def named(*values: Any) -> str | None:
+    """Text of some values alone, 64 hexadecimal digits; None if a function or object of the user's is among them."""
+    reading = _Reading()
+    text = reading.text(values)
+    return text if reading.named else None
+
+
+def _environment() -> tuple[Any, ...]:
+    """Implicit inputs of a program: JAX's configuration, flags and devices."""
+    config, defaults = jax.config, jax.config.values
+    names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
+    return (
+        repr([(name, getattr(config, name, defaults[name])) for name in names]),
+        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        jax.default_backend(),
+        [_device(one) for one in jax.devices()],
+        repr(jax.sharding.get_abstract_mesh()),
+    )
+
+
+def _device(device: jax.Device) -> tuple[Any, ...]:
+    return device.platform, device.id, device.device_kind, device.process_index
+
+
+class _Same:
+    """A value compared by its own equality, or by identity where it has no hash."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        try:
+            self._hash = hash((type(value), value))
+        except Exception:  # whatever a class of the user's raises
+            self._hash = None
+
+    @property
+    def has_hash(self) -> bool:
+        return self._hash is not None
+
+    def __hash__(self) -> int:
+        return id(self.value) if self._hash is None else self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return NotImplemented
+        if self.value is other.value:
+            return True
+        if type(self.value) is not type(other.value) or self._hash is None or self._hash != other._hash:
+            return False
+        try:
+            return bool(self.value == other.value)
+        except Exception:  # as of a field that is an array
+            return False
+
+
+class _Reading:
+    """Values as text, as far as they have one, beside the objects that are compared themselves.
+
+    Attributes:
+      objects: the objects, with their numbers in the text.
+      named: whether the text alone says what the values are.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[_Same, int] = {}
+        self.named = True
+        self._known: dict[int, tuple[str, Any]] = {}  # with the value, so that no other gets its address
+        self._depth = 0
+
+    def text(self, value: Any) -> str:
+        """Text of a value."""
+        if type(value) in _ATOMS:
+            return f"{type(value).__name__} {value!r}"
+        if id(value) in self._known:
+            return self._known[id(value)][0]
+        self._known[id(value)] = f"within {self._depth}", value  # where a value holds itself
+        self._depth += 1
+        parts = [self.text(part) for part in self._parts(value)]
+        self._depth -= 1
+        text = hashlib.sha256(repr(parts).encode()).hexdigest()
+        self._known[id(value)] = text, value
+        return text
+
+    def _parts(self, value: Any) -> list[Any]:
+        """What kind of value it is, and its parts."""
+        kind = type(value)
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is types.MethodType:
+            return ["method", value.__func__, value.__self__]
+        if kind is types.BuiltinFunctionType:
+            owner = value.__self__
+            return ["builtin", value.__qualname__, owner.__name__ if isinstance(owner, types.ModuleType) else owner]
+        if kind is types.ModuleType:
+            return ["module", value.__name__, *self._itself(value, _is_library(value.__name__))]
+        if isinstance(value, type):
+            return ["class", value.__module__, value.__qualname__, *self._itself(value, _is_known(value))]
+        if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic | jax.Array):
+            return self._array(value)
+        if isinstance(value, functools.partial):
+            return ["partial", kind, value.func, value.args, value.keywords]
+        if isinstance(value, tuple) or (isinstance(value, _COLLECTIONS) and _is_known(kind)):
+            return ["collection", kind, *_items(value)]
+        if isinstance(value, jax.sharding.Mesh):
+            return ["mesh", repr(value), *map(_device, value.devices.flat), *self._itself(value, True)]
+        if isinstance(value, jax.sharding.Sharding):
+            devices = sorted(map(_device, value.device_set))
+            return ["sharding", repr(value), *devices, *self._itself(value, True)]
+        if not _is_known(kind):
+            return ["object", kind.__module__, kind.__qualname__, *self._itself(value, False)]
+        if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            return ["fields", kind, *((name, getattr(value, name, None)) for name in names)]
+        if hasattr(value, "__wrapped__"):  # jax.jit, functools.lru_cache
+            return ["wrapped", kind, value.__wrapped__]
+        said = repr(value)
+        if "0x" not in said:
+            return ["library", kind, said, *self._itself(value, True)]
+        if hasattr(value, "__dict__"):
+            return ["attributes", kind, vars(value)]
+        return ["library", kind, *self._itself(value, False)]
+
+    def _function(self, value: types.FunctionType) -> list[Any]:
+        home = value.__globals__.get("__name__", "")
+        if not _is_library(home):
+            return ["function", home, value.__qualname__, *self._itself(value, False)]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        code = value.__code__
+        number = self._itself(code, True)  # another one after its module was loaded again
+        return ["function", home, _position(code), *number, value.__defaults__, value.__kwdefaults__, cells]
+
+    def _array(self, value: Any) -> list[Any]:
+        if isinstance(value, jax.Array):
+            if isinstance(value, Tracer) or value.is_deleted() or not value.is_fully_addressable:
+                return ["array", *self._itself(value, False)]
+            if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+                return ["keys", str(value.dtype), jax.random.key_data(value)]
+        held = np.asarray(value)
+        if held.dtype.hasobject:
+            return ["array", *self._itself(value, False)]
+        layout = (value.weak_type, value.sharding) if isinstance(value, jax.Array) else ()
+        return ["array", str(held.dtype), str(held.shape), hashlib.sha256(held.tobytes()).hexdigest(), layout]
+
+    def _itself(self, value: Any, has_name: bool) -> list[int]:
+        """The number of a value among the objects.
+
+        Args:
+          value: the object.
+          has_name: whether the text beside the number says what it is.
+        """
+        same = _Same(value)
+        self.named &= has_name and same.has_hash
+        return [self.objects.setdefault(same, len(self.objects))]
+
+
+def _is_library(module: object) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+def _is_known(kind: type) -> bool:
+    """True for a class of a library; Python also says ``builtins`` of classes made where there is no ``__name__``."""
+    module = sys.modules.get(kind.__module__) if _is_library(kind.__module__) else None
+    return hasattr(module, kind.__qualname__.partition(".")[0])
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict | types.MappingProxyType):
+        return [part for item in value.items() for part in item]
+    return sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    """Content of a closure's cell; nothing if it is not filled yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _position(code: types.CodeType) -> str:
+    """Name of a function and its place in its file: two of one line have other columns."""
+    *_, last = code.co_positions()
+    return f"{code.co_qualname} {code.co_firstlineno} {last}"

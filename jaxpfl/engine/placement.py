@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -93,6 +94,30 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
     shared_data = _shares_memory(on or used[0].platform) and not processes.several()
     spread = Spread(mesh, shared_data, even) if devices > 1 else None
     return Placement(used, rows, everywhere, layout, spread, model)
+
+
+_compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
+"""Arrays of data that need no comparison, by their identities."""
+
+
+def agree_on(federation: Federation, *, for_good: bool = False) -> None:
+    """Refuse clients' data that differ between the processes of a run, by a checksum of all of them.
+
+    Args:
+      federation: the data.
+      for_good: nobody changes its arrays, which are not compared again.
+
+    Raises:
+      AgreedError: with the two checksums.
+    """
+    if not processes.several():
+        return
+    leaves = jax.tree.leaves(federation)
+    known = _compared.get(tuple(map(id, leaves)), [])
+    if not known or any(ref() is not leaf for ref, leaf in zip(known, leaves, strict=True)):
+        processes.agree("the clients' data", trees.checksum(federation))
+    if for_good:
+        _compared[tuple(map(id, leaves))] = [weakref.ref(leaf) for leaf in leaves]
 
 
 def _first_of_each(share: int) -> tuple[Device, ...]:

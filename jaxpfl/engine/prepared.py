@@ -16,12 +16,12 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import RELIABLE, Availability, Participation, full
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import Federation, PyTree
-from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream, same_data
+from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_keys
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.client_bucket import Bucket, bucket_for
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve, target_plan
 from jaxpfl.engine.groups import Group, make_groups, split
-from jaxpfl.engine.placement import Placement, balanced, check_states, place, put, put_as
+from jaxpfl.engine.placement import Placement, agree_on, balanced, check_states, place, put, put_as
 from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import Clients, RunValues
 from jaxpfl.engine.runs import number, rows_of
@@ -84,10 +84,11 @@ class Prepared:
             raise JaxpflError(
                 f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} is twice"
             )
-        same_data.compare(federation)
+        agree_on(federation)
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
             in_flight.at_work(algorithm, participation)
+        algorithm = noise_keys.of_task(algorithm, task)
         self.plan = plan or ExecutionPlan()
         trained, of_rounds = federation, self.plan
         if algorithm.pooled:
@@ -144,8 +145,8 @@ class Prepared:
             of_all = setting._replace(placement=self._scored.placement, groups=self._scored.groups)
             self._scoring = Programs(of_all, scoring)
         self._shapes: RunState | None = None
-        self._noise = noise_stream.Ours(algorithm.noise)
-        self._noise_names = noise_stream.names_of(algorithm, task, federation, participation, availability)
+        self._noise = noise_keys.Ours(algorithm.noise)
+        self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
 
     @property
     def execution(self) -> Resolved:
@@ -215,11 +216,8 @@ class Prepared:
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations
         return {"data": trees.num_bytes(data), "states": states, "working": working}
 
-    def digest(self, runs: int = 1) -> str | None:
-        """Name of the training program of so many runs by its content: simulations with the same share the program.
-
-        None where the program's code cannot be read completely; it is then shared with no other simulation.
-        """
+    def digest(self, runs: int = 1) -> str:
+        """Name of the training program of so many runs by its content: simulations with the same share the program."""
         return self._programs.digest("advance", self._arguments("advance", runs))
 
     def bytes_per_client(self) -> tuple[int, int]:
@@ -242,7 +240,7 @@ class Prepared:
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
         check_rounds("adapt_rounds", adapt_rounds)
-        same_data.compare(unseen)
+        agree_on(unseen)
         self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
         ids = np.asarray(unseen.client_ids)

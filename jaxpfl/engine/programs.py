@@ -162,7 +162,7 @@ class Programs:
         self.made[name, runs] = program
         return program
 
-    def digest(self, name: Name, arguments: tuple[Any, ...]) -> str | None:
+    def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
         """Name of the program of ``advance``, or of a scoring, by its content (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
         return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpfl.core.local_epochs import LocalEpochs
 from jaxpfl.core.protocol import Client
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
-from jaxpfl.engine import noise_stream
+from jaxpfl.engine import noise_keys
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.placement import put_states
@@ -74,7 +74,7 @@ class Simulation(Prepared):
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
         rows = values.hp
-        noise = noise_stream.keys(self.algorithm.noise, self._noise_names, seeds, rows)
+        noise = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, rows)
         if noise is None:
             check_distinct(seeds, values)
         self._noise.add(noise)

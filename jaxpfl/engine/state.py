@@ -159,7 +159,7 @@ class RunState(NamedTuple):
       round: [] int32, finished rounds.
       key: the run's key.
       noise: for a private algorithm, the key of all randomness that its claim rests on: cohorts, their local work, and
-        noise (`noise_stream`); else None.
+        noise (`noise_keys`); else None.
       in_flight: the clients at work between rounds, of a method with asynchronous rounds; else None.
     """
 

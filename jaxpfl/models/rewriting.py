@@ -26,8 +26,6 @@ from jaxpfl.models import convolution, products
 Form = Literal["products", "plain"]
 
 _form = jax.make_user_context("products")
-Context = type(_form)
-"""Type of JAX's contexts of a user's own, for `engine.contents`."""
 
 _POOLS = {p.reduce_window_max_p: "max", p.reduce_window_sum_p: "sum"}
 _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it reduces by a function of its own"}

@@ -24,7 +24,8 @@ from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.stopping import mean_over_clients
-from jaxpfl.runs import inputs, results, run_folder, secret_noise
+from jaxpfl.engine import noise_keys
+from jaxpfl.runs import inputs, results, run_folder
 from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
@@ -100,7 +101,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
         if experiment.config.privacy.noise_seed == "secret":
             semantic += [
-                f"{name}: {secret_noise.refusal(done['rounds'])}"
+                f"{name}: {_refusal(done['rounds'])}"
                 for name in old["methods"]
                 if (done := results.finished(folder, name)) and done["rounds"] != experiment.config.rounds
             ]
@@ -202,8 +203,8 @@ def _run_method(
     patience = Patience(experiment, name, records, done)
     secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
     if secret and done < rounds and not patience.over:
-        if secret_noise.is_gone(state):
-            raise JaxpflError(secret_noise.refusal(done))
+        if noise_keys.is_gone(state):
+            raise JaxpflError(_refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
     sent = results.Uplink(simulation, state)
 
@@ -247,7 +248,7 @@ def _run_method(
         ended = done == rounds or patience.over
         if asked or done % config.checkpoint_every == 0 or ended:
             with profile.phase("checkpoints"):
-                kept = secret_noise.without(state) if secret and ended else state
+                kept = noise_keys.without_key(state) if secret and ended else state
                 save(checkpoints, done, simulation, kept, spent())
         interrupt.saves = not ended
         if asked:
@@ -316,3 +317,8 @@ def _evaluate(
         validation = simulation.evaluate(state, "validation")["after"][headline.name]
         record[headline.validation] = mean_over_clients(np.asarray(validation))
     return scores, record
+
+
+def _refusal(round: int) -> str:
+    """Error message for continuing a run with secret noise that ended at that round."""
+    return f"privacy.noise_seed = secret: it is gone since round {round}, and no round can follow"

@@ -16,7 +16,8 @@ from jaxpfl.core.settings import part_of
 from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data import Split
-from jaxpfl.engine import Simulation, same_data
+from jaxpfl.engine import Simulation
+from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.assemble import build
 from jaxpfl.engine.assembly import (
     Assembled,
@@ -252,7 +253,9 @@ def check_agreed(experiment: Experiment) -> None:
     config.pop("data_dir")  # each host has its own
     versions = {"jaxpfl": __version__, "jax": jax.__version__}
     processes.agree("the", config | {"methods": experiment.methods, **experiment.fingerprint(), **versions})
-    same_data.remember(experiment.federation, experiment.unseen)
+    for federation in (experiment.federation, experiment.unseen):
+        if federation is not None:
+            agree_on(federation, for_good=True)
 
 
 def load_federation(

@@ -5,8 +5,8 @@ import json
 import pytest
 from command import SMALL, jaxpfl
 
+from jaxpfl.engine import noise_keys
 from jaxpfl.privacy.statement import CUT, SAME_USERS, SPENT_BEFORE
-from jaxpfl.runs import secret_noise
 from jaxpfl.runs.stored_run import last_state, open_run
 
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
@@ -170,7 +170,7 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     assert [path.name for path in (folder / "checkpoints" / "fedavg").iterdir()] == ["4"]
     run = open_run(folder)
     _, state = last_state(run, run.experiment(), "fedavg", 0)
-    assert secret_noise.is_gone(state)
+    assert noise_keys.is_gone(state)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     refused = jaxpfl(capsys, *args, "--output", folder, "--resume", "--rounds", "6")
     assert refused.status == 2

@@ -18,7 +18,7 @@ from command import SMALL, jaxpfl
 from jax.profiler import ProfileData
 
 from jaxpfl.engine import compiled
-from jaxpfl.engine.program_key import key_of
+from jaxpfl.engine.compiled import key_of
 from jaxpfl.runs import operations, profile, trace
 from jaxpfl.runs.operations import Event
 from jaxpfl.runs.profile import PHASES, Recorder
@@ -138,10 +138,10 @@ def test_a_clock_counts_the_compiling_of_its_own_thread_once(monkeypatch):
 def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
     key, began = key_of("waited for"), threading.Event()
 
-    def make() -> tuple[int, bool]:
+    def make() -> int:
         began.set()
         time.sleep(0.05)
-        return 1, True
+        return 1
 
     other = threading.Thread(target=compiled._found, args=(key, make))
     with profile.CompileClock() as clock:

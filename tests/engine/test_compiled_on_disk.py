@@ -17,7 +17,8 @@ CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_sec
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "_LIBRARIES", compiled._LIBRARIES | {__name__})  # a user's function has no name
     held = {name: jax.config.values[name] for name in CACHE}
     jax.config.update("jax_compilation_cache_dir", None)  # what JAX's cache gives is not written again
     compilation_cache.reset_cache()
@@ -54,10 +55,17 @@ def test_a_program_is_loaded_without_a_trace(folder):
     compiled.clear()  # as another process
     second, work = work_of(lambda: made(2.0))
     assert work == ["load_duration"]
+    assert first is not second
     for program in (first, second):
         np.testing.assert_array_equal(program(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
     _, work = work_of(lambda: made(3.0))
     assert "backend_compile_duration" in work
+
+
+def test_a_program_of_a_function_of_the_users_is_not_written(folder, monkeypatch):
+    monkeypatch.undo()
+    made(2.0)
+    assert not list(folder.iterdir())
 
 
 def test_what_tracing_tells_is_loaded(folder):

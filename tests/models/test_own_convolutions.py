@@ -249,7 +249,6 @@ def test_a_fit_is_the_same_with_and_without(federation):
     np.testing.assert_allclose(got.history["train_loss"], want.history["train_loss"], rtol=1e-5)
     np.testing.assert_allclose(got.scores["after"]["loss"], want.scores["after"]["loss"], rtol=1e-5)
     assert got.simulation.digest() != want.simulation.digest()
-    assert got.simulation.digest() is not None  # so that a second fit shares its programs
     texts = [result.simulation.export("cpu").mlir_module() for result in (got, want)]
     assert ["stablehlo.convolution" in text for text in texts] == [False, True]
 

@@ -13,8 +13,8 @@ import toys
 from problem import outcome, ragged_federation, simulate
 
 from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation
-from jaxpfl.engine import same_data
 from jaxpfl.engine.groups import Group
+from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.state import RunState
 from jaxpfl.privacy import Mechanism
 from jaxpfl.support import processes
@@ -108,8 +108,7 @@ def refused() -> dict[str, str]:
 def opened() -> dict[str, Any]:
     """A round on a federation in files, of which, once they were compared, only this process's clients can be read."""
     federation = open_federation(os.environ["JAXPFL_CASE_FOLDER"])
-    same_data.compare(federation)
-    same_data.remember(federation)
+    agree_on(federation, for_good=True)
     x, start, size = federation.train.examples.x, federation.train.start, federation.train.size
     sizes = np.stack([size, federation.validation.size, federation.test.size], axis=1)
     each = len(size) // processes.count()

@@ -58,7 +58,7 @@ AREAS: Mapping[str, Area] = {
     "engine": Area(
         (
             *(f"jaxpfl/engine/{name}.py" for name in ("round", "cohort", "evaluate", "state", "stopping", "groups")),
-            *("jaxpfl/engine/noise_stream.py", "jaxpfl/engine/streamed/*.py"),
+            *("jaxpfl/engine/noise_keys.py", "jaxpfl/engine/streamed/*.py"),
         ),
         (
             *("tests/engine/test_*.py", "tests/test_fit.py", "tests/test_sums.py", "tests/test_client_times.py"),

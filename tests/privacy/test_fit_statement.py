@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxpfl
@@ -217,6 +218,14 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
     assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
     with pytest.raises(JaxpflError, match="noise_seed"):
         Mechanism(1.0, noise_seed="os")
+
+
+def test_noise_is_secret_with_a_function_of_the_users(federation):
+    """Which has no text to make a key of: two of one name may differ."""
+    settings = {**SETTING, "privacy": Mechanism(1.0), "client_optimizer": lambda rate: optax.sgd(rate)}
+    one, other = (jaxpfl.fit("fedavg", federation, **settings) for _ in range(2))
+    assert one.statement(DELTA).noise_seed == "secret"
+    assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
 
 
 @pytest.mark.slow

@@ -279,14 +279,9 @@ def _run(
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
     if states is not None and done < ready.group.rounds:
         states.keep(runs, simulation, Stopped(state, done, (seconds(), compile_seconds())))
-    program = _program(simulation, ready, runs)
+    program = simulation.digest(len(runs))[:16]
     told = {"rounds": done, "seconds": seconds(), "group": ready.group.name, "program": program}
     return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]
-
-
-def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> str:
-    """Name of the program that trained some runs; programs that cannot be read are each group's own."""
-    return (simulation.digest(len(runs)) or f"{ready.group.name} {len(runs)}")[:16]
 
 
 def _record(run: Run, group: Group, row: dict[str, float | None], told: Mapping[str, Any]) -> Record:

@@ -66,9 +66,9 @@ class _Programs:
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
 
-    def number(self, digest: str | None) -> int:
-        """The number of a program, from 1; one without a digest is no other."""
-        return self.known.setdefault(digest or f"own {len(self.known)}", len(self.known) + 1)
+    def number(self, digest: str) -> int:
+        """The number of a program, from 1."""
+        return self.known.setdefault(digest, len(self.known) + 1)
 
 
 def _explained(group: Group, share: float, loaded: Data, programs: _Programs) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Identity of a private run's noise stream, distinct for any two runs on the same users.
+"""Keys of private runs' noise, distinct for any two runs on the same users.
 
 If two runs shared noise, the difference of their models would be free of it. A run's cohorts and noise are therefore
-drawn from a key derived from its seed and from everything that its releases depend on: method, settings, mechanism,
-hyper-parameters, model, initial parameters, participation, and the data. The order of the clients, padding and plan do
-not count. The index among equal runs of one program does.
+drawn from a key derived from its seed and from everything that its releases depend on, as text: method, settings,
+mechanism, hyper-parameters, model, initial parameters, participation, and a checksum of the data. The order of the
+clients, padding and plan do not count. The index among equal runs of one program does. A function or object of the
+user's has no text: with one, the key is drawn from the operating system, and is in the run's states alone.
 """
 
 from __future__ import annotations
@@ -18,63 +19,63 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms import METHODS, LocalWork, Method
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, NoiseStream
 from jaxpfl.core.randomness import Purpose, stream, words_of
-from jaxpfl.core.types import ClientData, Federation, Key, PyTree
-from jaxpfl.engine import compiled
-from jaxpfl.engine.code_fingerprint import checksum, without_addresses
-from jaxpfl.engine.program_key import key_of
+from jaxpfl.core.types import Federation, Key, PyTree
+from jaxpfl.engine.compiled import named
+from jaxpfl.engine.state import RunState
 from jaxpfl.models import Task
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import Compressor
 
-_NEWER = (("fednova", False),)
-"""Options that methods have had since later, at the values of before: they do not change a run's noise."""
-
 
 def of_method(
     algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
 ) -> Algorithm:
-    """A private algorithm whose noise stream also depends on the method and the settings that it was built with."""
-    assert algorithm.noise is not None
-    told = (
-        *(method.name, [one for one in sorted((method.options | options).items()) if one not in _NEWER]),
-        *(work.steps, work.batch_size, work.draw, work.weighting),
-        *(() if work.epochs is None else (work.epochs,)),
-        *(() if work.clip is None else ("clip", work.clip)),
-        *(("keeps optimizer",) if work.keeps_optimizer else ()),
-        *(() if work.augment is None else work.augment.parts),
-        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(work.graph)],
-        checksum(method.build, work.optimizer, work.server_optimizer, compressor),
+    """A private algorithm whose noise also depends on the method and the settings that it was built with."""
+    return _with_text(
+        algorithm,
+        method.name,
+        None if method is METHODS.get(method.name) else method.build,
+        sorted((method.options | options).items()),
+        (work.steps, work.batch_size, work.draw, work.weighting, work.epochs, work.clip, work.keeps_optimizer),
+        work.augment and work.augment.parts,
+        [np.asarray(leaf) for leaf in jax.tree.leaves(work.graph)],
+        (work.optimizer, work.server_optimizer, compressor),
     )
-    name = f"{algorithm.noise.name} {words_of(*told).tolist()}"
-    return algorithm._replace(noise=algorithm.noise._replace(name=name))
+
+
+def of_task(algorithm: Algorithm, task: Task) -> Algorithm:
+    """The algorithm, whose noise also depends on the model, with given parameters, and the loss if it is private."""
+    return algorithm if algorithm.noise is None else _with_text(algorithm, task.model, task.loss)
+
+
+def _with_text(algorithm: Algorithm, *settings: Any) -> Algorithm:
+    noise, text = algorithm.noise, named(*settings)
+    assert noise is not None
+    if text is None:
+        return algorithm._replace(noise=noise._replace(secret=True))
+    return algorithm._replace(noise=noise._replace(name=f"{noise.name} {text}"))
 
 
 def names_of(
-    algorithm: Algorithm,
-    task: Task,
-    federation: Federation,
-    participation: Participation,
-    availability: Availability,
+    noise: NoiseStream | None, federation: Federation, participation: Participation, availability: Availability
 ) -> tuple[str, ...]:
     """Texts that identify the runs of a simulation: one, or one for each run whose failures have rates of their own.
 
-    Empty texts for an algorithm that is not private.
+    Empty texts for an algorithm that is not private, or whose noise has no text.
     """
     each = availability.by_run
-    if algorithm.noise is None:
+    if noise is None or noise.secret:
         return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
-    part += () if participation.cycle is None else (participation.cycle,)
-    common = (algorithm.noise, algorithm.local_steps, part)
-    model, data = _of_model(task, federation.train), _of_data(federation)
+    common, data = (noise, *part, participation.cycle), _checksum(federation)
     # Not the time model, on which nothing that is released depends.
     failures = ((own.dropout, own.stragglers, own.same_stragglers) for own in each)
-    return tuple(repr(((*common, own), model, data)) for own in failures)
+    return tuple(repr((common, own, data)) for own in failures)
 
 
 def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], hp: PyTree) -> Key | None:
@@ -94,17 +95,31 @@ def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], 
         drawn = np.frombuffer(bytes.fromhex(own), np.uint32).reshape(shape)
         return jax.random.wrap_key_data(jnp.asarray(drawn))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(hp)]
-    told, seen = [], Counter()
+    words, seen = [], Counter()
     for run, seed in enumerate(seeds):
         name = names[run if len(names) > 1 else 0]
         own = (int(seed), name, str(jax.tree.structure(hp)), [leaf[run].item() for leaf in leaves])
-        told.append(words_of(own, seen[repr(own)]))
+        words.append(words_of(own, seen[repr(own)]))
         seen[repr(own)] += 1
 
     def one(seed: jax.Array, words: jax.Array) -> Key:
         return stream(jax.random.key(seed), Purpose.NOISE, *words)
 
-    return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(told)))
+    return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(words)))
+
+
+def _checksum(federation: Federation) -> int:
+    """Checksum of the clients' examples, invariant to the clients' order."""
+    total = 0
+    for split in (federation.train, federation.validation):
+        flat, sizes = jax.tree.leaves(split.flat()), np.asarray(split.size)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        for client, low, high in zip(np.asarray(federation.client_ids), ends - sizes, ends, strict=True):
+            digest = hashlib.sha256(repr((int(client), [(a.shape[1:], str(a.dtype)) for a in flat])).encode())
+            for leaf in flat:
+                digest.update(leaf[low:high].tobytes())
+            total += int.from_bytes(digest.digest(), "little")
+    return total % 2**256
 
 
 class Ours:
@@ -146,32 +161,13 @@ def _digests(keys: Key | None) -> set[bytes]:
     return {hashlib.sha256(row.tobytes()).digest() for row in rows}
 
 
-def _of_model(task: Task, train: ClientData) -> str:
-    """Text of the program that initialises a model and scores one example, with its code and arrays, including given
-    parameters.
-    """
-
-    def forward(key: Key, x: PyTree, y: jax.Array) -> jax.Array:
-        return task.loss(task.model.apply(task.init(key), x), y)
-
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tuple(train.examples))
-
-    def checksum_of_program() -> str:
-        program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
-        return checksum(without_addresses(str(program.jaxpr)), program.consts, task.model, task.loss)
-
-    return compiled.found(key_of("model", forward, one), checksum_of_program)
+def without_key(state: RunState) -> RunState:
+    """The state with its noise key zeroed: it can be evaluated and exported, but not continued."""
+    assert state.noise is not None
+    return state._replace(noise=jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(state.noise))))
 
 
-def _of_data(federation: Federation) -> int:
-    """Checksum of the clients' examples, invariant to the clients' order."""
-    total = 0
-    for split in (federation.train, federation.validation):
-        flat, sizes = jax.tree.leaves(split.flat()), np.asarray(split.size)
-        ends = np.cumsum(sizes, dtype=np.int64)
-        for client, low, high in zip(np.asarray(federation.client_ids), ends - sizes, ends, strict=True):
-            digest = hashlib.sha256(repr((int(client), [(a.shape[1:], str(a.dtype)) for a in flat])).encode())
-            for leaf in flat:
-                digest.update(leaf[low:high].tobytes())
-            total += int.from_bytes(digest.digest(), "little")
-    return total % 2**256
+def is_gone(state: RunState) -> bool:
+    """True if the state's noise key was removed."""
+    assert state.noise is not None
+    return not np.any(jax.random.key_data(state.noise))

@@ -1,0 +1,151 @@
+"""Keys of programs: settings by value, our functions by name and closure, the user's by equality or identity."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxpfl.algorithms import METHODS, LocalWork
+from jaxpfl.engine.compiled import key_of, named
+from jaxpfl.models import build_model, classification
+from jaxpfl.uploads.compression import resolve
+
+
+class Net(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+
+
+class Held:
+    """An object of the user's without equality of its own."""
+
+
+class Compares:
+    """One whose comparison gives no truth value."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return np.array([True, False])
+
+
+def task_of(width: float):
+    return classification(build_model(f"mlp-ln:{int(width)}", 3, (4,)), (4,), 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "has_name"),
+    [
+        (np.float32, True),
+        (optax.sgd, True),
+        (lambda v: optax.chain(optax.clip(1.0), optax.scale_by_schedule(optax.linear_schedule(v, 0.0, 5))), True),
+        (lambda v: functools.partial(jnp.multiply, v), True),
+        (lambda v: {"a": [v, (1,)], "b": {v, 7.0}}, True),
+        (jnp.asarray, True),
+        (lambda v: jax.random.key(int(v)), True),
+        (lambda v: jax.ShapeDtypeStruct((int(v),), np.float32), True),
+        (lambda v: resolve(f"top-k:share={v / 100}"), True),
+        (task_of, True),
+        (lambda v: METHODS["scaffold"].build(task_of(1), LocalWork(np.array([5, 6]), int(v), 2)), True),
+        (lambda v: nn.Dense(int(v)), True),
+        (lambda v: Net(int(v)), False),
+        (lambda v: classification(Net(int(v)), (4,), 3), False),
+    ],
+)
+def test_what_is_made_again_is_equal_and_what_differs_is_not(make, has_name):
+    keys = [key_of(make(value)) for value in (1.0, 1.0, 2.0)]
+    assert keys[0] == keys[1]
+    assert hash(keys[0]) == hash(keys[1])
+    assert keys[0] != keys[2]
+    assert [key.named for key in keys] == [has_name] * 3
+    assert (named(make(1.0)) == named(make(1.0)) != named(make(2.0))) == has_name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda x: x,
+        lambda: optax.masked(optax.scale(0.1), lambda p: p.size > 1),
+        lambda: jax.jit(lambda x: x),
+        Held,
+        lambda: Compares(1),
+        lambda: type("Made", (), {"__module__": "builtins"}),
+        lambda: np.ma.array([1.0], mask=[True]),
+        lambda: iter([1]),
+    ],
+)
+def test_what_has_no_equality_is_itself_alone_and_has_no_text(make):
+    one, other = make(), make()
+    assert key_of(one) == key_of(one) != key_of(other)
+    assert named(one) is None
+
+
+def test_which_of_the_users_objects_stands_where_counts():
+    one, other = Held(), Held()
+    keys = {key_of(*values) for values in ((one, other), (other, one), (one, one), (one,))}
+    assert len(keys) == 4
+
+
+def test_types_and_order_count():
+    values = (1, 1.0, True, "1", b"1", np.float32(1), np.float64(1), np.ones(1), np.ones((1, 1)), jnp.ones(1), None)
+    values += (jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32), 0.0, -0.0, [1], (1,), {1}, {1: 0}, {0: 1}, "int 1")
+    values += ({"a": 0, "b": 0}, {"b": 0, "a": 0}, [[1], 2], [1, [2]], ["ab", "c"], ["a", "bc"], ("int 1",))
+    assert len({named(value) for value in values} - {None}) == len(values)
+
+
+def test_two_classes_of_one_text_are_two():
+    def define():
+        class State(NamedTuple):
+            x: int
+
+        return State
+
+    assert key_of(define()(1)) != key_of(define()(1))
+
+
+def test_what_holds_itself_has_a_key():
+    loop: list = []
+    loop.append(loop)
+    assert key_of(loop) == key_of(loop)
+
+
+def test_the_configuration_counts():
+    key = key_of(jnp.sin)
+    for other in (jax.default_matmul_precision("float32"), jax.numpy_rank_promotion("raise"), jax.enable_x64(True)):
+        with other:
+            assert key_of(jnp.sin) != key
+    assert key_of(jnp.sin) == key
+
+
+def texts() -> list[str | None]:
+    """Texts of every method's functions."""
+    work = LocalWork(np.array([5, 6]), 2, 3)
+    plain = [m for m in METHODS.values() if not m.graph and not m.pooled]
+    return [named(method.build(task_of(2), work)) for method in plain]
+
+
+@pytest.mark.slow
+def test_another_process_finds_the_same():
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_kept_keys; print(test_kept_keys.texts())"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == str(found := texts())
+    assert None not in found
+    assert len(set(found)) == len(found)
