@@ -303,7 +303,7 @@ _COLLECTIONS = (tuple, list, types.MappingProxyType, dict, set, frozenset)
 
 
 class Key(NamedTuple):
-    """What a program is made of.
+    """Identity of a program by what it is made of.
 
     Attributes:
       text: 64 hexadecimal digits of settings, shapes and names, the same in every process.
@@ -408,7 +408,7 @@ class _Reading:
         return text
 
     def _parts(self, value: Any) -> list[Any]:
-        """What kind of value it is, and its parts."""
+        """Kind of a value, and its parts."""
         kind = type(value)
         if kind is types.FunctionType:
             return self._function(value)
