@@ -55,7 +55,7 @@ def work(settings: dict[str, Any]) -> Contender:
     """Studies of one model at one count."""
     import jax
 
-    from jaxpfl.estimators import bernoulli, bernoulli_private, gaussian
+    from jaxpfl.estimators import bernoulli, gaussian
     from jaxpfl.studies import bernoulli as bernoulli_study
     from jaxpfl.studies import gaussian as gaussian_study
     from jaxpfl.studies import probability_priors
@@ -69,7 +69,7 @@ def work(settings: dict[str, Any]) -> Contender:
         study = repetition(lambda key: gaussian_study.draw(key, given), estimators)
     else:
         estimators = {"local": bernoulli.local(), "personalized": bernoulli.personalized()}
-        estimators["private"] = bernoulli_private.split(1.0)
+        estimators["private"] = bernoulli.split(1.0)
         given = bernoulli_study.BernoulliSettings(clients=m)
         prior = probability_priors.parse(given.prior)
         study = repetition(lambda key: bernoulli_study.draw(key, given, prior), estimators)

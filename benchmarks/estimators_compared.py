@@ -6,7 +6,7 @@ Five kinds of work. mixed model: five samples of each client about its own norma
 statsmodels' MixedLM and a plain loop. point-normal: a spike and a normal by marginal likelihood; beside SciPy's
 L-BFGS-B on a vectorised likelihood and on a loop. scale mixture and npmle: priors on a grid; beside the libraries
 ashrink and npeb (with cvxpy), which are left out where they are not installed. private: means of which each client
-sends one message at eps = 1; one bit by `estimators.gaussian_private`, beside Gaussian-mechanism means (delta 1e-5).
+sends one message at eps = 1; one bit by `estimators.gaussian.split`, beside Gaussian-mechanism means (delta 1e-5).
 All but jaxpfl's contenders end at a count beyond which they are not bearable. ``--repetitions`` are timings after the
 first. Errors of private rows are means over ``--draws`` of clients and messages, ± a standard error.
 """
@@ -237,13 +237,13 @@ def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray, Callable[[
     """As the others, with the errors (estimates', local's) of the i-th draw of clients and messages; 0 is timed."""
     import jax
 
-    from jaxpfl.estimators import base, gaussian_private
+    from jaxpfl.estimators import base, gaussian
     from jaxpfl.studies import gaussian as study
 
     given = study.GaussianSettings(clients=m, epsilon=1.0)
     noise = study.private_release(given, study.strength(given, 1.0))
     estimators = {
-        "one bit, jaxpfl": gaussian_private.split(given.bound, 1.0, given.sigma_x**2),
+        "one bit, jaxpfl": gaussian.split(given.bound, 1.0, given.sigma_x**2),
         "Gaussian mechanism, jaxpfl": study.personalized(given, noise),
     }
     draw = jax.jit(lambda key: study.draw(key, given))

@@ -1,9 +1,8 @@
 """Personalised estimation: pure functions of clients and server that jit and vmap over repetitions and settings.
 
-`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
-`mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
-`logistic_regression`, which are functions of all clients' data; `random_coefficients` and `common_representation` are
-regressions by sums that clients send. `ebnm`,
+`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`
+and `mixture`, with their private forms, and `regression` and `regression_mixture`, which are functions of all
+clients' data; `random_coefficients` and `common_representation` are regressions by sums that clients send. `ebnm`,
 `fay_herriot`, `ebnm_groups`, `ebbinomial`, `ebpoisson` and `ebmultinomial` take one summary of each client: estimates
 with their standard errors (and covariates, or groups), successes, or counts; `unit_level` takes samples with
 covariates.
@@ -12,8 +11,6 @@ covariates.
 from jaxpfl.estimators import (
     base,
     bernoulli,
-    bernoulli_closed_form,
-    bernoulli_private,
     beta_binomial,
     client_variances,
     clustering,
@@ -22,21 +19,17 @@ from jaxpfl.estimators import (
     gaussian,
     gaussian_closed_form,
     gaussian_columns,
-    gaussian_private,
     intervals,
     learned_bernoulli,
     learned_gaussian,
     learned_poisson,
     learned_rates,
-    logistic_regression,
     marginals,
     mixture,
     multinomial,
     normal_means,
     pictures,
-    private_clustering,
     private_rates,
-    radius,
     random_coefficients,
     rate_answers,
     rate_components,
@@ -50,7 +43,6 @@ from jaxpfl.estimators import (
     regression,
     regression_mixture,
     release,
-    when_to_collaborate,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
 from jaxpfl.estimators.multinomial import ebmultinomial
@@ -66,8 +58,6 @@ __all__ = [
     "Samples",
     "base",
     "bernoulli",
-    "bernoulli_closed_form",
-    "bernoulli_private",
     "beta_binomial",
     "client_variances",
     "clustering",
@@ -90,21 +80,17 @@ __all__ = [
     "gaussian",
     "gaussian_closed_form",
     "gaussian_columns",
-    "gaussian_private",
     "intervals",
     "learned_bernoulli",
     "learned_gaussian",
     "learned_poisson",
     "learned_rates",
-    "logistic_regression",
     "marginals",
     "mixture",
     "multinomial",
     "normal_means",
     "pictures",
-    "private_clustering",
     "private_rates",
-    "radius",
     "random_coefficients",
     "rate_answers",
     "rate_components",
@@ -120,5 +106,4 @@ __all__ = [
     "release",
     "stack",
     "unit_level",
-    "when_to_collaborate",
 ]

@@ -5,7 +5,7 @@ combines all messages into a broadcast (`combine`), and the client combines the 
 (`personalize`). Estimators of several rounds repeat the three, each time with the server's last broadcast.
 
 Everything jits, and vmaps over repetitions and settings: scalars are closed over by the builders and may be traced,
-sizes are static.
+sizes are static. `Moments` of messages are what most servers combine.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -26,6 +26,8 @@ from jaxpfl.support.errors import JaxpflError
 
 _ROUNDING = 1e-3
 """Largest rounding error of a value, relative to the range of a client's values."""
+_NODES = 64
+_NEGLIGIBLE = 40.0  # in units of the log density, below its maximum
 
 
 class Samples(NamedTuple):
@@ -190,3 +192,60 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
 def every(x: Array) -> Samples:
     """Samples [m, n, ...], all of them real."""
     return Samples(x, jnp.ones(x.shape[:2], bool))
+
+
+class Moments(NamedTuple):
+    """Number [], mean [...] and sum of squared deviations [...] of K messages [...].
+
+    Squares are summed about the mean: a difference of two large sums would cancel in single precision.
+    """
+
+    number: Array
+    mean: Array
+    scatter: Array
+
+    @property
+    def variance(self) -> Array:
+        """Unbiased variance, [...]; zero for fewer than two messages."""
+        return self.scatter / jnp.maximum(self.number - 1, 1)
+
+
+def moments(messages: Array, sent: Array) -> Moments:
+    """Moments of the messages [m, ...] that were sent, [m] bool."""
+    chosen = sent.reshape(-1, *[1] * (messages.ndim - 1))
+    number = sent.sum().astype(messages.dtype)
+    mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(number, 1)
+    return Moments(number, mean, jnp.where(chosen, (messages - mean) ** 2, 0).sum(axis=0))
+
+
+def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
+    """Moments of the other clients' messages: all but one client's, if it was sent."""
+    number = all_sent.number - 1
+    deviation = message - all_sent.mean
+    others = jnp.maximum(number, 1)
+    mean = all_sent.mean - deviation / others
+    scatter = jnp.maximum(all_sent.scatter - deviation**2 * all_sent.number / others, 0)
+    left_out = Moments(number, jnp.where(number > 0, mean, 0), jnp.where(number > 0, scatter, 0))
+    return Moments(*(jnp.where(sent, a, b) for a, b in zip(left_out, all_sent, strict=True)))
+
+
+def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
+    """Mean of N(mean, stddev^2) truncated to [0, most]; the nearer end if ``mean`` is far outside.
+
+    It is the posterior mean of a number in [0, most], with a flat prior, given the estimate ``mean`` of standard error
+    ``stddev``.
+
+    It is computed by Gauss quadrature over the distance u from the mode, as far as the density is not negligible. (The
+    textbook's ratio of densities and probabilities cancels if stddev >> most or the mean is far outside.)
+    """
+    mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    scale = jnp.where(stddev > 0, stddev, 1)
+    likeliest = jnp.clip(mean, 0, most)
+    outside = (likeliest - mean) / scale
+    reach = scale * 2 * _NEGLIGIBLE / (jnp.abs(outside) + jnp.sqrt(outside**2 + 2 * _NEGLIGIBLE))
+    low, high = jnp.maximum(-likeliest, -reach), jnp.minimum(most - likeliest, reach)
+    u = low[..., None] + (high - low)[..., None] * ((nodes + 1) / 2)
+    z = u / scale[..., None]
+    p = jax.nn.softmax(jnp.log(weights) - z * (z / 2 + outside[..., None]))
+    return jnp.where(stddev > 0, likeliest + (p * u).sum(axis=-1), likeliest)

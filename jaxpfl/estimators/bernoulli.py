@@ -7,18 +7,24 @@ With mu and v the mean and the variance of the population P, the best weight of 
 for every P (the posterior mean if P is a Beta distribution). The estimators differ in the source of mu and v.
 Samples are numbers in {0, 1}, [n].
 
-Reference: Ozkara et al. 2023, section 2.2, Theorem 3 and appendix C.
+Under privacy (`split`, and `printed_private` for comparison) a client sends message (7),
+`privacy.local_dp.one_bit_unit`: one of two values whose mean is the encoded number in [0, 1]; it is eps-LDP. The
+variance of a two-valued message depends on its mean alone, so bits about the clients' shares carry no information about
+the variance of P: half of the clients encode another number.
+
+Reference: Ozkara et al. 2023, section 2.2, equation (7), Theorems 3 and 4, and appendix C.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators.base import Estimator, Samples
-from jaxpfl.estimators.moments import Moments, moments, without
+from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncated_mean, without
+from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
 """Rounding error of the mean of 1/n_j: below the effect of a single client with two samples among fifty thousand with
@@ -33,7 +39,7 @@ class Share(NamedTuple):
     size: Array
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     """Broadcast of the server: moments of the shares that were sent, and of the 1/n_i."""
 
     shares: Moments
@@ -101,10 +107,10 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
         own = Share(samples.mean, samples.size)
         return own, own
 
-    def combine(key: Key, shared: None, messages: Share, sent: Array) -> Told:
-        return Told(moments(messages.share, sent), moments(1 / jnp.maximum(messages.size, 1), sent))
+    def combine(key: Key, shared: None, messages: Share, sent: Array) -> Broadcast:
+        return Broadcast(moments(messages.share, sent), moments(1 / jnp.maximum(messages.size, 1), sent))
 
-    def personalize(told: Told, message: Share, sent: Array, own: Share) -> Array:
+    def personalize(told: Broadcast, message: Share, sent: Array, own: Share) -> Array:
         others = without(told.shares, message.share, sent)
         h = without(told.inverse_sizes, 1 / jnp.maximum(message.size, 1), sent).mean
         mu = jnp.clip(others.mean, 0, 1)
@@ -149,3 +155,156 @@ def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
     """
     ratio = mu * (1 - mu) / jnp.where(S2 > 0, S2, 1)
     return jnp.where(S2 > 0, size / (ratio - 1 + size), 0)
+
+
+class Bit(NamedTuple):
+    """A client's message: its value [], and whether it encodes p_i^2 (public, []) rather than p_i."""
+
+    value: Array
+    square: Array
+
+
+class PrivateBroadcast(NamedTuple):
+    """Estimated mean and variance of P, and whether there were enough messages to estimate them, [] each."""
+
+    mean: Array
+    variance: Array
+    learned: Array
+
+
+def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
+    r"""One bit per client: half of the clients report their share, the other half its unbiased square.
+
+    A fair coin of each client decides whether its bit encodes :math:`Z/n` or :math:`Z (Z-1) / (n (n-1))`, whose mean is
+    p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
+    standard error e.
+
+    The error of a weight is linear in v, so the best weight given the messages is that at v's posterior mean: with a
+    flat prior, the mean of N(v-hat, e^2) truncated to [0, mu (1 - mu)].
+
+    Clients with a single sample always encode p_i.
+
+    Formal guarantees: every client sends one message (7) and nothing else that depends on its samples: pure eps-LDP of
+    all its samples together. n_i is public.
+
+    Args:
+      epsilon: positive; may be traced.
+      plus_error: take v-hat + e, clipped to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a
+        one.) It costs a third of the gain at small eps: where v-hat falls below -e, all clients are given mu.
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:
+        of_coin, of_bit = jax.random.split(key)
+        own = Share(samples.mean, samples.size)
+        n, ones = own.size, own.share * own.size
+        square = jax.random.bernoulli(of_coin) & (n > 1)
+        pairs = jnp.round(ones) * (jnp.round(ones) - 1) / jnp.where(n > 1, n * (n - 1), 1)
+        return Bit(local_dp.one_bit_unit(of_bit, jnp.where(square, pairs, own.share), epsilon), square), own
+
+    def combine(key: Key, shared: None, messages: Bit, sent: Array) -> PrivateBroadcast:
+        first = moments(messages.value, sent & ~messages.square)
+        second = moments(messages.value, sent & messages.square)
+        mu = jnp.clip(first.mean, 0, 1)
+        squared_error = _of_mean(second) + (2 * mu) ** 2 * _of_mean(first)
+        error, most = jnp.sqrt(squared_error), mu * (1 - mu)
+        seen = second.mean - mu**2
+        v = jnp.clip(seen + error, 0, most) if plus_error else truncated_mean(seen, error, most)
+        return PrivateBroadcast(mu, v, (first.number > 1) & (second.number > 1))
+
+    def personalize(told: PrivateBroadcast, message: Bit, sent: Array, own: Share) -> Array:
+        a = weight(told.mean, told.variance, own.size)
+        return jnp.where(told.learned, a * own.share + (1 - a) * told.mean, own.share)
+
+    return Estimator(summarize, combine, personalize)
+
+
+def printed_private(epsilon: Scalar) -> Estimator:
+    """Theorem 4 as printed, for comparison: moments of the OTHER clients' messages in the weight of Theorem 3.
+
+    The variance of these messages is never below mu (1 - mu), so the weight is never below 1, and the estimate is never
+    better than the client's own share.
+
+    Implements: Ozkara et al. 2023, Theorem 4.
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Array, Share]:
+        return local_dp.one_bit_unit(key, samples.mean, epsilon), Share(samples.mean, samples.size)
+
+    def personalize(told: Moments, message: Array, sent: Array, own: Share) -> Array:
+        others = without(told, message, sent)
+        a = printed_weight(others.mean, others.variance, own.size)
+        return jnp.where(others.number > 1, a * own.share + (1 - a) * others.mean, own.share)
+
+    return Estimator(summarize, lambda key, shared, messages, sent: moments(messages, sent), personalize)
+
+
+def _of_mean(of: Moments) -> Array:
+    """Squared standard error of a mean."""
+    return of.variance / jnp.maximum(of.number, 1)
+
+
+class Population(NamedTuple):
+    r"""Mean and variance of the population P, and the estimators' mean squared errors under it.
+
+    For a fixed weight a and the mean of K other clients' shares, the error is exactly
+
+    .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
+       S^2 = v + \frac{\mu (1 - \mu) - v}{n}
+
+    Reference: Ozkara et al. 2023, section 2.2, Theorems 3 and 4.
+    """
+
+    mean: Scalar
+    variance: Scalar
+
+    def of_shares(self, n: Scalar) -> Scalar:
+        """S2, the variance of a client's share of ones among n samples."""
+        return self.variance + self.local(n)
+
+    def local(self, n: Scalar) -> Scalar:
+        """Error of the client's own share: ``E p (1 - p) / n``."""
+        mu, v = self
+        return (mu * (1 - mu) - v) / n
+
+    def weight(self, n: Scalar) -> Scalar:
+        """Best weight of the client's own share for known mu: ``v / S2``."""
+        return self.variance / self.of_shares(n)
+
+    def printed_weight(self, n: Scalar) -> Scalar:
+        """Limit of the printed weight for many clients, which takes S2 for v."""
+        mu = self.mean
+        return n / (mu * (1 - mu) / self.of_shares(n) - 1 + n)
+
+    def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
+        """MSE(a) with a mean over ``others`` other clients (infinitely many: mu is known).
+
+        With weights estimated from them it is exact up to the spread of the estimated weight, O(1/m).
+        """
+        spread = self.variance + self.of_shares(n) / others
+        return a**2 * self.local(n) + (1 - a) ** 2 * spread
+
+    def global_mean(self, n: Scalar, clients: Scalar) -> Scalar:
+        """Error of the mean of all m shares, including the client's own: ``v (1 - 1/m) + E p(1-p) / (n m)``."""
+        return self.variance * (1 - 1 / clients) + self.local(n) / clients
+
+
+def printed_error(clients: Scalar, n: Scalar) -> Array:
+    """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
+
+    Hoeffding's inequality for that range gives 2 instead of 3; neither covers the error of the estimated variance.
+
+    Implements: Ozkara et al. 2023, Theorem 3.
+    """
+    return 3 * _log(clients, n) / (clients - 1)
+
+
+def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
+    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations.
+
+    Implements: Ozkara et al. 2023, Theorem 4; Ozkara et al. 2023, equations (33) to (36).
+    """
+    return _log(clients, n) / (3 * jnp.tanh(jnp.asarray(epsilon) / 2) ** 2 * (clients - 1))
+
+
+def _log(clients: Scalar, n: Scalar) -> Array:
+    return jnp.log(4 * jnp.asarray(clients, float) ** 2 * n)

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import gaussian_closed_form as closed_form
-from jaxpfl.estimators.base import Estimator, Samples
-from jaxpfl.estimators.moments import moments
+from jaxpfl.estimators.base import Estimator, Samples, moments, truncated_mean
 from jaxpfl.estimators.release import EXACT, Release
+from jaxpfl.privacy import local_dp
 
 
 class Local(NamedTuple):
@@ -42,7 +43,7 @@ class Sent(NamedTuple):
     scatter: Array
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     """Broadcast of the server: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
 
     mean: Array
@@ -84,7 +85,7 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
     Args:
       st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero, :math:`st^2 =
         \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry almost no
-        information about it: give it, or use `gaussian_private.split`.
+        information about it: give it, or use `split`.
       sx2: the variance of the samples. None: pooled from the clients' own; needs clients with two samples, and a second
         number in every message, which is not released privately.
       release: the mechanism by which the mean leaves a client.
@@ -95,7 +96,7 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
         own = Local(samples.mean, samples.size)
         return Sent(release.send(key, own.mean), own.size, scatter), own
 
-    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Broadcast:
         noise = pooled_variance(messages, sent) if sx2 is None else jnp.asarray(sx2)
         s2 = noise / jnp.maximum(messages.size, 1)
         if st2 is None:
@@ -107,16 +108,16 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
         w = jnp.where(sent, weight(spread + s2 + release.variance), 0)
         total = w.sum()
         mean = trees.sum_products(w, jnp.where(sent[:, None], messages.mean, 0)) / _nonzero(total)
-        return Told(mean, total, spread, noise)
+        return Broadcast(mean, total, spread, noise)
 
-    def personalize(told: Told, message: Sent, sent: Array, own: Local) -> Array:
+    def personalize(told: Broadcast, message: Sent, sent: Array, own: Local) -> Array:
         a = closed_form.best_weight(*error_terms(told, own.size, sent, release.variance))
         return jnp.where(told.weight > 0, a * own.mean + (1 - a) * told.mean, own.mean)
 
     return Estimator(summarize, combine, personalize)
 
 
-def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
+def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
     """``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
     With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus the term of st2.
@@ -172,3 +173,68 @@ def weight(variance: Array) -> Array:
 
 def _nonzero(value: Array) -> Array:
     return jnp.where(value > 0, value, 1)
+
+
+class Bit(NamedTuple):
+    """A client's message: its value [1], whether it encodes the mean's square (public, []), and n_i [] (public)."""
+
+    value: Array
+    square: Array
+    size: Array
+
+
+class PrivateBroadcast(NamedTuple):
+    """Estimated mean M [1], its variance about mu [] and st2 []; and whether there were enough messages, []."""
+
+    mean: Array
+    error: Array
+    st2: Array
+    learned: Array
+
+
+def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
+    r"""One bit per client, in one dimension: half of the clients report their mean, the other half its square.
+
+    The variance of a two-valued message depends on its mean alone, so bits about the clients' means carry no
+    information about the variance of these means.
+
+    A fair coin of each client decides whether its bit encodes its mean clipped to [-b, b] or the square of that. With
+    the halves' means M1 and M2
+
+    .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
+
+    and st2 is the posterior mean of a number in [0, b^2] given that estimate and its standard error.
+
+    Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local_dp.one_bit` or
+    `one_bit_unit`: pure eps-LDP of all its samples together.
+
+    Args:
+      b: the clipping bound (`estimators.release.gaussian_radius`).
+      epsilon: positive; may be traced.
+      sx2: the samples' variance, public.
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Local]:
+        of_coin, of_bit = jax.random.split(key)
+        own = Local(samples.mean, samples.size)
+        square = jax.random.bernoulli(of_coin)
+        about_mean = local_dp.one_bit(of_bit, own.mean, b, epsilon)
+        about_square = b**2 * local_dp.one_bit_unit(of_bit, (own.mean / b) ** 2, epsilon)
+        return Bit(jnp.where(square, about_square, about_mean), square, own.size), own
+
+    def combine(key: Key, shared: None, messages: Bit, sent: Array) -> PrivateBroadcast:
+        first = moments(messages.value, sent & ~messages.square)
+        second = moments(messages.value, sent & messages.square)
+        mean = jnp.clip(first.mean, -b, b)
+        of_first = first.variance / jnp.maximum(first.number, 1)
+        within = sx2 * moments(1 / jnp.maximum(messages.size, 1), sent).mean
+        seen = second.mean - mean**2 - within
+        error = jnp.sqrt(second.variance / jnp.maximum(second.number, 1) + (2 * mean) ** 2 * of_first)
+        st2 = truncated_mean(seen, error, jnp.square(jnp.asarray(b, seen.dtype)))[0]
+        return PrivateBroadcast(mean, of_first[0], st2, (first.number > 1) & (second.number > 1))
+
+    def personalize(told: PrivateBroadcast, message: Bit, sent: Array, own: Local) -> Array:
+        a = closed_form.best_weight(sx2 / jnp.maximum(own.size, 1), 0.0, told.st2 + told.error)
+        return jnp.where(told.learned, a * own.mean + (1 - a) * told.mean, own.mean)
+
+    return Estimator(summarize, combine, personalize)

@@ -1,4 +1,4 @@
-r"""Exact mean squared errors of the Gaussian estimators, and lower bounds.
+r"""Exact mean squared errors of the Gaussian estimators, lower bounds, and the gain of collaboration.
 
 X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n; releasing the mean adds the variance sq2 per entry.
 All functions take scalars or arrays that broadcast, and return the error of ONE entry; multiply by d for a vector.
@@ -7,6 +7,14 @@ For any weight a, with the mean M of the messages that K of m clients sent (by d
 
 .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V, \qquad c = Cov(\bar X_i - \theta_i, M - \theta_i),
    \quad V = Var(M - \theta_i)
+
+The gain of collaboration is the fraction of the local estimate's error that the best personalised estimate avoids; with
+m clients of equal size
+
+.. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
+
+It is never negative and at most s2 / (s2 + st2) for any number of clients, and the noise is divided by the number of
+other clients. Only second moments enter: for Bernoulli clients take s2 = E p(1-p) / n and st2 = Var p.
 
 Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
 """
@@ -124,6 +132,60 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
     """
     V = st2 * (1 + 1 / clients) + s2 / clients
     return _ratio(V * s2, V + s2)
+
+
+def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
+    r"""Fraction of the local estimate's error that the best weight avoids, in [0, 1):
+
+    .. math:: G = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
+
+    Args:
+      clients: m, of equal size, all of whom send.
+      s2, st2, sq2: variances of a client's mean about its parameter (positive), of the parameters, and of the release.
+    """
+    return 1 - personalized(clients, s2, st2, sq2) / s2
+
+
+def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Array:
+    """Gain with the weight for noiseless messages, st2 / (st2 + s2).
+
+    It is negative if the noise makes the mean of all worse than the local estimate that it replaces.
+    """
+    a = weight(clients, s2, st2)
+    return 1 - personalized(clients, s2, st2, sq2, a) / s2
+
+
+def global_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
+    """Gain of one estimate for all clients, the mean of the messages.
+
+    It is negative if clients differ by more than they err, st2 + sq2/(m-1) > s2.
+    """
+    return 1 - global_mean(clients, s2, st2, sq2) / s2
+
+
+def most_gain(s2: Scalar, st2: Scalar) -> Array:
+    """Gain of infinitely many clients, ``s2 / (s2 + st2)``."""
+    return s2 / jnp.asarray(s2 + st2)
+
+
+def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
+    r"""Least integer m with a gain of at least ``target`` in (0, 1); infinity if no number of clients suffices.
+
+    With k = m - 1 and T = s2 + st2 it solves :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\, sq^2 \ge 0`.
+    """
+    total = s2 + st2
+    square, linear, constant = s2 - target * total, target * (total + sq2), target * sq2
+    reachable = square > 0
+    root = (linear + jnp.sqrt(linear**2 + 4 * square * constant)) / (2 * jnp.where(reachable, square, 1))
+    # Rounding must not ask for one client more where k is whole.
+    return jnp.where(reachable, 1 + jnp.maximum(jnp.ceil(root * (1 - 1e-6)), 1), jnp.inf)
+
+
+def most_noise(target: Scalar, clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
+    """Largest sq2 at which m clients still gain ``target``; NaN if they do not even without noise."""
+    others = clients - 1
+    room = others * (s2 * others / (clients * target) - s2 - st2)
+    return jnp.where(room >= 0, room, jnp.nan)
 
 
 def _ratio(a: Scalar, b: Scalar) -> Array:

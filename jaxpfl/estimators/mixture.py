@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators import clustering, private_clustering
+from jaxpfl.estimators import clustering
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.clustering import square_distances, within_ball
 from jaxpfl.estimators.release import EXACT, Release
@@ -34,7 +34,7 @@ class Mixture(NamedTuple):
     sx2: Array
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     """Broadcast of the server: the mixture, and whether it was learned from any messages, [] bool."""
 
     learned: Array
@@ -113,12 +113,12 @@ def em(
         scatter = samples.scatter.sum() if sx2 is None else jnp.zeros(())
         return Sent(release.send(key, own.mean), own.size, scatter, _scores(key, starts, components)), own
 
-    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Broadcast:
         begin = clustering.kmeans(messages.scores, messages.mean, sent, steps)
         noise = jnp.asarray(sx2) if sx2 is not None else _pooled(messages, sent, begin.centers)
         start = Mixture(*begin.as_prior, jnp.maximum(noise, floor))
         end = fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
-        return Told(sent.any(), end._replace(mu=within_ball(end.mu, reach)))
+        return Broadcast(sent.any(), end._replace(mu=within_ball(end.mu, reach)))
 
     return Estimator(summarize, combine, _personalize)
 
@@ -169,17 +169,17 @@ def alternating(
     Implements: Ozkara et al. 2023, Algorithm 3.
     """
 
-    def summarize(key: Key, shared: Told, samples: Samples) -> tuple[Sent, Local]:
+    def summarize(key: Key, shared: Broadcast, samples: Samples) -> tuple[Sent, Local]:
         own = Local(samples.mean, samples.size)
         theta = _personalize(shared, None, None, own)
         return Sent(release.send(key, theta), own.size, jnp.zeros(()), _scores(key, starts, components)), own
 
-    def combine(key: Key, shared: Told, messages: Sent, sent: Array) -> Told:
+    def combine(key: Key, shared: Broadcast, messages: Sent, sent: Array) -> Broadcast:
         found = clustering.kmeans(messages.scores, messages.mean, sent, steps).as_prior
-        return Told(sent.any(), Mixture(found.p, found.mu, shared.mixture.sx2))
+        return Broadcast(sent.any(), Mixture(found.p, found.mu, shared.mixture.sx2))
 
     nothing = Mixture(jnp.full(components, 1 / components), jnp.zeros((components, dim)), jnp.asarray(sx2, float))
-    return Estimator(summarize, combine, _personalize, Told(jnp.zeros((), bool), nothing))
+    return Estimator(summarize, combine, _personalize, Broadcast(jnp.zeros((), bool), nothing))
 
 
 def private(
@@ -195,14 +195,14 @@ def private(
     """Mixture fitted in one round by a trusted server, under central differential privacy.
 
     The server sees the clients' means and publishes only the centers and shares of a noisy-sum Lloyd
-    (`private_clustering.noisy_lloyd`, with its guarantees), from a data-independent start. Each client computes its
+    (`clustering.noisy_lloyd`, with its guarantees), from a data-independent start. Each client computes its
     estimate by itself; nothing of it is published.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
-      radius: clipping norm of the means (`estimators.radius.norm`).
-      noise: noise multiplier of one step (`private_clustering.noise_multiplier`).
+      radius: clipping norm of the means (`estimators.release.norm_radius`).
+      noise: noise multiplier of one step (`clustering.noise_multiplier`).
       steps: T.
       reach: a public bound on the centers' norm; ``radius`` unless given.
       soft: EM's memberships, by sx2, for centers close to each other.
@@ -212,23 +212,21 @@ def private(
         own = Local(samples.mean, samples.size)
         return own, own
 
-    def combine(key: Key, shared: None, messages: Local, sent: Array) -> Told:
+    def combine(key: Key, shared: None, messages: Local, sent: Array) -> Broadcast:
         of_start, of_noise = jax.random.split(key)
-        begin = private_clustering.spread_out(
-            of_start, radius if reach is None else reach, components, messages.mean.shape[-1]
-        )
+        begin = clustering.spread_out(of_start, radius if reach is None else reach, components, messages.mean.shape[-1])
         # n_i is public: the variance of the typical client's mean.
         typical = sx2 / jnp.maximum(jnp.where(sent, messages.size, 0).sum() / jnp.maximum(sent.sum(), 1), 1)
-        found = private_clustering.noisy_lloyd(
+        found = clustering.noisy_lloyd(
             of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
             variance=typical if soft else None,
         )  # fmt: skip
-        return Told(sent.any(), Mixture(*found.as_prior, jnp.asarray(sx2)))
+        return Broadcast(sent.any(), Mixture(*found.as_prior, jnp.asarray(sx2)))
 
     return Estimator(summarize, combine, _personalize)
 
 
-def _personalize(told: Told, message: Any, sent: Any, own: Local) -> Array:
+def _personalize(told: Broadcast, message: Any, sent: Any, own: Local) -> Array:
     return jnp.where(told.learned, posterior_mean(told.mixture, own), own.mean)
 
 

@@ -1,4 +1,4 @@
-r"""Linear regression with a Gaussian population of coefficients.
+r"""Linear and logistic regression with a Gaussian population of coefficients.
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
@@ -6,7 +6,7 @@ Given (mu, s2, sx2), each client's posterior has a closed form; its mean squared
 covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are stacked: X [m, n, d],
 y [m, n]; most functions take them after `rotate`, so that a client's data are decomposed once.
 
-Reference: Ozkara et al. 2023, appendix E and Algorithm 4.
+Reference: Ozkara et al. 2023, appendices E and F, Algorithms 4 and 5.
 """
 
 from __future__ import annotations
@@ -202,3 +202,63 @@ def gradient_descent(
     else:
         mu, thetas = jax.lax.fori_loop(0, steps, lambda _, at: moved(*at), begin)
     return population._replace(mu=mu), thetas
+
+
+@full_precision.products
+def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
+    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones.
+
+    Implements: Ozkara et al. 2023, equation (55).
+    """
+    logits = x @ theta
+    return (jnp.logaddexp(0, logits) - y * logits).sum() + ((theta - mu) ** 2).sum() / (2 * s2)
+
+
+@full_precision.products
+def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
+    """A client's coefficients after gradient steps on its `logistic_objective` from mu, with mu fixed, [d].
+
+    At s2 = infinity there is no regularisation; on separable data the steps then do not converge.
+    """
+
+    def step(_: Array, theta: Array) -> Array:
+        return theta - rate * (x.T @ (jax.nn.sigmoid(x @ theta) - y) + (theta - mu) / s2)
+
+    return jax.lax.fori_loop(0, steps, step, mu)
+
+
+@full_precision.products
+def logistic_descent(
+    mu: Array, s2: Scalar, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int, *, printed: bool = False
+) -> tuple[Array, Array]:
+    r"""Algorithm 5: gradient descent of all clients, with their copies of mu averaged after each step.
+
+    .. math:: \theta_i^+ = \theta_i - \eta \Big[ \sum_j \nabla CE(\theta_i; x_{ij}, y_{ij})
+       + \frac{\theta_i - \mu}{s^2} \Big], \qquad
+       \mu^+ = \mu - \eta \operatorname{mean}_i \frac{\mu - \theta_i}{s^2}
+
+    The paper has mu - theta_i in theta's step, which pushes theta away from mu; ``printed`` does the same. As in linear
+    regression, the variance is fixed: the paper's step on it diverges.
+
+    Implements: Ozkara et al. 2023, Algorithm 5.
+
+    Args:
+      mu: [d].
+      s2: variance of the coefficients.
+      thetas: the clients' coefficients, [m, d].
+      x, y: all clients' data, [m, n, d] and [m, n].
+      printed: whether the prior's term in theta's step has the paper's sign.
+
+    Returns:
+      mu [d] and the coefficients [m, d].
+    """
+    sign = -1 if printed else 1
+
+    def step(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        mu, thetas = at
+        errors = jax.nn.sigmoid(jnp.einsum("ijd,id->ij", x, thetas)) - y
+        pull = (thetas - mu) / s2
+        gradient = jnp.einsum("ijd,ij->id", x, errors) + sign * pull
+        return mu + rate * pull.mean(axis=0), thetas - rate * gradient
+
+    return jax.lax.fori_loop(0, steps, step, (mu, thetas))

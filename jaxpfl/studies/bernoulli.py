@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators import base, bernoulli, bernoulli_private
-from jaxpfl.estimators import bernoulli_closed_form as closed_form
+from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators.base import Estimator
-from jaxpfl.estimators.bernoulli_closed_form import Population
+from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.studies import probability_priors as priors
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.probability_priors import ProbabilityPrior
@@ -65,18 +64,18 @@ class BernoulliSettings(Settings):
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
     """Estimators that the settings call for, by name, with their exact errors if known."""
     n, of = given.samples, prior.population
-    best, printed = closed_form.weight(of, n), closed_form.printed_weight(of, n)
+    best, printed = of.weight(n), of.printed_weight(n)
     found: dict[str, tuple[Estimator, float | None]] = {
-        "local": (bernoulli.local(), closed_form.local(of, n)),
+        "local": (bernoulli.local(), of.local(n)),
         "global": (bernoulli.global_mean(), theory(given, of)),
         "personalized": (bernoulli.personalized(), theory(given, of, best)),
         "printed": (bernoulli.personalized(printed=True), theory(given, of, printed)),
     }
     if prior.beta is not None:
-        found["known prior"] = (bernoulli.known_beta(*prior.beta), closed_form.personalized(of, n, best))
+        found["known prior"] = (bernoulli.known_beta(*prior.beta), of.personalized(n, best))
     if given.epsilon is not None:
-        found["private"] = (bernoulli_private.split(given.epsilon), None)
-        found["printed private"] = (bernoulli_private.printed(given.epsilon), None)
+        found["private"] = (bernoulli.split(given.epsilon), None)
+        found["printed private"] = (bernoulli.printed_private(given.epsilon), None)
     return found
 
 
@@ -87,9 +86,9 @@ def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) ->
     """
     uploads, n = given.uploads or given.clients, given.samples
     if a is None:
-        sender, other = closed_form.global_mean(of, n, uploads), closed_form.personalized(of, n, 0.0, uploads)
+        sender, other = of.global_mean(n, uploads), of.personalized(n, 0.0, uploads)
     else:
-        sender, other = (closed_form.personalized(of, n, a, others) for others in (uploads - 1, uploads))
+        sender, other = (of.personalized(n, a, others) for others in (uploads - 1, uploads))
     return float(other + (sender - other) * uploads / given.clients)
 
 
@@ -164,9 +163,9 @@ def privacy_notes(given: BernoulliSettings) -> list[str]:
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
     """The paper's bounds on the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
     m, n = given.clients, given.samples
-    bounds = {"mean": float(closed_form.printed_error(m, n))}
+    bounds = {"mean": float(bernoulli.printed_error(m, n))}
     if given.epsilon is not None:
-        bounds["private mean"] = float(closed_form.printed_private_error(m, n, given.epsilon))
+        bounds["private mean"] = float(bernoulli.printed_private_error(m, n, given.epsilon))
     return bounds
 
 
@@ -187,9 +186,9 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
     given.check()
     at = jnp.array(epsilons)
     estimators = {
-        "private": Swept(bernoulli_private.split, at),
-        "private, plus one error": Swept(lambda epsilon: bernoulli_private.split(epsilon, plus_error=True), at),
-        "printed private": Swept(bernoulli_private.printed, at),
+        "private": Swept(bernoulli.split, at),
+        "private, plus one error": Swept(lambda epsilon: bernoulli.split(epsilon, plus_error=True), at),
+        "printed private": Swept(bernoulli.printed_private, at),
         "local": bernoulli.local(),
         "personalized": bernoulli.personalized(),
     }
@@ -226,9 +225,9 @@ def _priors_plot(folder: Path, given: BernoulliSettings) -> Path:
     for place, name in enumerate(names):
         own = replace(given, prior=name, epsilon=None)
         prior, result = own.check(), run(own)
-        local, n = closed_form.local(prior.population, own.samples), own.samples
-        exact = {"personalized": closed_form.weight(prior.population, n)}
-        exact["printed"] = closed_form.printed_weight(prior.population, n)
+        local, n = prior.population.local(own.samples), own.samples
+        exact = {"personalized": prior.population.weight(n)}
+        exact["printed"] = prior.population.printed_weight(n)
         for shift, estimator in ((-0.2, "personalized"), (0.0, "printed")):
             row = result["gains"][estimator]
             label = {"personalized": "corrected", "printed": "as printed"}[estimator] if place == 0 else None

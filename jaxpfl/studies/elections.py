@@ -14,7 +14,7 @@ import numpy as np
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.data import Elections, load_elections
-from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
+from jaxpfl.estimators import base, bernoulli, beta_binomial
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
@@ -135,7 +135,7 @@ def _note(result: dict[str, Any]) -> str:
 
 def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:
     """Errors of the private estimators by name, [repetitions, e] each, vmapped over eps."""
-    builders = {"private": bernoulli_private.split, "printed private": bernoulli_private.printed}
+    builders = {"private": bernoulli.split, "printed private": bernoulli.printed_private}
 
     def errors(key: Key) -> dict[str, Array]:
         return {

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
+from jaxpfl.estimators import base, gaussian, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.normal_means.area_fit import Likelihood
@@ -103,9 +103,9 @@ class GaussianPopulation(Settings):
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
-                return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
+                return float(release.gaussian_radius(self.radius, spread, self.clients, self.samples))
             reach = self.radius * self.dim**0.5
-            return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
+            return float(release.norm_radius(reach, spread, self.dim, self.clients, self.samples))
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def contenders(given: GaussianSettings) -> dict[str, Contender]:
     for name, (sent, added) in releases(given).items():
         found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
     if given.epsilon is not None and given.mechanism == "one-bit":
-        split = gaussian_private.split(given.bound, given.epsilon, given.sigma_x**2)
+        split = gaussian.split(given.bound, given.epsilon, given.sigma_x**2)
         found["private, variance learned"] = Contender(split, None)
     return found
 
@@ -201,7 +201,7 @@ def sent_variance(given: GaussianPopulation) -> float:
 
 
 def _quantized_to(given: GaussianPopulation) -> float:
-    return float(radius.gaussian(given.radius, given.st2 + given.s2, given.clients, given.samples))
+    return float(release.gaussian_radius(given.radius, given.st2 + given.s2, given.clients, given.samples))
 
 
 def strength(given: GaussianPopulation, epsilon: float) -> float:

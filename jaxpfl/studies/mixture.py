@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import base, gaussian, mixture, private_clustering, radius, release
+from jaxpfl.estimators import base, clustering, gaussian, mixture, release
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
@@ -75,7 +75,7 @@ class MixtureSettings(Settings):
     def clip(self) -> float:
         """Clipping norm of the messages."""
         with jax.ensure_compile_time_eval():
-            return float(radius.norm(self.radius, self.s2, self.dim, self.clients, self.samples))
+            return float(release.norm_radius(self.radius, self.s2, self.dim, self.clients, self.samples))
 
 
 def contenders(given: MixtureSettings) -> dict[str, Estimator]:
@@ -92,7 +92,7 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
             k, sx2=sx2, release=release.quantized(given.clip, given.bits), reach=given.radius
         )
     if given.epsilon is not None:
-        noise = private_clustering.noise_multiplier(given.epsilon, given.delta, given.iterations)
+        noise = clustering.noise_multiplier(given.epsilon, given.delta, given.iterations)
         for name, soft in (("private", False), ("private, soft", True)):
             found[name] = mixture.private(
                 k, sx2, radius=given.clip, noise=noise, steps=given.iterations, reach=given.radius, soft=soft
@@ -191,7 +191,7 @@ def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
 
 
 def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
-    noise = private_clustering.noise_multiplier(epsilon, given.delta, given.iterations)
+    noise = clustering.noise_multiplier(epsilon, given.delta, given.iterations)
     return {
         "unit": "client",
         "epsilon": epsilon,
@@ -201,7 +201,7 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
             "relation": "add_or_remove_one",
             "noise_multiplier": noise,
             "iterations": given.iterations,
-            "event": str(private_clustering.event(noise, given.iterations)),
+            "event": str(clustering.event(noise, given.iterations)),
             "start": "independent of the data",
         },
         "local": {"stddev": local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.clip)},

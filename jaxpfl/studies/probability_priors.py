@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators.bernoulli_closed_form import Population
+from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 KINDS = ("beta", "truncnorm", "uniform", "spikes")

@@ -13,7 +13,6 @@ import numpy as np
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import bernoulli
-from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Samples
 from jaxpfl.studies import probability_priors as priors
 from jaxpfl.studies.probability_priors import ProbabilityPrior
@@ -107,10 +106,10 @@ def simulated(given: UnequalSettings) -> Results:
     """
     prior = given.check()
     series = simulate(given)
-    local = closed_form.local(prior.population, given.sizes)
+    local = prior.population.local(given.sizes)
     exact = {
         "local": float(local.mean()),
-        "global": float(closed_form.global_mean(prior.population, 1 / (1 / given.sizes).mean(), given.clients)),
+        "global": float(prior.population.global_mean(1 / (1 / given.sizes).mean(), given.clients)),
     }
     rows = []
     for number, n in enumerate(given.shown, start=1):
@@ -120,7 +119,7 @@ def simulated(given: UnequalSettings) -> Results:
             "clients": int((given.sizes == n).sum()),
             "mse": {name: measure(values)._asdict() for name, values in errors.items()},
             "gains": {name: gain(of, errors["local"])._asdict() for name, of in errors.items() if name != "local"},
-            "limit": 1 - float(closed_form.weight(prior.population, n)),
+            "limit": 1 - float(prior.population.weight(n)),
         })  # fmt: skip
     result = {"study": "unequal", "settings": dict(vars(given))}
     result |= report({name: values[:, 0] for name, values in series.items()}, exact) | {"by_samples": rows}
@@ -147,7 +146,7 @@ def _plot(folder: Path, given: UnequalSettings, prior: ProbabilityPrior, result:
     fine = np.geomspace(rows[0]["samples"], max(rows[-1]["samples"], 1 + rows[0]["samples"]), 60)
     curves = {}
     for name in (name for name in result["gains"] if name != "global"):
-        line = 100 * (1 - closed_form.weight(prior.population, fine)) if name == "personalized" else None
+        line = 100 * (1 - prior.population.weight(fine)) if name == "personalized" else None
         sizes, gains = [row["samples"] for row in rows], [row["gains"][name] for row in rows]
         curves[name] = Curve.measured(sizes, gains, line, scale=100)
     title = f"Clients of unequal sizes, m = {given.clients}, {given.prior}"

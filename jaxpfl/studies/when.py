@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.estimators import when_to_collaborate as when
+from jaxpfl.estimators import gaussian_closed_form as when
 from jaxpfl.studies import gaussian as study
 from jaxpfl.studies.gaussian import GaussianPopulation
 from jaxpfl.studies.report import log_ticks

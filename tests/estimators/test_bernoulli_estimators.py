@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.estimators import base, bernoulli, bernoulli_closed_form, bernoulli_private, beta_binomial, posterior
+from jaxpfl.estimators import base, bernoulli, beta_binomial
 from jaxpfl.estimators.base import Samples
-from jaxpfl.estimators.bernoulli_closed_form import Population
+from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.studies import probability_priors as priors
 from jaxpfl.support.errors import JaxpflError
 
@@ -82,10 +82,10 @@ def test_known_beta_gain_is_exact():
     local = (w * p * (1 - p)).sum() / n
     assert 1 - mse / local == pytest.approx((alpha + beta) / (alpha + beta + n), rel=1e-6)
     population = Population(0.25, alpha * beta / (64 * 9))
-    assert bernoulli_closed_form.local(population, n) == pytest.approx(local, rel=1e-6)
-    a = bernoulli_closed_form.weight(population, n)
+    assert population.local(n) == pytest.approx(local, rel=1e-6)
+    a = population.weight(n)
     assert a == pytest.approx(n / (alpha + beta + n), rel=1e-12)
-    assert float(bernoulli_closed_form.personalized(population, n, a)) == pytest.approx(mse, rel=1e-6)
+    assert float(population.personalized(n, a)) == pytest.approx(mse, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_known_beta_gain_is_exact():
 def test_the_specs_gains(prior: str, corrected: float | None, printed: float):
     """Exact expectations at n = 14 with many clients, in %; the last row is the paper's 34.0 for its Beta."""
     population, n = priors.parse(prior).population, 14
-    local = bernoulli_closed_form.local(population, n)
+    local = population.local(n)
 
     def gain(a) -> float:
-        return 100 * (1 - float(bernoulli_closed_form.personalized(population, n, a, 9999)) / local)
+        return 100 * (1 - float(population.personalized(n, a, 9999)) / local)
 
     if corrected is not None:
-        assert gain(bernoulli_closed_form.weight(population, n)) == pytest.approx(corrected, abs=0.1)
-    assert gain(bernoulli_closed_form.printed_weight(population, n)) == pytest.approx(printed, abs=0.1)
+        assert gain(population.weight(n)) == pytest.approx(corrected, abs=0.1)
+    assert gain(population.printed_weight(n)) == pytest.approx(printed, abs=0.1)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_message_odds_are_e_to_the_epsilon_exactly():
         assert low.max() / low.min() == pytest.approx(e, rel=1e-12)
         assert (1 - low).max() / (1 - low).min() == pytest.approx(e, rel=1e-12)
         # What a client sends takes these two values, with that frequency: 40000 clients at each end and in the middle.
-        send = jax.jit(jax.vmap(bernoulli_private.printed(epsilon).summarize, in_axes=(0, None, 0)))
+        send = jax.jit(jax.vmap(bernoulli.printed_private(epsilon).summarize, in_axes=(0, None, 0)))
         for ones in (0, 1, 2):
             clients = counts(np.full(40_000, ones), np.full(40_000, 2))
             sent, _ = send(jax.random.split(jax.random.key(ones), 40_000), None, clients)
@@ -147,7 +147,7 @@ def test_the_split_design_learns_both_moments():
     rng = np.random.default_rng(3)
     p = rng.beta(2, 6, size=40_000)
     clients = counts(rng.binomial(14, p), np.full(40_000, 14))
-    told = run(bernoulli_private.split(6.0), jax.random.key(0), clients).shared
+    told = run(bernoulli.split(6.0), jax.random.key(0), clients).shared
     assert float(told.mean) == pytest.approx(0.25, abs=0.016)
     assert float(told.variance) == pytest.approx(12 / (64 * 9), abs=0.012)
 
@@ -156,7 +156,7 @@ def test_the_printed_private_weight_is_never_below_one():
     rng = np.random.default_rng(4)
     ones = rng.binomial(6, rng.beta(2, 2, size=300))
     clients = counts(ones, np.full(300, 6))
-    made = run(bernoulli_private.printed(1.0), jax.random.key(5), clients)
+    made = run(bernoulli.printed_private(1.0), jax.random.key(5), clients)
     mu = float(made.shared.mean)
     local = ones / 6
     off = np.abs(local - mu) > 0.05
@@ -169,7 +169,7 @@ def test_the_printed_private_weight_is_never_below_one():
 def test_truncated_posterior_mean(mean: float):
     stddev, most = 0.05, 0.25
     exact = stats.truncnorm.mean((0 - mean) / stddev, (most - mean) / stddev, mean, stddev)
-    got = jax.jit(posterior.truncated_mean)(jnp.asarray(mean), jnp.asarray(stddev), jnp.asarray(most))
+    got = jax.jit(base.truncated_mean)(jnp.asarray(mean), jnp.asarray(stddev), jnp.asarray(most))
     assert float(got) == pytest.approx(exact, rel=1e-4, abs=1e-6)
 
 
@@ -199,7 +199,7 @@ def test_beta_binomial_refuses_in_one_line():
 def test_the_printed_bounds():
     """Theorems 3 and 4 at m = 1000, n = 10, by hand."""
     logarithm = np.log(4 * 1000**2 * 10)
-    assert float(bernoulli_closed_form.printed_error(1000, 10)) == pytest.approx(3 * logarithm / 999, rel=1e-9)
+    assert float(bernoulli.printed_error(1000, 10)) == pytest.approx(3 * logarithm / 999, rel=1e-9)
     e = np.exp(0.7)
     private = (e + 1) ** 2 * logarithm / (3 * (e - 1) ** 2 * 999)
-    assert float(bernoulli_closed_form.printed_private_error(1000, 10, 0.7)) == pytest.approx(private, rel=1e-9)
+    assert float(bernoulli.printed_private_error(1000, 10, 0.7)) == pytest.approx(private, rel=1e-9)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import base, bernoulli, posterior
+from jaxpfl.estimators import base, bernoulli
 
-truncated_mean = jax.jit(posterior.truncated_mean)
+truncated_mean = jax.jit(base.truncated_mean)
 
 
 @pytest.mark.parametrize("m", [3, 7, 10, 11, 50, 99, 1000])

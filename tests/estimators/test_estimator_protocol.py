@@ -14,9 +14,7 @@ import pytest
 from jaxpfl.estimators import (
     base,
     bernoulli,
-    bernoulli_private,
     gaussian,
-    gaussian_private,
     mixture,
     release,
 )
@@ -34,7 +32,7 @@ VECTORS: dict[str, Estimator] = {
     "gaussian mechanism": gaussian.personalized(st2=0.2, sx2=0.5, release=release.gaussian(4.0, 0.7)),
     "gaussian mechanism, norm": gaussian.personalized(st2=0.2, sx2=0.5, release=release.gaussian_vector(4.0, 0.7)),
     "one bit": gaussian.personalized(st2=0.2, sx2=0.5, release=release.one_bit(4.0, 1.0)),
-    "one bit, split": gaussian_private.split(4.0, 1.0, 0.5),
+    "one bit, split": gaussian.split(4.0, 1.0, 0.5),
     "james-stein": gaussian.james_stein(0.5),
     "centers known": mixture.known(KNOWN, 0.5),
     "em": mixture.em(2, sx2=0.5, steps=10, starts=2),
@@ -50,9 +48,9 @@ PROBABILITIES: dict[str, Estimator] = {
     "corrected": bernoulli.personalized(),
     "printed": bernoulli.personalized(printed=True),
     "variance given": bernoulli.personalized(variance=0.05),
-    "split": bernoulli_private.split(1.0),
-    "split, plus one error": bernoulli_private.split(1.0, plus_error=True),
-    "printed private": bernoulli_private.printed(1.0),
+    "split": bernoulli.split(1.0),
+    "split, plus one error": bernoulli.split(1.0, plus_error=True),
+    "printed private": bernoulli.printed_private(1.0),
 }
 EVERY = VECTORS | PROBABILITIES
 ROUNDS = {"alternating": 3}
@@ -193,7 +191,7 @@ def test_the_split_bits_find_the_variance():
     """One bit each, eps = 6, m = 40000, b = 5: mu within 4 standard errors (.035), st2 within 4 of its own (.11)."""
     rng = np.random.default_rng(4)
     x = 1 + np.sqrt(0.5) * rng.normal(size=(40_000, 1, 1)) + 0.5 * rng.normal(size=(40_000, 4, 1))
-    estimator = gaussian_private.split(5.0, 6.0, 0.25)
+    estimator = gaussian.split(5.0, 6.0, 0.25)
     made = base.estimate(estimator, jax.random.key(0), base.every(jnp.asarray(x, jnp.float32)))
     assert float(made.shared.mean[0]) == pytest.approx(1.0, abs=0.14)
     assert float(made.shared.st2) == pytest.approx(0.5, abs=0.44)

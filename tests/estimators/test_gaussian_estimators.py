@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import base, gaussian, gaussian_closed_form, radius, release
+from jaxpfl.estimators import base, gaussian, gaussian_closed_form, release
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.release import Release
 
@@ -66,7 +66,7 @@ def test_error_terms_are_exact_and_the_weight_is_the_best(case: str):
     m, s2 = len(sizes), sx2 / sizes
     exact = exact_error(linear(sizes, st2, sx2, sq2, sent), m, s2, st2, sq2)
     w = sent / (st2 + s2 + sq2)
-    told = gaussian.Told(jnp.zeros(1), jnp.asarray(w.sum()), jnp.asarray(st2), jnp.asarray(sx2))
+    told = gaussian.Broadcast(jnp.zeros(1), jnp.asarray(w.sum()), jnp.asarray(st2), jnp.asarray(sx2))
 
     @jax.jit
     def terms(size, sent):
@@ -173,15 +173,15 @@ def test_radii_hold_what_they_promise():
     """The largest |mean| of m clients stays within b more often than promised (1 - 2/(mn)), and is not far below it."""
     rng = np.random.default_rng(2)
     m, n, variance = 50, 2, 0.6
-    b = float(radius.gaussian(0.4, variance, m, n))
+    b = float(release.gaussian_radius(0.4, variance, m, n))
     largest = np.abs(0.4 + np.sqrt(variance) * rng.normal(size=(20_000, m))).max(axis=1)
     assert (largest > b).mean() < 2 / (m * n)
     assert b < 1.5 * np.quantile(largest, 0.99)
-    reach = float(radius.norm(0.4, variance, 3, m, n))
+    reach = float(release.norm_radius(0.4, variance, 3, m, n))
     norms = np.linalg.norm(np.array([0.4, 0, 0]) + np.sqrt(variance) * rng.normal(size=(20_000, m, 3)), axis=2)
     assert (norms.max(axis=1) > reach).mean() < 1 / (m * n)
-    assert reach < float(radius.lemma_3(0.4, variance, 3, m, n))
-    assert b < float(radius.printed(0.4, np.sqrt(0.2), np.sqrt(0.4), m, n)) * 1.5
+    assert reach < float(release.lemma_3(0.4, variance, 3, m, n))
+    assert b < float(release.printed_radius(0.4, np.sqrt(0.2), np.sqrt(0.4), m, n)) * 1.5
 
 
 @pytest.mark.parametrize("bad", [np.nan, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (np.inf, 1e30))])

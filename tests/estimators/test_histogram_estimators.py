@@ -9,12 +9,11 @@ import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood, floored, kl, small, users_of
 
 from jaxpfl.estimators.histograms import base as histogram
-from jaxpfl.estimators.histograms import dimred as histogram_dimred
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.estimators.histograms.clusters import cluster
-from jaxpfl.estimators.histograms.start import far_apart
+from jaxpfl.estimators.histograms.clusters import cluster, far_apart
 from jaxpfl.support.errors import JaxpflError
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small()
@@ -211,15 +210,15 @@ def test_a_dirichlet_of_each_cluster_never_lowers_its_likelihood():
 def test_second_moment_and_the_tokens_kept():
     mean, chosen = floored(Q.mean(0)), np.arange(20)
     v = ((Q - mean) / np.sqrt(mean))[:, chosen]
-    moment = histogram_dimred.second_moment(USERS, jnp.asarray(mean, jnp.float32), jnp.asarray(chosen))
+    moment = histogram_clusters.second_moment(USERS, jnp.asarray(mean, jnp.float32), jnp.asarray(chosen))
     np.testing.assert_allclose(moment, v.T @ v, rtol=1e-3, atol=1e-4)
-    found = histogram_dimred.directions(moment, jnp.asarray(chosen), 2)
+    found = histogram_clusters.directions(moment, jnp.asarray(chosen), 2)
     values, vectors = np.linalg.eigh(v.T @ v)
     np.testing.assert_allclose(found.values, values[::-1][:2], rtol=1e-4)
-    keep = histogram_dimred.kept(found, 30, histogram_dimred.threshold_of(found, 5))
+    keep = histogram_clusters.kept(found, 30, histogram_clusters.threshold_of(found, 5))
     largest = np.abs(vectors[:, -2:]).max(1)
     assert set(np.flatnonzero(keep)) == set(chosen[np.argsort(-largest)[:5]])
-    literal = histogram_dimred.kept(found, 30, 0.1, every=True)
+    literal = histogram_clusters.kept(found, 30, 0.1, every=True)
     assert set(np.flatnonzero(literal)) == set(chosen[np.abs(vectors[:, -2:]).min(1) > 0.1])
 
 
@@ -228,7 +227,9 @@ def test_only_k_minus_1_directions_inform():
     counts, *_ = _equal_sizes()
     users = users_of(counts, 128)
     mean = histogram.floored(histogram.mean(users), 1e-6)
-    values = histogram_dimred.directions(histogram_dimred.second_moment(users, mean, jnp.arange(50)), jnp.arange(50), 3)
+    values = histogram_clusters.directions(
+        histogram_clusters.second_moment(users, mean, jnp.arange(50)), jnp.arange(50), 3
+    )
     first, second, third = np.asarray(values.values)
     assert first > 3 * second
     assert second < 1.5 * third

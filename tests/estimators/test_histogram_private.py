@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.estimators.histograms import base as histogram
-from jaxpfl.estimators.histograms import dimred as histogram_dimred
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms.private import MASS_WEIGHT, Release
 from jaxpfl.privacy.audit import epsilon_lower_bound
 from jaxpfl.support.errors import JaxpflError
@@ -26,7 +25,7 @@ CENTERS = jnp.asarray(floored(POPULATION.centers), jnp.float32)
 MEAN = floored(COUNTS.sum(0) / COUNTS.sum())
 ALL = jnp.arange(12)
 RADIUS = 0.3
-WEIGHTS = histogram_standardised.weights_of(jnp.asarray(MEAN, jnp.float32))
+WEIGHTS = histogram_private.weights_of(jnp.asarray(MEAN, jnp.float32))
 
 
 @pytest.mark.parametrize(("releases", "sigma", "printed"), [(1, 0.479, 10.7), (5, 1.071, 25.7), (50, 3.387, 88.0)])
@@ -70,8 +69,8 @@ def released(users: histogram.Users) -> tuple[Release, Release, Release, jax.Arr
         histogram_private.clipped_sums(users, uniform, RADIUS),
         histogram_private.clipped_sums(users, CENTERS, RADIUS),
         histogram_private.clipped_sums(users, CENTERS, RADIUS, ALL < 6),
-        WEIGHTS * histogram_standardised.noisy_sums(jax.random.key(0), users, CENTERS, WEIGHTS, 0.0).sums,
-        histogram_dimred.second_moment(users, jnp.asarray(MEAN, jnp.float32), ALL, 0.8),
+        WEIGHTS * histogram_private.noisy_sums(jax.random.key(0), users, CENTERS, WEIGHTS, 0.0).sums,
+        histogram_clusters.second_moment(users, jnp.asarray(MEAN, jnp.float32), ALL, 0.8),
     )
 
 
@@ -99,7 +98,7 @@ def test_one_user_moves_what_is_released_by_at_most_the_stated_sensitivity(own, 
         joint = math.hypot(sums / RADIUS, MASS_WEIGHT * masses)
         assert joint <= math.sqrt(1 + MASS_WEIGHT**2) * (1 + 1e-5)
         assert np.count_nonzero(np.abs(change.masses) > 1e-6) <= 1  # a user is in one cluster
-    assert np.linalg.norm(standardised) <= histogram_standardised.REACH * (1 + 1e-5)
+    assert np.linalg.norm(standardised) <= histogram_private.REACH * (1 + 1e-5)
     assert np.linalg.norm(np.triu(moment)) <= 0.8**2 * (1 + 1e-4)
 
 
@@ -113,7 +112,7 @@ def test_the_noise_is_that_of_the_sensitivity():
     for part, stddev in ((made.sums, z * sensitivity * RADIUS), (made.masses, z * sensitivity / MASS_WEIGHT)):
         draws = np.asarray(part).ravel()
         assert draws.std() == pytest.approx(stddev, rel=5 / math.sqrt(2 * len(draws)))
-    moment = jax.jit(jax.vmap(lambda k: histogram_dimred.noisy_moment(k, jnp.zeros((3, 3)), 2.0, z)))(keys)
+    moment = jax.jit(jax.vmap(lambda k: histogram_clusters.noisy_moment(k, jnp.zeros((3, 3)), 2.0, z)))(keys)
     np.testing.assert_array_equal(moment, np.swapaxes(moment, 1, 2))
     upper = np.asarray(moment)[:, *np.triu_indices(3)].ravel()
     assert upper.std() == pytest.approx(4 * z, rel=5 / math.sqrt(2 * len(upper)))
@@ -170,12 +169,12 @@ def even(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: floa
 
 def standardised(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: float, clipped: bool) -> jax.Array:
     """The same of noise that has the mean's shape."""
-    sums, weights = histogram_private.clipped_sums, histogram_standardised.weights_of(jnp.asarray(rarely(RARE)))
+    sums, weights = histogram_private.clipped_sums, histogram_private.weights_of(jnp.asarray(rarely(RARE)))
     with pytest.MonkeyPatch.context() as patch:
         if not clipped:
-            patch.setattr(histogram_standardised, "clipped_sums", lambda u, c, _, **how: sums(u, c, 1e3, **how))
-        made = histogram_standardised.noisy_sums(key, users, centers, weights, noise)
-    return made.sums[:, RARE] * weights[RARE] / histogram_standardised.REACH
+            patch.setattr(histogram_private, "clipped_sums", lambda u, c, _, **how: sums(u, c, 1e3, **how))
+        made = histogram_private.noisy_sums(key, users, centers, weights, noise)
+    return made.sums[:, RARE] * weights[RARE] / histogram_private.REACH
 
 
 def rarely(token: int) -> np.ndarray:

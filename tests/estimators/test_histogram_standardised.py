@@ -13,8 +13,7 @@ from scipy.stats import norm
 
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.estimators.histograms.denoised import GRID, STEPS, denoised
+from jaxpfl.estimators.histograms.private import GRID, STEPS, denoised
 
 COUNTS, _, _, POPULATION = small(seed=5, n=48, d=20)
 Q = COUNTS / COUNTS.sum(1, keepdims=True)
@@ -68,10 +67,10 @@ def test_denoising_saves_most_of_what_noise_costs():
 def test_the_noise_is_that_of_each_token():
     """Standard deviations over 4000 draws within 5 standard errors: a false alarm in 1e5 over 40 entries."""
     z, runs = 0.7, 4000
-    weights = histogram_standardised.weights_of(jnp.asarray(MEAN, jnp.float32))
+    weights = histogram_private.weights_of(jnp.asarray(MEAN, jnp.float32))
     np.testing.assert_allclose(weights, (MEAN + 0.1 / 20) ** -0.5, rtol=1e-5)
     centers = jnp.asarray(CENTERS[:2], jnp.float32)
-    draw = jax.vmap(lambda key: histogram_standardised.noisy_sums(key, USERS, centers, weights, z))
+    draw = jax.vmap(lambda key: histogram_private.noisy_sums(key, USERS, centers, weights, z))
     made = jax.jit(draw)(jax.random.split(jax.random.key(0), runs))
     spread = np.asarray(made.sums).std(axis=0) * np.asarray(weights)
     np.testing.assert_allclose(spread, z, rtol=5 / math.sqrt(2 * runs))
@@ -88,17 +87,17 @@ def test_the_noise_is_that_of_each_token():
 @pytest.mark.parametrize("clusters", [1, 3])
 def test_without_noise_it_is_algorithm_2_on_users_of_equal_norm(clusters, monkeypatch):
     """At a norm that no user reaches; one cluster is the mean."""
-    monkeypatch.setattr(histogram_standardised, "REACH", 100.0)
+    monkeypatch.setattr(histogram_private, "REACH", 100.0)
     none = 1e-6
     first = histogram_private.release_of_all(jax.random.key(0), USERS, radius=1.0, noise=none)
     key = jax.random.key(1)
-    made = histogram_standardised.cluster(
+    made = histogram_private.cluster_standardised(
         key, USERS, first, clusters, 3, radius=1.0, noise=none, first_noise=none, floor=FLOOR
     )
     if clusters == 1:
         np.testing.assert_allclose(made[0], MEAN, rtol=1e-3, atol=1e-5)
         return
-    mean = histogram_standardised.mean_of(histogram_standardised.known_of(first, 1.0, none), FLOOR)
+    mean = histogram_private.mean_of(histogram_private.known_of(first, 1.0, none), FLOOR)
     start = histogram_private.private_start(jax.random.split(key)[0], mean, clusters, 1.0, FLOOR)
     expected, _ = algorithm_2(Q, np.asarray(start, float), 3)
     some = np.bincount(apart(Q, expected).argmin(1), minlength=clusters) > 0

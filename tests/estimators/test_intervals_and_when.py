@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.optimize import linprog
 
-from jaxpfl.estimators import base, gaussian, gaussian_closed_form, intervals, learned_gaussian, when_to_collaborate
+from jaxpfl.estimators import base, gaussian, gaussian_closed_form, intervals, learned_gaussian
 
 
 def covered(study, repetitions: int, seed: int = 0) -> tuple[float, float]:
@@ -128,22 +128,22 @@ def test_beta_intervals_are_scipys_quantiles_and_cover():
 @pytest.mark.parametrize(("s2", "st2", "sq2"), [(0.0167, 0.01, 0.0), (0.0167, 0.01, 100.0), (1.0, 0.2, 3.0)])
 def test_gain_and_the_clients_and_noise_that_it_takes(s2: float, st2: float, sq2: float):
     with jax.enable_x64(True):
-        limit = float(when_to_collaborate.most_gain(s2, st2))
+        limit = float(gaussian_closed_form.most_gain(s2, st2))
         for share in (0.1, 0.5, 0.9):
             target = share * limit
-            m = float(when_to_collaborate.clients_needed(target, s2, st2, sq2))
+            m = float(gaussian_closed_form.clients_needed(target, s2, st2, sq2))
             assert m >= 2
-            assert float(when_to_collaborate.gain(m, s2, st2, sq2)) >= target * (1 - 1e-9)
+            assert float(gaussian_closed_form.gain(m, s2, st2, sq2)) >= target * (1 - 1e-9)
             if m > 2:
-                assert float(when_to_collaborate.gain(m - 1, s2, st2, sq2)) < target
-            noise = float(when_to_collaborate.most_noise(target, m + 50, s2, st2))
-            assert float(when_to_collaborate.gain(m + 50, s2, st2, noise)) == pytest.approx(target, rel=1e-9)
-        assert np.isinf(float(when_to_collaborate.clients_needed(limit * 1.01, s2, st2, sq2)))
-        assert np.isnan(float(when_to_collaborate.most_noise(limit, 10, s2, st2)))
+                assert float(gaussian_closed_form.gain(m - 1, s2, st2, sq2)) < target
+            noise = float(gaussian_closed_form.most_noise(target, m + 50, s2, st2))
+            assert float(gaussian_closed_form.gain(m + 50, s2, st2, noise)) == pytest.approx(target, rel=1e-9)
+        assert np.isinf(float(gaussian_closed_form.clients_needed(limit * 1.01, s2, st2, sq2)))
+        assert np.isnan(float(gaussian_closed_form.most_noise(limit, 10, s2, st2)))
         m = 37
         by_hand = (m - 1) / m * s2 / (s2 + st2 + sq2 / (m - 1))
-        assert float(when_to_collaborate.gain(m, s2, st2, sq2)) == pytest.approx(by_hand, rel=1e-12)
+        assert float(gaussian_closed_form.gain(m, s2, st2, sq2)) == pytest.approx(by_hand, rel=1e-12)
         # Ignoring the noise never helps, and one estimate for all is the same with weight zero.
-        assert float(when_to_collaborate.careless_gain(m, s2, st2, sq2)) <= by_hand + 1e-12
+        assert float(gaussian_closed_form.careless_gain(m, s2, st2, sq2)) <= by_hand + 1e-12
         worse = st2 + sq2 / (m - 1) > s2
-        assert (float(when_to_collaborate.global_gain(m, s2, st2, sq2)) < 0) == worse
+        assert (float(gaussian_closed_form.global_gain(m, s2, st2, sq2)) < 0) == worse

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import base, clustering, mixture, private_clustering
+from jaxpfl.estimators import base, clustering, mixture
 from jaxpfl.estimators.base import Samples
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.support.errors import JaxpflError
@@ -111,12 +111,12 @@ def test_one_client_changes_a_private_step_by_no_more_than_claimed():
     centers = jnp.asarray(rng.normal(size=(4, 3)))
     hostile = [np.zeros(3), 1e30 * np.ones(3), np.array([np.nan, np.inf, -1e300]), rng.normal(size=3) * 50]
     for point in hostile:
-        inside = private_clustering.within_ball(jnp.asarray(point)[None], 2.0) / 2.0
+        inside = clustering.within_ball(jnp.asarray(point)[None], 2.0) / 2.0
         assert np.isfinite(np.asarray(inside)).all()
         for member in (clustering.nearest(inside, centers), jax.nn.softmax(jnp.asarray(rng.normal(size=(1, 4))))):
             total, sizes = clustering.sums(inside, jnp.ones(1, bool), member)
             change = np.sqrt(float((total**2).sum() + (sizes**2).sum()))
-            assert change <= private_clustering.SENSITIVITY * (1 + 1e-9)
+            assert change <= clustering.SENSITIVITY * (1 + 1e-9)
     worst = jnp.array([[2.0, 0, 0]]) / 2
     total, sizes = clustering.sums(worst, jnp.ones(1, bool), clustering.nearest(worst, centers))
     assert float((total**2).sum() + (sizes**2).sum()) == pytest.approx(2)  # and that much it may
@@ -130,7 +130,7 @@ def test_private_kmeans_adds_the_noise_it_accounts_for():
 
     def numbers(key):
         begin = jnp.array([[0.4], [-0.4]])
-        return private_clustering.noisy_lloyd(key, begin, points, everybody, radius=1.0, noise=z, steps=1).sizes
+        return clustering.noisy_lloyd(key, begin, points, everybody, radius=1.0, noise=z, steps=1).sizes
 
     found = np.asarray(jax.vmap(numbers)(jax.random.split(jax.random.key(0), 4000)))
     expected = z * np.sqrt(2)
@@ -139,7 +139,7 @@ def test_private_kmeans_adds_the_noise_it_accounts_for():
 
 
 def test_private_kmeans_start_knows_no_data():
-    start = private_clustering.spread_out(jax.random.key(0), 2.0, 5, 3)
+    start = clustering.spread_out(jax.random.key(0), 2.0, 5, 3)
     norms = np.linalg.norm(np.asarray(start), axis=1)
     assert norms.max() <= 2 * (1 + 1e-9)
     gaps = np.linalg.norm(np.asarray(start)[:, None] - np.asarray(start), axis=2)[np.triu_indices(5, 1)]
@@ -153,7 +153,7 @@ def test_without_noise_private_kmeans_is_lloyds_algorithm():
     everybody = jnp.ones(300, bool)
     begin = jnp.asarray(CENTERS) * 0.5
     exact = clustering.lloyd(begin, means, everybody, 7)
-    got = private_clustering.noisy_lloyd(jax.random.key(0), begin, means, everybody, radius=50.0, noise=0.0, steps=7)
+    got = clustering.noisy_lloyd(jax.random.key(0), begin, means, everybody, radius=50.0, noise=0.0, steps=7)
     np.testing.assert_allclose(got.centers, exact.centers, rtol=1e-7)
 
 
@@ -161,21 +161,21 @@ def test_private_kmeans_is_accounted_for_all_its_steps():
     """The calibrated multiplier spends eps by dp-accounting's PLD accountant, on the event of T composed Gaussians."""
     pld = pytest.importorskip("dp_accounting.pld")
     epsilon, delta, steps = 1.5, 1e-5, 12
-    noise = private_clustering.noise_multiplier(epsilon, delta, steps)
+    noise = clustering.noise_multiplier(epsilon, delta, steps)
     accountant = pld.PLDAccountant()
-    accountant.compose(private_clustering.event(noise, steps))
+    accountant.compose(clustering.event(noise, steps))
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
-    one = private_clustering.noise_multiplier(epsilon, delta, 1)
+    one = clustering.noise_multiplier(epsilon, delta, 1)
     assert noise == pytest.approx(one * np.sqrt(steps), rel=1e-12)
     for bad in ({"epsilon": 0.0}, {"delta": 1.0}, {"steps": 0}):
         with pytest.raises(JaxpflError, match=next(iter(bad))):
-            private_clustering.noise_multiplier(**({"epsilon": 1.0, "delta": 1e-5, "steps": 3} | bad))
+            clustering.noise_multiplier(**({"epsilon": 1.0, "delta": 1e-5, "steps": 3} | bad))
 
 
 @pytest.mark.slow
 def test_private_kmeans_helps_where_there_are_many_clients():
     data, theta = clients(4000)
-    noise = private_clustering.noise_multiplier(2.0, 1e-5, 10)
+    noise = clustering.noise_multiplier(2.0, 1e-5, 10)
     local = float(((np.asarray(data.x.mean(axis=1)) - theta) ** 2).sum(axis=1).mean())
     for soft in (False, True):
         made = mixture.private(3, 0.25, radius=2.1, noise=noise, steps=10, reach=0.5, soft=soft)

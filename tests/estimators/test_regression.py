@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxpfl.estimators import logistic_regression, regression, regression_mixture
+from jaxpfl.estimators import regression, regression_mixture
 from jaxpfl.estimators.regression import Population
 from jaxpfl.priors import discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
@@ -270,12 +270,12 @@ def test_algorithm_6_stays_in_the_hull_of_its_centers():
 def test_algorithm_5_rests_at_the_objectives_minimum_and_the_print_does_not():
     _, x, y, _ = clients(6, 8, 3, scale=1.0)
     labels = jnp.asarray(y > 0, float)
-    mu, thetas = logistic_regression.gradient_descent(jnp.ones(3), 0.5, jnp.zeros((6, 3)), x, labels, 0.05, 5000)
-    slope = jax.vmap(lambda t, x, y: jax.grad(logistic_regression.objective)(t, mu, 0.5, x, y))(thetas, x, labels)
+    mu, thetas = regression.logistic_descent(jnp.ones(3), 0.5, jnp.zeros((6, 3)), x, labels, 0.05, 5000)
+    slope = jax.vmap(lambda t, x, y: jax.grad(regression.logistic_objective)(t, mu, 0.5, x, y))(thetas, x, labels)
     np.testing.assert_allclose(slope, 0, atol=1e-8)
     np.testing.assert_allclose(mu, thetas.mean(0), atol=1e-8)
-    _, printed = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
-    _, ours = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
+    _, printed = regression.logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
+    _, ours = regression.logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
     np.testing.assert_allclose(printed - ours, 2 * 0.05 * thetas / 0.5, rtol=1e-9)
 
 
@@ -284,7 +284,7 @@ def test_a_clients_own_logistic_fit_rests_at_its_objectives_minimum(s2):
     """Without a prior on labels that no plane separates, with one on any."""
     _, x, _, _ = clients(1, 12, 3, scale=1.0)
     labels, mu = jnp.asarray(np.arange(12) % 2, float), jnp.ones(3)
-    theta = logistic_regression.fit(mu, s2, x[0], labels, 0.2, 20_000)
-    slope = jax.grad(logistic_regression.objective)(theta, mu, s2, x[0], labels)
+    theta = regression.logistic_fit(mu, s2, x[0], labels, 0.2, 20_000)
+    slope = jax.grad(regression.logistic_objective)(theta, mu, s2, x[0], labels)
     np.testing.assert_allclose(slope, 0, atol=1e-8)
     assert np.abs(np.asarray(theta - mu)).max() > 0.05

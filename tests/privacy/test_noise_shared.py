@@ -19,11 +19,10 @@ from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation, fit, stack_c
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.core.participation import availability
 from jaxpfl.engine import noise_keys
-from jaxpfl.estimators import base, gaussian, private_clustering, release
+from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, private_sum, step_noise
 from jaxpfl.studies.histogram import methods as histogram_private_methods
 from jaxpfl.studies.histogram.settings import HistogramSettings
@@ -275,7 +274,7 @@ def test_messages_of_clients(drawn, sent):
 def test_steps_of_lloyds_algorithm(drawn):
     begin, points, valid = jnp.eye(2), jnp.ones((4, 2)), jnp.ones(4, bool)
     jax.block_until_ready(
-        private_clustering.noisy_lloyd(jax.random.key(1), begin, points, valid, radius=1.0, noise=1.0, steps=3)
+        clustering.noisy_lloyd(jax.random.key(1), begin, points, valid, radius=1.0, noise=1.0, steps=3)
     )
     assert len(drawn.keys) >= 3 * 2
     assert drawn.repeated() == 0
@@ -306,7 +305,10 @@ def test_one_key_in_all_rounds_of_histograms_is_seen(monkeypatch, fault):
     how = {"radius": 0.3, "noise": 1.0, "first_noise": 1.0, "floor": 1e-4}
     runs = {
         "noisy": (histogram_private, lambda: histogram_private.cluster(key, users, first, 2, 3, **how)),
-        "noisy_sums": (histogram_standardised, lambda: histogram_standardised.cluster(key, users, first, 2, 3, **how)),
+        "noisy_sums": (
+            histogram_private,
+            lambda: histogram_private.cluster_standardised(key, users, first, 2, 3, **how),
+        ),
         "centering": (
             histogram_printed,
             lambda: histogram_printed.cluster(key, users, start, 3, epsilon=0.5, stddev=1.0, clip=1.0, floor=1e-4),
@@ -321,7 +323,7 @@ def test_one_key_in_all_rounds_of_histograms_is_seen(monkeypatch, fault):
 
 def test_every_release_has_drawn():
     """The tests of this file, run together, have seen every release of the list; two are drawn where these are."""
-    if "estimators.histograms.dimred.noisy_moment" not in SEEN:
+    if "estimators.histograms.clusters.noisy_moment" not in SEEN:
         pytest.skip("asks what the other tests of this file, slow ones among them, have recorded")
     within = {"privacy.noise.exponential.deeper"}  # of a loop that is traced apart from its callers
     assert set(RELEASES) - within <= SEEN

@@ -19,7 +19,6 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms.tuning import finetuned, fixed, local, loss
 
 K, FLOOR, RADIUS, RUNS = 10, 1e-6, 0.25, 3
@@ -57,7 +56,7 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     def exact(key, own, truth):
         of_start, _ = jax.random.split(key)
         mean = histogram.floored(histogram.mean(own), FLOOR)
-        start = histogram_start.far_apart(of_start, own, K, temperature=0.5, floor=FLOOR)
+        start = histogram_clusters.far_apart(of_start, own, K, temperature=0.5, floor=FLOOR)
         centers = histogram_clusters.cluster(own, start, 20, floor=FLOOR).centers
         rows = {
             "local": local(FLOOR),

@@ -1,22 +1,28 @@
-r"""Algorithm 2, clustering of histograms by KL divergence, and IFCA, its variant with gradient steps.
+r"""Clustering of histograms by KL divergence: Algorithm 1, its start; Algorithm 2, IFCA and DimRed.
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
-Users are assigned to the nearest center; a center becomes the mean of its users, which minimises their divergences.
-The objective therefore never increases, up to the effect of the floor.
+Users are assigned to the nearest center; a center becomes the mean of its users, which minimises their divergences. The
+objective therefore never increases, up to the effect of the floor. IFCA is Algorithm 2 with gradient steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jaxpfl.core import full_precision
-from jaxpfl.core.types import Array, Scalar
-from jaxpfl.estimators.histograms.base import Users, as_counted, divergences, floored, total
+from jaxpfl.core.types import Array, Key, Scalar
+from jaxpfl.estimators.clustering import within_ball
+from jaxpfl.estimators.histograms.base import Users, as_counted, divergences, floored, histograms, total
+from jaxpfl.privacy.noise import add_gaussian
+
+Direction: TypeAlias = Literal["printed", "objective"]
+"""Direction of the divergence between centers and users: KL(P_k || Qhat_u), or KL(Qhat_u || P_k) as in the objective.
+"""
 
 
 class Clustering(NamedTuple):
@@ -72,7 +78,7 @@ def cluster(
       floor: s.
       rate: of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is under
         IFCA.
-      complete: applied to the means [k, d] before they become centers (`histograms.dimred`).
+      complete: applied to the means [k, d] before they become centers (`kept`).
     """
     start, rate = as_counted((start, rate), users)
     jumps = rate == 1
@@ -89,3 +95,149 @@ def cluster(
     begin = floored(complete(start), floor)
     (centers, sizes), objective = jax.lax.scan(step, (begin, jnp.zeros(len(start), begin.dtype)), None, length=rounds)
     return Clustering(centers, sizes, objective)
+
+
+@full_precision.products
+def far_apart(
+    key: Key, users: Users, clusters: int, *, temperature: Scalar, floor: Scalar, direction: Direction = "printed"
+) -> Array:
+    r"""Initial centers of Algorithm 1, [k, d], floored: users' own histograms that lie far from each other.
+
+    The first is a random user's; each further one is user u's with a probability proportional to
+
+    .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
+
+    as printed; the objective that is then minimised has the divergence the other way round,
+    :math:`KL(\hat Q_u \| P_k)`, which is the other choice. Either needs positive histograms: both sides are floored.
+
+    Never private, as the centers are users' raw histograms. `histograms.private` has another start.
+
+    Implements: Setlur et al. 2023, Algorithm 1.
+
+    Args:
+      key: of the draws; a user's scores depend on it and on the user's id alone.
+      users: their histograms become centers.
+      clusters: k.
+      temperature: t >= 0; 0 draws users uniformly, infinity takes the one with the worst fit.
+      floor: s.
+      direction: of the divergence.
+    """
+
+    temperature = as_counted(temperature, users)
+
+    def pick(i: Array | int, gap: Array) -> Array:
+        """Histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""
+
+        def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
+            block, gaps = xs
+            keys = jax.vmap(lambda user: jax.random.fold_in(jax.random.fold_in(key, i), user))(block.ids)
+            scores = jax.vmap(lambda k: jax.random.gumbel(k, dtype=gap.dtype))(keys) + temperature * gaps
+            scores = jnp.where(block.valid, scores, -jnp.inf)
+            at = jnp.argmax(scores)
+            better = scores[at] > best[0]
+            return (jnp.maximum(scores[at], best[0]), jnp.where(better, histograms(block)[at], best[1])), None
+
+        nobody = jnp.asarray(-jnp.inf, gap.dtype), jnp.zeros(users.tokens, users.count.dtype)
+        return floored(jax.lax.scan(step, nobody, (users, gap))[0][1], floor)
+
+    def gaps(center: Array) -> Array:
+        def of_block(block: Users) -> Array:
+            q = floored(histograms(block), floor)
+            if direction == "printed":
+                return center @ jnp.log(center) - jnp.log(q) @ center
+            return (q * jnp.log(q)).sum(axis=1) - q @ jnp.log(center)
+
+        return jax.lax.map(of_block, users)
+
+    first = pick(0, jnp.zeros(users.size.shape, users.count.dtype))
+
+    def another(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
+        gap, latest = carry
+        gap = jnp.minimum(gap, gaps(latest))
+        center = pick(i, gap)
+        return (gap, center), center
+
+    infinite = jnp.full(users.size.shape, jnp.inf, users.count.dtype)
+    rest = jax.lax.scan(another, (infinite, first), jnp.arange(1, clusters))[1]
+    return jnp.concatenate([first[None], rest])
+
+
+class Directions(NamedTuple):
+    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, over candidate tokens [p]."""
+
+    vectors: Array
+    values: Array
+    candidates: Array
+
+
+@full_precision.products
+def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
+    r"""Second moment ``sum_u V_u V_u^T`` over the candidate tokens, [p, p], for DimRed's selection of tokens.
+
+    .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
+
+    A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: literally,
+    the paper drops x if |v_x| is small in any v, which keeps almost nothing; ``every=True`` of `kept` selects that. The
+    deviations are from the mean, so that k clusters span k - 1 directions; the paper takes k. (Its expectation of M
+    also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T; the first does not rotate the eigenvectors, the second removes
+    one direction.) Clustering then uses the kept tokens; the others' estimates are those of the mean, whose release is
+    accounted for.
+
+    Implements: Setlur et al. 2023, appendix C.
+
+    Args:
+      users: to be summed over.
+      mean: positive, [d].
+      candidates: tokens, [p] int.
+      radius: B, the clipping norm of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None
+        for no clipping.
+    """
+    of = mean[candidates]
+
+    def of_block(block: Users, q: Array) -> Array:
+        v = (q[:, candidates] - of) / jnp.sqrt(of)
+        v = jnp.where(block.valid[:, None], v if radius is None else within_ball(v, radius), 0)
+        return v.T @ v
+
+    return total(users, of_block)
+
+
+def directions(moment: Array, candidates: Array, number: int) -> Directions:
+    """Leading eigenvectors of a second moment (or of a noisy one).
+
+    Implements: Setlur et al. 2023, appendix C.
+    """
+    values, vectors = jnp.linalg.eigh(moment)
+    return Directions(vectors.T[::-1][:number], values[::-1][:number], candidates)
+
+
+def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Array:
+    """Second moment with symmetric noise, ``N(0, (z B^2)^2)`` on and above the diagonal.
+
+    Formal guarantees: a Gaussian mechanism of noise multiplier z under add-or-remove-one of a user whose V_u is clipped
+    to B, if the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the norm of the entries on
+    and above the diagonal is no larger.
+    """
+    upper = jnp.triu(add_gaussian(key, moment, noise * radius**2))
+    return upper + jnp.triu(upper, 1).T
+
+
+def candidate_tokens(mean: Array, number: int) -> Array:
+    """The tokens of largest mean, [number]; private if the mean is."""
+    return jax.lax.top_k(mean, number)[1]
+
+
+def kept(found: Directions, tokens: int, threshold: Scalar, *, every: bool = False) -> Array:
+    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors (or in every one), [d] bool.
+
+    Implements: Setlur et al. 2023, appendix C.
+    """
+    size = jnp.abs(found.vectors)
+    size = size.min(axis=0) if every else size.max(axis=0)
+    return jnp.zeros(tokens, bool).at[found.candidates].set(size > threshold)
+
+
+def threshold_of(found: Directions, number: int) -> Array:
+    """Threshold that keeps ``number`` candidates, those largest in any vector."""
+    size = jnp.sort(jnp.abs(found.vectors).max(axis=0))[::-1]
+    return size[number] if number < len(size) else jnp.asarray(-1.0, size.dtype)

@@ -18,7 +18,6 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources.token_counts import DirichletMixture
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms.base import Users
 from jaxpfl.studies.histogram.settings import HistogramSettings, Prepared
 
@@ -62,7 +61,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     @full_precision.jit
     def labels(keys: Key, users: Users) -> dict[str, Array]:
         def of_run(key: Key) -> dict[str, Array]:
-            start = histogram_start.far_apart(
+            start = histogram_clusters.far_apart(
                 key,
                 users,
                 given.clusters,

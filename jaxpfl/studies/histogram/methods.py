@@ -13,12 +13,9 @@ from jaxpfl.core.randomness import named, numbered
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
-from jaxpfl.estimators.histograms import dimred as histogram_dimred
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.estimators.histograms import start as histogram_start
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Users, floored
 from jaxpfl.estimators.histograms.tuning import Personal, by_size, finetuned, fixed, local, loss, losses, toward
@@ -52,13 +49,15 @@ def exact_centers(method: str, key: Key, users: Users, clusters: int, given: His
     if method == "Standardised":
         start = histogram_private.private_start(key, mean, k, 1.0, s)
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
-    start = histogram_start.far_apart(key, users, k, temperature=given.temperature, floor=s, direction=given.direction)
+    start = histogram_clusters.far_apart(
+        key, users, k, temperature=given.temperature, floor=s, direction=given.direction
+    )
     if method == "IFCA":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s, rate=given.ifca_rate).centers
     if method == "Algorithm 2":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
     everything = jnp.arange(users.tokens)
-    keep = kept_tokens(histogram_dimred.second_moment(users, mean, everything), everything, k, given)
+    keep = kept_tokens(histogram_clusters.second_moment(users, mean, everything), everything, k, given)
     return histogram_clusters.cluster(
         users, start, given.rounds, floor=s, complete=lambda centers: jnp.where(keep, centers, mean)
     ).centers
@@ -66,9 +65,9 @@ def exact_centers(method: str, key: Key, users: Users, clusters: int, given: His
 
 def kept_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
     """Mask of the tokens that DimRed keeps, [d] bool."""
-    found = histogram_dimred.directions(moment, candidates, max(clusters - 1, 1))
-    threshold = histogram_dimred.threshold_of(found, given.kept_tokens)
-    return histogram_dimred.kept(found, given.tokens, threshold)
+    found = histogram_clusters.directions(moment, candidates, max(clusters - 1, 1))
+    threshold = histogram_clusters.threshold_of(found, given.kept_tokens)
+    return histogram_clusters.kept(found, given.tokens, threshold)
 
 
 def rows_of(
@@ -231,17 +230,19 @@ def private_centers(
     if method == "FedAvg":
         return histogram_private.private_mean(first, s)[None]
     if method == "FedAvg, denoised":
-        known = histogram_standardised.known_of(first, choice.radius, first_noise)
-        return histogram_standardised.mean_of(known, s)[None]
+        known = histogram_private.known_of(first, choice.radius, first_noise)
+        return histogram_private.mean_of(known, s)[None]
     how = {"radius": choice.radius, "noise": noise, "first_noise": first_noise, "floor": s}
     if method == "Standardised":
-        return histogram_standardised.cluster(of_rounds, users, first, k, choice.rounds, **how)
+        return histogram_private.cluster_standardised(of_rounds, users, first, k, choice.rounds, **how)
     keep = None
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
-        candidates = histogram_dimred.candidate_tokens(mean, given.candidates)
-        moment = histogram_dimred.second_moment(users, mean, candidates, MOMENT_RADIUS)
-        keep = kept_tokens(histogram_dimred.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given)
+        candidates = histogram_clusters.candidate_tokens(mean, given.candidates)
+        moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
+        keep = kept_tokens(
+            histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
+        )
     rate = given.ifca_rate if method == "IFCA" else 1.0
     return histogram_private.cluster(of_rounds, users, first, k, choice.rounds, rate=rate, keep=keep, **how)
 
@@ -254,7 +255,7 @@ def all_private_centers(
     own = numbered(named(key, ALGORITHM_3, given), *noise)
     of_start, of_printed = jax.random.split(own)
     clusters = given.private_clusters or given.clusters
-    start = histogram_start.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
+    start = histogram_clusters.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
     return made | {
         ALGORITHM_3: histogram_printed.cluster(
             of_printed,

@@ -13,7 +13,7 @@ from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts, shares_of
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms.base import Truth, Users
-from jaxpfl.estimators.histograms.start import Direction
+from jaxpfl.estimators.histograms.clusters import Direction
 from jaxpfl.studies.study import NOT_PRIVATE, Settings, at_least, refuse_given, within
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown

@@ -17,7 +17,6 @@ from jaxpfl.data.sources.npz import npz_keys
 from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.studies.histogram import report
 from jaxpfl.studies.histogram import tune as histogram_tune
@@ -227,7 +226,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
         releases = [float(first)] + [float(others)] * int(number)
         statement = histogram_private.plan(releases, float(choice.radius)).statement(given.delta)
         said[method] = {"releases": releases} | statement._asdict()
-    said["Standardised"]["clipping_norm_of_rounds"] = histogram_standardised.REACH
+    said["Standardised"]["clipping_norm_of_rounds"] = histogram_private.REACH
     return said | {
         ALGORITHM_3: {
             "accountant": "paper (Theorem 3.1)",

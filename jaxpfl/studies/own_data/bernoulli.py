@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.randomness import named
-from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, inputs, learned_bernoulli
+from jaxpfl.estimators import base, bernoulli, differences, inputs, learned_bernoulli
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.client_csv import CsvLayout
@@ -59,13 +59,13 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
         "printed": bernoulli.personalized(printed=True),
     }
     if given.epsilon is not None:
-        estimators["private"] = bernoulli_private.split(given.epsilon)
+        estimators["private"] = bernoulli.split(given.epsilon)
     with jax.enable_x64(True):
         data = base.stack(clients.samples)
         # Equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = estimates(estimators, key, data)
-        told: bernoulli.Told = made["personalized"].shared
+        told: bernoulli.Broadcast = made["personalized"].shared
         mu = told.shares.mean
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
