@@ -100,14 +100,14 @@ def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
 
 def save_picture(figure: Any, path: Path, benchmark: str) -> None:
     """Write a figure that `own_file` recognises."""
-    from jaxpfl.support.presentation import save_png, signed
+    from jaxpfl.support.console import save_png, signed
 
     with signed(f"{_BENCH}{benchmark}"):
         save_png(figure, path)
 
 
 def _drew(path: Path) -> str | None:
-    from jaxpfl.support.presentation import signature
+    from jaxpfl.support.console import signature
 
     return (signature(path) or "").removeprefix(_BENCH)
 

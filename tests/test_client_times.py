@@ -10,8 +10,7 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.cli import main
-from jaxpfl.core.client_times import TimeModel, resolve
-from jaxpfl.core.participation import Availability
+from jaxpfl.core.participation import Availability, TimeModel, resolve_time_model
 from jaxpfl.engine.stopping import first_time
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.config import resolve as resolve_config
@@ -22,22 +21,22 @@ IDS: Any = np.array([4, 0, 9, 2])
 def test_a_client_s_seconds_are_those_of_its_work_and_its_bytes():
     work: Any = np.array([3, 0, 5, 1])
     up = np.array([100.0, 0.0, 50.0, 10.0])
-    equal = resolve("equal:step=0.5,up=10,down=4").seconds(IDS, work, up, 8)
+    equal = resolve_time_model("equal:step=0.5,up=10,down=4").seconds(IDS, work, up, 8)
     np.testing.assert_allclose(equal, 0.5 * work + up / 10 + 2, rtol=1e-6)
-    model = resolve("lognormal:step=0.5,up=10,down=4,sigma=0.7,seed=3")
+    model = resolve_time_model("lognormal:step=0.5,up=10,down=4,sigma=0.7,seed=3")
     compute, received, sent = np.asarray(jax.vmap(model.factors)(IDS)).T
     unequal = model.seconds(IDS, work, up, 8)
     np.testing.assert_allclose(unequal, 0.5 * work * compute + 2 / received + up / 10 / sent, rtol=1e-5)
 
 
 def test_factors_are_a_client_s_own_and_of_median_one():
-    model = resolve("lognormal:step=1,sigma=0.5")
+    model = resolve_time_model("lognormal:step=1,sigma=0.5")
     factors = np.log(np.asarray(jax.vmap(model.factors)(jax.numpy.arange(4000))))
     np.testing.assert_allclose(np.median(factors, axis=0), 0, atol=0.05)
     np.testing.assert_allclose(factors.std(axis=0), 0.5, atol=0.03)
     assert abs(np.corrcoef(factors.T)[np.triu_indices(3, 1)]).max() < 0.06
     np.testing.assert_array_equal(jax.vmap(model.factors)(IDS[::-1]), jax.vmap(model.factors)(IDS)[::-1])
-    other = resolve("lognormal:step=1,sigma=0.5,seed=1")
+    other = resolve_time_model("lognormal:step=1,sigma=0.5,seed=1")
     assert not np.allclose(other.factors(jax.numpy.int32(4)), model.factors(jax.numpy.int32(4)))
 
 

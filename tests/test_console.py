@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from jaxpfl.support.console import Console, settle
-from jaxpfl.support.presentation import new_table
+from jaxpfl.support.console import Console, new_table, settle
 
 
 def shown(monkeypatch, encoding: str = "utf-8") -> str:

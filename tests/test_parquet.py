@@ -11,8 +11,8 @@ from pandas.testing import assert_frame_equal
 from jaxpfl import load_sweep
 from jaxpfl.runs.records import FAILED, Journal, Record, rows
 from jaxpfl.support.errors import JaxpflError, UnwritableError
-from jaxpfl.support.parquet import read_table as read_results
-from jaxpfl.support.parquet import write_table
+from jaxpfl.support.files import read_table as read_results
+from jaxpfl.support.files import write_table
 
 COMMON = {"lr": 0.1, "clients": 10, "standardize": True}
 

@@ -14,7 +14,7 @@ from jaxpfl.support import signals
 START = """
 import os, sys, time
 from pathlib import Path
-from jaxpfl.support import partial, signals
+from jaxpfl.support import output_paths, signals
 signals.watch()
 def ready():
     print("ready", flush=True)
@@ -42,19 +42,19 @@ ready()
 time.sleep(60)
 """
 WRITES = """
-with signals.noted(lambda: "; kept"), partial.partial(Path(sys.argv[1]) / "whole") as place:
+with signals.noted(lambda: "; kept"), output_paths.partial(Path(sys.argv[1]) / "whole") as place:
     place.write_text("half")
     ready()
     time.sleep(60)
 """
 # As a library whose files are removed under it: it reports that, and the process ends by its error.
 NOTICES = """
-remove = partial.discard
+remove = output_paths.discard
 def discard():
     remove()
     time.sleep(0.5)
-partial.discard = discard
-with partial.scratch(Path(sys.argv[1]) / "whole") as place:
+output_paths.discard = discard
+with output_paths.scratch(Path(sys.argv[1]) / "whole") as place:
     place.write_text("half")
     ready()
     while place.exists():

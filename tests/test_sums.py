@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.core import trees
-from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.full_precision import RunningSum
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.state import Counts, whole
 from jaxpfl.estimators.histograms import base as histograms

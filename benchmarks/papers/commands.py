@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from jaxpfl.cli.sweep import end_if_asked
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.support.places import NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FOLDER
 
 if TYPE_CHECKING:
     from .declared import Experiment

@@ -16,7 +16,7 @@ from jaxpfl.core.trees import checksum
 from jaxpfl.data.sources.base import data_directory
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Results
-from jaxpfl.support import files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 from . import whole
@@ -78,7 +78,7 @@ def measure(case: Estimation, way: Way) -> list[Row]:
         way.saves(True)
         found = {"settings": asked, "data": data, "values": values}
         found |= {"seconds": time.perf_counter() - began, "jaxpfl": __version__}
-        sealed.write(path, found)
+        files.write_checksummed(path, found)
     way.reporter.finish(1)
     rows = [_row(case, estimate, found["values"], quick=way.quick) for estimate in case.estimates]
     if way.quick or read is None or read.arrays is None:
@@ -88,7 +88,7 @@ def measure(case: Estimation, way: Way) -> list[Row]:
 
 def _stored(path: Path) -> dict[str, Any]:
     """A study's values as `measure` keeps them; what is not finite is null there."""
-    found = sealed.read(path)
+    found = files.read_checksummed(path)
     found["values"] = {name: [math.nan if x is None else x for x in own] for name, own in found["values"].items()}
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpfl.support.presentation import new_axes, save_png, shades, signed
+from jaxpfl.support.console import new_axes, save_png, shades, signed
 
 from .compare import Row
 from .declared import Case, Experiment

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl.support import files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
 from .compare import Row
@@ -65,7 +65,7 @@ def read(path: Path) -> Result:
     Raises:
       JaxpflError: for a file that holds none.
     """
-    stored = sealed.read(path, "jaxpfl papers run makes it again")
+    stored = files.read_checksummed(path, "jaxpfl papers run makes it again")
     try:
         values: dict[str, Any] = {**stored, "rows": tuple(Row(**one) for one in stored["rows"])}
         found = Result(**values)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxpfl import __version__
 from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.support import files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 
 from . import estimate, plot, reaching, results, show, students, train
@@ -108,7 +108,7 @@ def run(experiment: Experiment, way: Way) -> Result:
         _together(made_by or [versions()]),
         tuple(_noted(row, "" if way.quick else experiment.note) for _, own in rows for row in own),
     )
-    sealed.write(way.folder / results.RESULT, found.to_json())
+    files.write_checksummed(way.folder / results.RESULT, found.to_json())
     with files.whole(way.folder / "table.md") as file:
         file.write(show.markdown([found]))
     if experiment.figure is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxpfl.support.presentation import new_table, unmarked
+from jaxpfl.support.console import new_table, unmarked
 
 from .compare import Row
 from .declared import Experiment

@@ -16,7 +16,7 @@ from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, to_json
 from jaxpfl.runs.inputs import data_checksum
 from jaxpfl.runs.setup import Experiment, prepare
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 
 from .compare import spread
@@ -54,7 +54,7 @@ def kept(
     """
     asked = {"method": method, "config": to_json(replace(config, data_dir=None)), "stops": list(stops)}
     config = resolve(config)
-    found = sealed.read(path) if path.exists() else None
+    found = files.read_checksummed(path) if path.exists() else None
     if found is not None and any(found.get(name) != value for name, value in asked.items()):
         raise JaxpflError(f"{path} is of other settings: choose another --output")
     experiment = prepare(config, (method,), given=way.data.of(config))
@@ -65,7 +65,7 @@ def kept(
         read, seconds = _read(experiment, method, way, reading, stops, unfinished)
         found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
         found |= asked | {"jaxpfl": __version__, "seconds": seconds}
-        sealed.write(path, found)
+        files.write_checksummed(path, found)
     if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
     unfinished.remove()  # also what a kill left of it after the file was written

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.runs.records import Value
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 
 from .skew import Measures
@@ -103,7 +103,7 @@ def read(path: Path = COMMITTED) -> Atlas:
     Raises:
       JaxpflError: for a file that holds none.
     """
-    stored = sealed.read(path, "jaxpfl winners run makes it again")
+    stored = files.read_checksummed(path, "jaxpfl winners run makes it again")
     try:
         values: dict[str, Any] = {**stored, "places": tuple(_place(one) for one in stored["places"])}
         found = Atlas(**values)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from jaxpfl.cli.sweep import end_if_asked
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.places import NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FOLDER
 
 if TYPE_CHECKING:
     from .atlas import Atlas

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.support.presentation import INK, save, signed
+from jaxpfl.support.console import INK, save, signed
 
 from .atlas import Atlas, Place
 from .verdicts import lead, verdict

@@ -12,7 +12,7 @@ from typing import Any
 from jaxpfl import __version__, algorithms
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.support import files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 
 from . import page, plot
@@ -118,7 +118,7 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
 
 def write(found: Atlas, folder: Path) -> None:
     """Write ``map.json``, ``tables.md`` and the pictures of a map."""
-    sealed.write(folder / FILE, found.to_json())
+    files.write_checksummed(folder / FILE, found.to_json())
     with files.whole(folder / "tables.md") as file:
         file.write(page.tables(found))
     plot.draw(found, folder)

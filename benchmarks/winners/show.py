@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpfl.support.presentation import filled, new_table
+from jaxpfl.support.console import filled, new_table
 
 from .atlas import Atlas, Place
 from .recommend import Recommendation

@@ -28,9 +28,8 @@ from flax import struct
 from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.core.wrapping import wrapped_client
 from jaxpfl.models import Task
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.support.places import NEW_FILE, claim_file
-from jaxpfl.support.presentation import signed
+from jaxpfl.support.console import claim_file, signed
+from jaxpfl.support.output_paths import NEW_FILE
 
 if TYPE_CHECKING:
     from jaxpfl.audit import Audit

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxpfl.runs.config import TEST_USERS, DataConfig, RunConfig, resolve
+from jaxpfl.support.console import claim_file, columns, filled, signed
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.places import claim_file
-from jaxpfl.support.presentation import columns, filled, signed
 
 if TYPE_CHECKING:
     from jaxpfl.data import Entry

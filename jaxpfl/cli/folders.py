@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from tyro import MISSING
 from tyro.conf import Positional, arg
 
+from jaxpfl.support.console import claim_file
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import jsonable, opened
-from jaxpfl.support.places import NEW_FILE, claim_file
+from jaxpfl.support.output_paths import NEW_FILE
 
 _PAGE = "report.html"
 _MARK = b"<!DOCTYPE html>"

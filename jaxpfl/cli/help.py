@@ -18,7 +18,7 @@ from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import DataConfig, RunConfig
 from jaxpfl.studies.study import Options
-from jaxpfl.support import presentation
+from jaxpfl.support import console
 
 if TYPE_CHECKING:
     from jaxpfl.algorithms import Method
@@ -99,7 +99,7 @@ def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_lin
 
 def filled(text: str, indent: str = "") -> list[str]:
     """A paragraph in lines, each behind the indent."""
-    return presentation.filled(text, indent, _WIDEST)
+    return console.filled(text, indent, _WIDEST)
 
 
 def _paragraphs(command: Callable[..., Any]) -> list[str]:
@@ -159,7 +159,7 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
 
 
 def _width() -> int:
-    return min(_WIDEST, presentation.columns())
+    return min(_WIDEST, console.columns())
 
 
 def describe(args: Sequence[str]) -> str:

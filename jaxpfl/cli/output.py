@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.partial import scratch
-from jaxpfl.support.places import NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FOLDER, scratch
 
 
 @dataclass(frozen=True)

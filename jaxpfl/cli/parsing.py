@@ -24,7 +24,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from jaxpfl.core.settings import LARGEST
 from jaxpfl.support.errors import JaxpflError, shown
-from jaxpfl.support.places import Place
+from jaxpfl.support.output_paths import Place
 
 REGISTRY = ConstructorRegistry()
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from jaxpfl.cli.audit import audit
+from jaxpfl.support.console import claim_file, signed
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.places import NEW_FILE, claim_file
-from jaxpfl.support.presentation import signed
+from jaxpfl.support.output_paths import NEW_FILE
 
 if TYPE_CHECKING:
     from jaxpfl.privacy import PrivacyPlan
@@ -200,8 +200,7 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
 
 
 def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> None:
-    from jaxpfl.support.console import Console
-    from jaxpfl.support.presentation import new_table
+    from jaxpfl.support.console import Console, new_table
 
     table = new_table("epsilon after rounds", "paper: Theorem 5 as printed, no valid bound")
     for name in ("rounds", "epsilon", "paper"):

@@ -11,7 +11,7 @@ from tyro.conf import arg
 
 from jaxpfl.support.console import Console
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.places import NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FOLDER
 
 QUIET = "--quiet"
 

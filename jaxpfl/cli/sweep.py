@@ -25,7 +25,7 @@ from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored
 from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, shown
-from jaxpfl.support.places import NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FOLDER
 
 if TYPE_CHECKING:
     from jaxpfl.runs.control import Interrupt

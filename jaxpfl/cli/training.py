@@ -21,7 +21,7 @@ from jaxpfl.runs.config import DataConfig, RunConfig, default_folder, preset_wor
 from jaxpfl.runs.config_file import ConfigFile, read
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.places import NEW_FILE, NEW_FOLDER
+from jaxpfl.support.output_paths import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
     from jaxpfl.runs.tracking import Tracker

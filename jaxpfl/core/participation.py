@@ -1,14 +1,31 @@
-"""Client participation: cohort sampling, stragglers and dropout. These change results, not only speed.
+r"""Client participation: cohort sampling, stragglers and dropout. These change results, not only speed.
 
 A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m. An
 `Availability` decides which of its clients take fewer local steps, and whose upload is lost.
+
+A draw is over the rows of a stack, of which the first m are clients and the others, if any, nobody's: one compiled
+program may then serve other numbers of clients. A client's score depends on its id alone, so that nobody's rows change
+no draw.
+
+**Simulated time.** A client with :math:`g` gradients in a round, which receives :math:`B_d` bytes and uploads
+:math:`B_u`, takes
+
+.. math:: t_i = g\, s\, c_i + \frac{B_d}{d\, l_i} + \frac{B_u}{u\, k_i}
+
+seconds, with s seconds a gradient and d, u bytes a second; the factors :math:`c_i, l_i, k_i` are a client's own in all
+rounds: 1, or log-normal with median 1 and deviation sigma of their logarithms. A synchronous round lasts as long as its
+slowest client takes, those whose upload is lost included; clients outside the cohort are not waited for. One of
+asynchronous rounds (FedBuff) lasts until the next of the clients at work have arrived.
+
+By name with arguments, for ``--time-model`` and ``jaxpfl.fit(time_model=)``: ``equal:step=0.1,up=1e6,down=1e7``, or
+``lognormal`` with ``sigma=0.5,seed=0`` as well. Nothing else of a run depends on it, but for asynchronous rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,13 +34,186 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl.core import client_times, cohort_draws
-from jaxpfl.core.cohort_draws import CohortNumbers, Drawn
+from jaxpfl.core import choices
 from jaxpfl.core.protocol import ALL_STEPS
-from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, check, setting
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError, unknown_name
+
+
+class TimeModel(NamedTuple):
+    """Speeds of clients.
+
+    Attributes:
+      step: s, median seconds of a gradient.
+      up, down: u and d, median bytes a second of the uplink and of the downlink; infinite for none of that time.
+      sigma: standard deviation of the logarithms of the clients' factors.
+      seed: of the factors.
+    """
+
+    step: float
+    up: float
+    down: float
+    sigma: float = 0.0
+    seed: int = 0
+
+    def factors(self, client_id: Array) -> Array:
+        """A client's factors (c, l, k), [3] float32."""
+        if self.sigma == 0:
+            return jnp.ones(3, jnp.float32)
+        key = stream(jax.random.key(self.seed), Purpose.SPEEDS, client_id)
+        return jnp.exp(self.sigma * jax.random.normal(key, (3,), jnp.float32))
+
+    def seconds(self, client_ids: Array, gradients: Array, up: Scalar, down: Scalar) -> Array:
+        """Seconds of each client's round, [m].
+
+        Args:
+          client_ids: [m].
+          gradients: evaluated in the round, [m].
+          up, down: bytes of its upload and of its message, [] or [m].
+        """
+        compute, received, sent = jax.vmap(self.factors)(client_ids).T
+        return gradients * self.step * compute + down / (self.down * received) + up / (self.up * sent)
+
+
+def resolve_time_model(time_model: str) -> TimeModel:
+    """The time model of that name with those arguments.
+
+    Examples:
+      >>> resolve("equal:step=0.1,up=1e6")
+      TimeModel(step=0.1, up=1000000.0, down=inf, sigma=0.0, seed=0)
+
+    Raises:
+      JaxpflError: if the name or an argument is unknown, or a value is out of range.
+    """
+    name, values = choices.arguments("time model", time_model, TIME_MODELS)
+    model = TIME_MODELS[name](**values)
+    for what, value, fits, allowed in (
+        ("step", model.step, 0 <= model.step < math.inf, ">= 0 and finite"),
+        ("up", model.up, model.up > 0, "> 0"),
+        ("down", model.down, model.down > 0, "> 0"),
+        ("sigma", model.sigma, 0 <= model.sigma < math.inf, ">= 0 and finite"),
+        ("seed", model.seed, 0 <= model.seed < 2**32, ">= 0 and < 2**32"),
+    ):
+        if not fits:
+            raise JaxpflError(f"{name}:{what} must be {allowed}, got {value:g}")
+    if model.step == 0 and math.isinf(model.up) and math.isinf(model.down):
+        raise JaxpflError(f"time_model = {time_model} takes no time: give step, up or down")
+    return model
+
+
+def _equal(step: float = 0.0, up: float = math.inf, down: float = math.inf) -> TimeModel:
+    return TimeModel(step, up, down)
+
+
+def _lognormal(
+    step: float = 0.0, up: float = math.inf, down: float = math.inf, sigma: float = 0.5, seed: int = 0
+) -> TimeModel:
+    return TimeModel(step, up, down, sigma, seed)
+
+
+TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognormal": _lognormal}
+"""Name -> ``**arguments -> TimeModel``."""
+
+
+class CohortNumbers(NamedTuple):
+    """Numbers of a `Participation`, Python's or traced; those of a program that serves other numbers of clients too.
+
+    Attributes:
+      clients: m.
+      slots: slots of the cohort in use, at most its capacity.
+      expected: the expected number of clients in a round.
+      rate: the probability with which each client takes part, where clients do so independently; else None.
+    """
+
+    clients: Scalar
+    slots: Scalar
+    expected: Scalar
+    rate: Scalar = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """``(key, client_ids) -> result`` of a registered scheme, its numbers apart from what it does.
+
+    Attributes:
+      draw: ``(key, client_ids [rows], numbers, capacity) -> result``; rows from m on are nobody's.
+      capacity: slots of the cohort, static.
+      numbers: None where they are yet to be given.
+    """
+
+    draw: Callable[[Key, Array, CohortNumbers, int], Array]
+    capacity: int
+    numbers: CohortNumbers | None
+
+    def __call__(self, key: Key, client_ids: Array) -> Array:
+        """The result for these clients."""
+        assert self.numbers is not None
+        return self.draw(key, client_ids, self.numbers, self.capacity)
+
+
+def _of_clients(values: Array, clients: Scalar) -> Array:
+    """The values, [rows], of the first m rows; minus infinity, and so last of all, for those that are nobody's."""
+    if isinstance(clients, int) and clients == values.shape[0]:
+        return values
+    return jnp.where(jnp.arange(values.shape[0]) < clients, values, -jnp.inf)
+
+
+def _first(rows: Array, count: Scalar, empty: int) -> Array:
+    """The first ``count`` rows; ``empty`` behind them."""
+    if isinstance(count, int) and count == rows.shape[0]:
+        return rows
+    return jnp.where(jnp.arange(rows.shape[0]) < count, rows, empty)
+
+
+def draw_everyone(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
+    """Rows of all clients."""
+    del key
+    return _first(jnp.arange(capacity, dtype=jnp.int32), numbers.clients, client_ids.shape[0])
+
+
+def draw_uniform(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
+    """Rows of as many clients as there are slots, uniformly without replacement."""
+    _, rows = jax.lax.top_k(_of_clients(client_scores(key, client_ids), numbers.clients), capacity)
+    return jnp.sort(_first(rows.astype(jnp.int32), numbers.slots, client_ids.shape[0]))
+
+
+def draw_poisson(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
+    """Rows of the clients that take part, each independently; a random part of them if they outnumber the slots."""
+    # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
+    lowest, rows = jax.lax.top_k(_of_clients(-client_scores(key, client_ids), numbers.clients), capacity)
+    rows = jnp.where(-lowest < numbers.rate, rows.astype(jnp.int32), client_ids.shape[0])
+    return jnp.sort(_first(rows, numbers.slots, client_ids.shape[0]))
+
+
+def draw_cyclic(
+    of_blocks: Key, key: Key, round: Array, client_ids: Array, numbers: CohortNumbers, cycle: int, capacity: int
+) -> Array:
+    """Rows of the block of clients whose turn it is, or of those of them that take part, each independently.
+
+    Args:
+      of_blocks: key of the division into blocks, the same in every round.
+      key: of the round's draws, for a rate below 1.
+      round: [] int32, the number of finished rounds; its block is ``round % cycle``.
+      numbers: ``rate`` is that within the block.
+    """
+    m = client_ids.shape[0]
+    # Ties of scores, multiples of 2^-23, are broken by the id: the order of the stack must not count.
+    order = jnp.lexsort((client_ids, client_scores(of_blocks, client_ids)))
+    places = jnp.arange(capacity) * cycle + round % cycle
+    rows = jnp.where(places < m, order.at[places].get(mode="clip"), m)
+    if numbers.rate != 1:
+        here = client_scores(key, client_ids).at[rows].get(mode="fill", fill_value=1.0) < numbers.rate
+        rows = jnp.where(here, rows, m)
+    return jnp.sort(rows.astype(jnp.int32))
+
+
+def count_left_out(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
+    """Number of clients of the same `draw_poisson` draw that found no slot, [] int32."""
+    del capacity
+    lowest = _of_clients(-client_scores(key, client_ids), numbers.clients)
+    return jnp.maximum((-lowest < numbers.rate).sum(dtype=jnp.int32) - numbers.slots, 0)
 
 
 class Participation(NamedTuple):
@@ -110,14 +300,14 @@ class Participation(NamedTuple):
 def full(num_clients: int) -> Participation:
     """Every client in every round."""
     _check(num_clients, num_clients)
-    sample = Drawn(cohort_draws.everyone, num_clients, CohortNumbers(num_clients, num_clients, float(num_clients)))
+    sample = Drawn(draw_everyone, num_clients, CohortNumbers(num_clients, num_clients, float(num_clients)))
     return Participation("full", num_clients, num_clients, float(num_clients), True, sample)
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
     """Uniform sampling of K of m clients without replacement: the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
-    sample = Drawn(cohort_draws.uniform, cohort, CohortNumbers(num_clients, cohort, float(cohort)))
+    sample = Drawn(draw_uniform, cohort, CohortNumbers(num_clients, cohort, float(cohort)))
     return Participation("uniform", num_clients, cohort, float(cohort), False, sample, fixed_size=True)
 
 
@@ -144,7 +334,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
     numbers = CohortNumbers(num_clients, cap, expected, rate)
-    sample, left_out = (Drawn(draw, cap, numbers) for draw in (cohort_draws.poisson, cohort_draws.left_out))
+    sample, left_out = (Drawn(draw, cap, numbers) for draw in (draw_poisson, count_left_out))
     return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
 
 
@@ -173,7 +363,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     numbers = CohortNumbers(num_clients, capacity, expected, rate)
 
     def turns(of_blocks: Key, key: Key, round: Array, client_ids: Array) -> Array:
-        return cohort_draws.cyclic(of_blocks, key, round, client_ids, numbers, cycle, capacity)
+        return draw_cyclic(of_blocks, key, round, client_ids, numbers, cycle, capacity)
 
     def sample(key: Key, client_ids: Array) -> Array:
         raise JaxpflError("cohorts by turns depend on the round: use Participation.rows")
@@ -277,7 +467,7 @@ class Failures:
         """
         check(self)
         if self.time_model is not None:
-            client_times.resolve(self.time_model)
+            resolve_time_model(self.time_model)
         if self.same_stragglers and _never(self.stragglers):
             raise JaxpflError("same_stragglers needs stragglers > 0")
         values = [np.size(rate) for rate in (self.dropout, self.stragglers) if np.ndim(rate)]

@@ -4,6 +4,9 @@ The engine owns the client axis: it gathers the cohort, maps the client's functi
 calls the server and scatters the clients' states back. Neither this file nor an algorithm mentions that axis.
 
 Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
+
+`wrapped_server` and `wrapped_client` forward whatever a wrapper of a method does not change. A wrapper has a state of
+its own around the method's, and may put something into messages and hyper-parameters; the method sees neither.
 """
 
 from __future__ import annotations
@@ -18,8 +21,45 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core import trees
-from jaxpfl.core.local_epochs import LocalEpochs
 from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
+
+
+class LocalEpochs(NamedTuple):
+    """Local work of a round in passes over a client's examples, rounded up to whole mini-batches.
+
+    With n_i examples a client takes ``ceil(epochs n_i / b_i)`` steps of ``b_i = min(batch_size, n_i)`` examples.
+
+    Attributes:
+      epochs: E, passes in a round.
+      batch_size: b.
+      batches: mini-batches of a step.
+    """
+
+    epochs: int
+    batch_size: int
+    batches: int = 1
+
+    def steps(self, size: Array) -> Array:
+        """Steps of a client in a round, [] int32; one without examples has one.
+
+        Examples:
+          >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
+          4
+        """
+        size = jnp.maximum(size, 1)
+        used = jnp.minimum(size, self.batch_size)
+        return (self.epochs * size + used - 1) // used
+
+    def draws(self, size: Array) -> Array:
+        """Mini-batches of a client in a round, [] int32."""
+        return self.batches * self.steps(size)
+
+    def on_host(self, sizes: np.ndarray) -> np.ndarray:
+        """Steps of clients with these numbers of examples, [m]; on the host."""
+        sizes = np.maximum(np.asarray(sizes, np.int64), 1)
+        used = np.minimum(sizes, self.batch_size)
+        return -(-self.epochs * sizes // used)
+
 
 ALL_STEPS = 2**31 - 1
 """``ClientContext.step_limit`` of a client without a limit."""
@@ -280,3 +320,100 @@ class Algorithm(NamedTuple):
         """True if all of its clients declare their gradient evaluations."""
         said = (client.gradients for client in self.clients)
         return all(own is not None and (own.idle is not None or not self.idle_cap) for own in said)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _unchanged(message: Message, outer: PyTree) -> Message:
+    return message
+
+
+def _forget(outer: PyTree, own: PyTree) -> PyTree:
+    return own
+
+
+def wrapped_server(
+    inner: Server,
+    *,
+    init: Callable[[Key, PyTree, ServerContext], PyTree],
+    update: Callable[[Key, PyTree, ServerContext, PyTree, Any], tuple[PyTree, Metrics]],
+    state: Callable[[PyTree], PyTree],
+    hyper: Callable[[PyTree], PyTree] = _identity,
+    send: Callable[[Message, PyTree], Message] = _unchanged,
+) -> Server:
+    """Server with another state around the method's.
+
+    Args:
+      inner: the method's.
+      init, update: as in `Server`, of the outer state.
+      state: ``outer state -> the method's``.
+      hyper: ``outer hyper-parameters -> the method's``.
+      send: ``(message, outer state) -> message``, for what every message holds besides the method's.
+    """
+
+    def broadcast(key: Key, hp: PyTree, ctx: ServerContext, outer: PyTree) -> Message:
+        return send(inner.broadcast(key, hyper(hp), ctx, state(outer)), outer)
+
+    predict, greet = inner.predict_global, inner.welcome
+
+    def predict_global(hp: PyTree, outer: PyTree, x: PyTree) -> Array:
+        assert predict is not None
+        return predict(hyper(hp), state(outer), x)
+
+    def welcome(key: Key, hp: PyTree, ctx: ServerContext, outer: PyTree) -> Message:
+        assert greet is not None
+        return send(greet(key, hyper(hp), ctx, state(outer)), outer)
+
+    return Server(init, broadcast, update, predict and predict_global, greet and welcome)
+
+
+def wrapped_client(
+    inner: Client,
+    *,
+    update: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]],
+    init: Callable[[Key, PyTree, ClientContext, Message], PyTree] | None = None,
+    state: Callable[[PyTree], PyTree] = _identity,
+    keep: Callable[[PyTree, PyTree], PyTree] = _forget,
+    hyper: Callable[[PyTree], PyTree] = _identity,
+    received: Callable[[Message], Message] = _identity,
+) -> Client:
+    """Client with another state, message or hyper-parameters around the method's.
+
+    Args:
+      inner: the method's.
+      update: as in `Client`, of the outer state, message and hyper-parameters.
+      init: the same; None for the method's own state.
+      state: ``outer state -> the method's``.
+      keep: ``(outer state, the method's new one) -> outer state``, after a round outside the cohort.
+      hyper: ``outer hyper-parameters -> the method's``.
+      received: ``outer message -> the method's``.
+    """
+
+    def own_init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> PyTree:
+        return inner.init(key, hyper(hp), ctx, received(message))
+
+    def personalize(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, outer: PyTree, splits: Splits
+    ) -> PyTree:
+        return inner.personalize(key, hyper(hp), ctx, received(message), state(outer), splits)
+
+    def predict(hp: PyTree, personal: PyTree, x: PyTree) -> Array:
+        return inner.predict(hyper(hp), personal, x)
+
+    alone, choose, gradients = inner.idle, inner.cluster, inner.gradients
+
+    def idle(key: Key, hp: PyTree, ctx: ClientContext, outer: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
+        assert alone is not None
+        own, metrics = alone(key, hyper(hp), ctx, state(outer), splits)
+        return keep(outer, own), metrics
+
+    def cluster(hp: PyTree, message: Message, outer: PyTree, splits: Splits) -> Array:
+        assert choose is not None
+        return choose(hyper(hp), received(message), state(outer), splits)
+
+    if gradients is not None:
+        count = gradients.update
+        gradients = gradients._replace(update=lambda steps, message: count(steps, received(message)))
+    return Client(init or own_init, update, personalize, predict, alone and idle, choose and cluster, gradients)

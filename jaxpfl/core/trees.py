@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.types import Array, PyTree
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 
 PathPredicate = Callable[[tuple[str, ...]], bool]
 """Maps a leaf's path, such as ``("head", "kernel")``, to whether it belongs to the part in question."""
@@ -192,7 +192,7 @@ def checksum(tree: PyTree) -> int:
     found = 0
     for leaf in jax.tree.leaves(tree):
         array = np.asarray(leaf)
-        for part in mapped.in_parts(array) if mapped.is_mapped(array) else (array,):
+        for part in host_memory.in_parts(array) if host_memory.is_mapped(array) else (array,):
             found = zlib.crc32(np.ascontiguousarray(part).data, found)
     return found
 

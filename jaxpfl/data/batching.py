@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxpfl.core import trees
-from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import LocalEpochs
 from jaxpfl.core.types import EQUAL, Array, ClientData, Key, PyTree, Scalar
 from jaxpfl.data.orders import ANY, SHORT, Sizes, order_at, orders_at
 from jaxpfl.data.passes import at_own_length

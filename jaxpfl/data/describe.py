@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.core.types import Federation
 from jaxpfl.data.labels import are_classes, labelled_tokens
 from jaxpfl.data.sources.base import Source
-from jaxpfl.support.presentation import columns
+from jaxpfl.support.console import columns
 
 _MOST_COLUMNS = 20
 

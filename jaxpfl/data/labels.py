@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL, ClientData
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _LARGEST = 2**31 - 1
@@ -52,7 +52,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
         with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
             y = y.astype(np.float32, copy=False)
         passed = 0
-        for part in mapped.in_parts(y, _ENTRIES):
+        for part in host_memory.in_parts(y, _ENTRIES):
             finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
             if not finite.all():
                 first = int(np.argmin(finite))
@@ -80,7 +80,7 @@ def class_names(*labels: np.ndarray) -> np.ndarray:
       labels: whole numbers [N] of each split.
     """
     found = np.zeros(0, labels[0].dtype)
-    for part in (part for y in labels for part in mapped.in_parts(y, _ENTRIES)):
+    for part in (part for y in labels for part in host_memory.in_parts(y, _ENTRIES)):
         found = np.union1d(found, part)
     return found
 
@@ -137,8 +137,8 @@ def lost_digits(x: np.ndarray) -> Lost | None:
         return None
     flat = x.reshape(len(x), -1)
     with np.errstate(all="ignore"):  # what is not finite is refused by `check_finite`
-        mean = sum(part.sum(axis=0, dtype=np.float64) for part in mapped.in_parts(flat)) / len(x)
-        spread = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in mapped.in_parts(flat)) / len(x))
+        mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.in_parts(flat)) / len(x)
+        spread = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in host_memory.in_parts(flat)) / len(x))
         for feature in np.flatnonzero(np.abs(mean) > _FAR * spread):
             values = np.unique(flat[:, feature])
             after = len(np.unique(values.astype(np.float32)))
@@ -155,8 +155,8 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
       wide: keep float64, as for inputs that lose digits; as the inputs need unless given.
     """
     wide = lost_digits(x) is not None if wide is None else wide
-    made = mapped.empty(x.shape, np.float64 if wide else np.float32, like=x)
+    made = host_memory.empty(x.shape, np.float64 if wide else np.float32, like=x)
     with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
+        for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
             new[...] = old
     return made

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.describe import Summary
+from jaxpfl.support.console import plain, save_png
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import plain, save_png
 
 _SHADES = ("#e6effb", "#9cc2ef", "#2a78d6", "#123c73")
 _SPLIT_COLORS = {"train": "#2a78d6", "validation": "#d99a00", "test": "#1baa7a"}

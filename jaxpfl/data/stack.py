@@ -16,7 +16,7 @@ from jaxpfl.core import types as store
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.labels import checked_labels, lost_digits, narrowed
 from jaxpfl.data.sources.base import check_finite
-from jaxpfl.support import host_memory, mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _SPLITS = ("train", "validation", "test")
@@ -214,7 +214,7 @@ def _hashes(examples: store.Examples) -> np.ndarray:
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
         weights = rng.integers(2**63, size=rows.shape[1] * rows.itemsize // 4, dtype=np.uint64) * 2 + 1
-        for part in mapped.in_parts(rows, _ENTRIES):
+        for part in host_memory.in_parts(rows, _ENTRIES):
             words = (part + part.dtype.type(0)).view(np.uint32)  # which makes -0.0 a 0.0
             words ^= words >> 16  # the low bits of small numbers are zeros, and a product keeps them
             found[done : done + len(part)] += words.astype(np.uint64) @ weights
@@ -343,12 +343,12 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
     """
 
     def of_split(split: ClientData) -> ClientData:
-        if not any(mapped.is_mapped(leaf) for leaf in jax.tree.leaves(split.examples)):
+        if not any(host_memory.is_mapped(leaf) for leaf in jax.tree.leaves(split.examples)):
             return split.rows(np.flatnonzero(mask))
         start, size = np.asarray(split.start)[mask], np.asarray(split.size)[mask]
         ends = np.cumsum(size, dtype=np.int64)
         places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
-        examples = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), split.examples)
+        examples = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), split.examples)
         return ClientData.stacked(examples, size).bounded(split.capacity)
 
     ids, *splits = federation
@@ -421,7 +421,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
     kept = with_training(sizes[0], client_ids, drop_empty)
     ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
-    in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not mapped.is_mapped(leaf)]
+    in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not host_memory.is_mapped(leaf)]
     check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))
     real = any(np.issubdtype(split.y.dtype, np.floating) for split in splits if len(split.y))
 
@@ -430,7 +430,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
         y = np.asarray(split.y[places])
         if split.labels is not None:
             y = np.asarray(split.labels)[kept][np.repeat(np.arange(len(sizes)), sizes), y]
-        x = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), split.x)
+        x = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), split.x)
         return ClientData.stacked(
             store.Examples(x, np.asarray(y.astype(np.float32 if real else np.int32, copy=False))), sizes
         )

@@ -16,9 +16,9 @@ import numpy as np
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.labels import lost_digits, narrowed
 from jaxpfl.data.sources.base import Source
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.support.mapped import in_parts
+from jaxpfl.support.host_memory import in_parts
 
 
 class Scaling(NamedTuple):
@@ -57,7 +57,7 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
     def of_split(split: ClientData) -> ClientData:
         def of_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-            new = mapped.empty(np.shape(leaf), np.float32, like=leaf)
+            new = host_memory.empty(np.shape(leaf), np.float32, like=leaf)
             for old, part in zip(in_parts(np.asarray(leaf)), in_parts(new), strict=True):
                 part[:] = (old - mean) / deviation
             return new

@@ -24,10 +24,10 @@ from jaxpfl.core.types import ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Inputs, Source
 from jaxpfl.data.sources.npz import read_npy
-from jaxpfl.support import files, mapped
+from jaxpfl.support import files, host_memory
 from jaxpfl.support.errors import JaxpflError, shown, writing
 from jaxpfl.support.host_memory import readable
-from jaxpfl.support.partial import partial
+from jaxpfl.support.output_paths import partial
 
 MANIFEST = "federation.json"
 FORMAT = 1
@@ -183,7 +183,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
     labels = [np.asarray(getattr(federation, name).examples.y) for name in _SPLITS]
     classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
     if are_classes(labels[0]):
-        classes += max(int(part.max()) for y in labels for part in mapped.in_parts(y))
+        classes += max(int(part.max()) for y in labels for part in host_memory.in_parts(y))
     about = {"data": "federation", "description": "a saved federation", "scales": None}
     inputs: Inputs = "features"  # whole numbers are tokens where a source says so
     return about | {"classes": classes, "inputs": inputs, "task": task_for(labels[0])}
@@ -239,7 +239,7 @@ def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str,
             content = np.ascontiguousarray(part).data
             check = zlib.crc32(content, check)
             file.write(content)
-            mapped.give_back(array)
+            host_memory.give_back(array)
         file.flush()
         os.fsync(file.fileno())
     return {

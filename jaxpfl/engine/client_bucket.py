@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.core.cohort_draws import CohortNumbers
-from jaxpfl.core.participation import Participation
+from jaxpfl.core.participation import CohortNumbers, Participation
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import Array, ClientData, Federation, Key, PyTree
 from jaxpfl.engine import compiled, refusals

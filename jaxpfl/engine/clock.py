@@ -7,9 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import client_times, trees
-from jaxpfl.core.client_times import TimeModel
-from jaxpfl.core.participation import Availability
+from jaxpfl.core import participation, trees
+from jaxpfl.core.participation import Availability, TimeModel
 from jaxpfl.core.protocol import Algorithm, Message
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.engine.state import LIMB, Counts
@@ -90,7 +89,7 @@ def seconds_ahead(
     """
     if availability.time_model is None:
         return lambda rows: jnp.ones(rows.shape, jnp.float32)
-    clock, (client,) = client_times.resolve(availability.time_model), algorithm.clients
+    clock, (client,) = participation.resolve_time_model(availability.time_model), algorithm.clients
     sent = trees.num_bytes(shared)
 
     def gradients(client_id: Array, size: Array) -> Array:

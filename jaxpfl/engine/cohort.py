@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
-from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.full_precision import RunningSum
 from jaxpfl.core.types import Array, Examples, PyTree
 from jaxpfl.engine import stores
 from jaxpfl.engine.device_sums import all_summed

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.algorithms.parts.schedules import settled
-from jaxpfl.core import contract, trees
-from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core import protocol_checks, trees
+from jaxpfl.core.participation import CohortNumbers
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
@@ -158,7 +158,7 @@ def make_adapt(
 
             def one(nth: Array, own: PyTree) -> PyTree:
                 key = stream(today.key, Purpose.ADAPT, client_id, nth)
-                new, _, _ = contract.updated(client, key, today.hp, context(nth), message, own, splits)
+                new, _, _ = protocol_checks.updated(client, key, today.hp, context(nth), message, own, splits)
                 return trees.where(trees.all_finite(new), new, own)
 
             adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
@@ -166,7 +166,7 @@ def make_adapt(
             on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
-                in_rounds = rounds * contract.counted(client.gradients.update, limit, message)
+                in_rounds = rounds * protocol_checks.counted(client.gradients.update, limit, message)
                 adapting = client.gradients.personalize
                 adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
                 scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
@@ -221,7 +221,7 @@ def _personalize(
 ) -> Personal:
     given = (client, today, client_id, per_client, lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
-    contract.check_shapes("client.personalize: model", after, before, like="without a step: model")
+    protocol_checks.check_shapes("client.personalize: model", after, before, like="without a step: model")
     finite = trees.all_finite(after)
     return Personal(before, trees.where(finite, after, before), finite)
 
@@ -253,7 +253,7 @@ def _score(
             logits["global"] = predict_global(today.hp, today.server, x)
         for name, values in logits.items():
             function = "server.predict_global" if name == "global" else "client.predict"
-            contract.check_prediction(function, values, len(valid))
+            protocol_checks.check_prediction(function, values, len(valid))
         return logits
 
     def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, dict[str, tuple[Array, ...]]]:
@@ -340,7 +340,7 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
         parts = (metric.total, metric.number) if isinstance(metric, Pooled) else (metric,)
         values = tuple(part(logits, y) for part in parts)
         for part in values:
-            contract.check_metric(name, part, len(valid))
+            protocol_checks.check_metric(name, part, len(valid))
         sums[name] = tuple(trees.valid_sum(valid, part) for part in values)
     return sums
 
@@ -365,6 +365,6 @@ def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
     for name, metric in task.metrics.items():
         if isinstance(metric, PerClient):
             value = metric.function(logits, y, valid)
-            contract.check_client_metric(name, value)
+            protocol_checks.check_client_metric(name, value)
             found[name] = jnp.where(count > 0, value, jnp.nan)
     return found

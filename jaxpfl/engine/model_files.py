@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxpfl.core.types import PyTree
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.support import checksums, files
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 MANIFEST = "manifest.json"
@@ -117,7 +117,7 @@ class Models:
 
     def _read(self, file: str) -> dict[str, np.ndarray]:
         path = files.inside(self._folder, file)
-        checksums.check_file(self._folder, file)
+        files.check_checksum(self._folder, file)
         return read_npz(path)
 
 
@@ -140,7 +140,7 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
         raise JaxpflError(f"{folder} holds no exported models: there is no {MANIFEST} in it")
-    checksums.check_file(folder, MANIFEST)
+    files.check_checksum(folder, MANIFEST)
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise JaxpflError(f"{folder / MANIFEST} is not of the format {FORMAT}")

@@ -19,7 +19,7 @@ from jaxpfl.engine.cohort import AXIS, Spread
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.model_axis import MODEL, ModelAxis
 from jaxpfl.engine.state import RunState
-from jaxpfl.support import mapped, processes
+from jaxpfl.support import host_memory, processes
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError
 
 
@@ -203,7 +203,7 @@ def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: 
                 assert place is not None
                 device = (place[0].start or 0) // part
                 made = np.zeros((part, *leaf.shape[1:]), leaf.dtype)
-                mapped.read(on_host, first[device], sizes[device], made)
+                host_memory.copy_runs(on_host, first[device], sizes[device], made)
                 return made
 
             return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, of_device)

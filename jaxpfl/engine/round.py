@@ -10,9 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import client_times, contract, trees
-from jaxpfl.core.cohort_draws import CohortNumbers
-from jaxpfl.core.participation import RELIABLE, Availability, FailureRates, Participation
+from jaxpfl.core import protocol_checks, trees
+from jaxpfl.core.participation import RELIABLE, Availability, CohortNumbers, FailureRates, Participation
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
@@ -168,7 +167,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             reduced = Reduced(total.total, total.weight, contributors)
         server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
         given = (server_key, hp, ctx, state.server, reduced)
-        new_server, server_metrics = contract.served(server, *given, shared=message.shared)
+        new_server, server_metrics = protocol_checks.served(server, *given, shared=message.shared)
         # A server may overflow on finite uploads: it then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = lay(plan.model, trees.where(sound, new_server, state.server))
@@ -195,7 +194,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         if plan.availability.time_model is not None and arrivals is not None:
             metrics["round_seconds"] = arrivals.seconds
         elif plan.availability.time_model is not None:
-            clock = client_times.resolve(plan.availability.time_model)
+            clock = participation.resolve_time_model(plan.availability.time_model)
             of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # as counts are
             told = (clock, algorithm, of_rows, ids.shape[0], counts, state.counts, up, message)
             metrics["round_seconds"] = synchronous_seconds(*told)
@@ -258,7 +257,7 @@ def _take_part(
         ctx = ctx._replace(staleness=now - round)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message, old = Message(lay(model, sent), per_client), lay(model, old)
-    new, upload, metrics = contract.updated(client, key, hp, ctx, message, old, splits)
+    new, upload, metrics = protocol_checks.updated(client, key, hp, ctx, message, old, splits)
     new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
     failed = upload.failed
     usable = _summable(packed, slots)
@@ -280,7 +279,7 @@ def _take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=0 if client.gradients is None else contract.counted(client.gradients.update, limit, message),
+        gradients=0 if client.gradients is None else protocol_checks.counted(client.gradients.update, limit, message),
         upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
@@ -321,7 +320,9 @@ def _work_alone(
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
     old = lay(model, old)
-    new, metrics = contract.idled(client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
+    new, metrics = protocol_checks.idled(
+        client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits
+    )
     new = lay(model, new)
     finite = trees.all_finite(new)
     keep = present & finite
@@ -331,7 +332,9 @@ def _work_alone(
         idle_rounds=1,
         idle_streak=1,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=contract.counted(client.gradients.idle, limit) if client.gradients and client.gradients.idle else 0,
+        gradients=protocol_checks.counted(client.gradients.idle, limit)
+        if client.gradients and client.gradients.idle
+        else 0,
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     done = trees.where(keep, done, jax.tree.map(jnp.zeros_like, done))

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core.local_epochs import LocalEpochs
-from jaxpfl.core.protocol import Client
+from jaxpfl.core.protocol import Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import noise_keys
 from jaxpfl.engine.evaluate import Part, Scores

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.core import contract
-from jaxpfl.core.cohort_draws import CohortNumbers
-from jaxpfl.core.participation import Participation
+from jaxpfl.core import protocol_checks
+from jaxpfl.core.participation import CohortNumbers, Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Federation, Key, PyTree, Scalar
@@ -210,7 +209,7 @@ def init_state(
     ctx = server_context(participation.at(numbers), jnp.int32(0))
     state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
-    contract.check_message(message, groups[0].num_clients if among is None else participation.num_clients)
+    protocol_checks.check_message(message, groups[0].num_clients if among is None else participation.num_clients)
     per_client, start = messages(message.per_client, among), stream(key, Purpose.CLIENT_INIT)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:

@@ -15,7 +15,7 @@ from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 
 _ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
@@ -199,7 +199,7 @@ def _examples(*federations: Federation | None) -> Iterator[Examples]:
 
 def _check(labels: list[np.ndarray], fits: Any, words: str) -> None:
     for y in labels:
-        for part in mapped.in_parts(y):
+        for part in host_memory.in_parts(y):
             good = fits(part)
             if not good.all():
                 raise JaxpflError(f"{words}, got {part[~good].reshape(-1)[0]:g}")

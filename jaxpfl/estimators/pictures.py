@@ -18,8 +18,8 @@ from jaxpfl.estimators.normal_means.groups import GroupMeans
 from jaxpfl.estimators.normal_means.unit_level import UnitMeans
 from jaxpfl.estimators.rate_answers import RateMixture, Rates
 from jaxpfl.estimators.rate_regression import RegressedRates
+from jaxpfl.support.console import COLORS, INK, literal, new_axes
 from jaxpfl.support.errors import JaxpflError, shown
-from jaxpfl.support.presentation import COLORS, INK, literal, new_axes
 
 FALSE_ALARMS = 0.05
 """Share of files in which a client is called outlying though the fitted population is right."""

@@ -23,11 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core import trees
-from jaxpfl.core.local_epochs import LocalEpochs
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, NoiseStream, Upload
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    LocalEpochs,
+    Message,
+    NoiseStream,
+    Upload,
+    wrapped_client,
+)
 from jaxpfl.core.randomness import Purpose, stream, words_of
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.core.wrapping import wrapped_client
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian, bits
 from jaxpfl.privacy.silos import WORD, SiloMechanism

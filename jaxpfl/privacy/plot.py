@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.privacy.audit import EpsilonBound
+from jaxpfl.support.console import new_axes, save_png
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import new_axes, save_png
 
 
 def plot_curve(

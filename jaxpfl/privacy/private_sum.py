@@ -39,10 +39,11 @@ from jaxpfl.core.protocol import (
     Server,
     ServerContext,
     Upload,
+    wrapped_client,
+    wrapped_server,
 )
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.core.wrapping import wrapped_client, wrapped_server
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.noise import add_banded, add_gaussian

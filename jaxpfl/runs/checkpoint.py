@@ -26,9 +26,9 @@ from jaxpfl import __version__
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.state import keyless
-from jaxpfl.support import checksums, files, processes, sealed
+from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.support.partial import discard_late, partial
+from jaxpfl.support.output_paths import discard_late, partial
 
 _KEPT = 2
 _STATE = "state"
@@ -84,7 +84,7 @@ class Checkpoints:
             with partial(target) as place:
                 place.mkdir(parents=True)
                 self._orbax.save(place / _STATE, args=self._ocp.args.StandardSave(tree))
-                checksums.write(place)
+                files.write_checksums(place)
                 if target.exists():  # a damaged one, which `restore` skipped
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
@@ -147,7 +147,7 @@ class Checkpoints:
         """
         place = self._folder / str(round)
         try:
-            checksums.check(place)
+            files.check_checksums(place)
         except JaxpflError as error:
             raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
         # With today's placement: it may have been saved from devices that this machine lacks.
@@ -310,7 +310,7 @@ class Unfinished:
         began = time.monotonic()
         try:
             # First, so that a state that is found has what was read before it.
-            sealed.write(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
+            files.write_checksummed(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
             save(self._checkpoints, done, simulation, state, seconds)
         finally:  # a disk that is full is not tried again at once
             now = time.monotonic()
@@ -330,7 +330,7 @@ class Unfinished:
         if not (self._folder / _READ).exists():
             return first, 0, 0.0, []
         try:
-            found = sealed.read(self._folder / _READ)
+            found = files.read_checksummed(self._folder / _READ)
             if found.get("asked") != files.jsonable(self._asked):
                 raise JaxpflError(f"{self._folder} is of other settings, data, versions or devices")
             state, seconds = restore(self._checkpoints, simulation, first, stops[-1], warn)

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxpfl.support import strict_json
+from jaxpfl.core.settings import text_words
 from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
-from jaxpfl.runs.config import RunConfig
-from jaxpfl.support.files import contents
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.core.settings import text_words
+from jaxpfl.runs.config import RunConfig
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.files import contents
 
 _MEMORY = 50  # memory of a text while it is parsed, in multiples of its length
 _MOST_PARTS = 100_000
@@ -89,7 +89,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         elif path.suffix in (".yaml", ".yml"):
             values = _yaml(text) or {}
         elif path.suffix == ".json":
-            values = strict_json.parse(text)
+            values = files.parse_json(text)
         else:
             raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
     except JaxpflError:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxpfl import data
-from jaxpfl.support import mapped
-from jaxpfl.data import Split
-from jaxpfl.data.stored import Stored
-from jaxpfl.data.stored import check_new
-from jaxpfl.support.errors import JaxpflError, writing
 from jaxpfl.core.settings import is_default, part_of
+from jaxpfl.data import Split
+from jaxpfl.data.stored import Stored, check_new
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, writing
 
 if TYPE_CHECKING:
     from jaxpfl.runs.config import DataConfig, RunConfig
@@ -103,7 +102,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
         split["clients"] = config.clients + config.clients_apart
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with mapped.files_in(folder.parent):
+    with host_memory.files_in(folder.parent):
         source = source_of(config, in_files=True)
         federation = data.federate(source, **split)
         data.save_federation(federation, folder, source=source, split=split)

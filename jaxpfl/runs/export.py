@@ -22,9 +22,9 @@ from jaxpfl.runs.inputs import Origin
 from jaxpfl.runs.parameters import LastModels, Stack
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.stored_run import StoredRun, open_run
-from jaxpfl.support import checksums, files, parquet
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, writing
-from jaxpfl.support.partial import partial
+from jaxpfl.support.output_paths import partial
 
 if TYPE_CHECKING:
     import pandas
@@ -111,7 +111,7 @@ def export(
             entries[name] = _write_method(place, name, models, wanted, progress)
         manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
         files.write_json(place / MANIFEST, manifest)
-        checksums.write(place)
+        files.write_checksums(place)
     return output, manifest
 
 
@@ -285,7 +285,7 @@ def write_rounds(run: Path, path: Path) -> int:
         with files.whole(path) as file:
             found.to_csv(file, index=False)
     else:
-        parquet.write_table(path, found)
+        files.write_table(path, found)
     return len(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.runs.scores import ACCURACY, Headline
-from jaxpfl.support.presentation import COLORS, INK, entitle, new_axes, save, shades
+from jaxpfl.support.console import COLORS, INK, entitle, new_axes, save, shades
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 _MOST_BESIDE = 6

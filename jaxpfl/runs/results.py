@@ -304,9 +304,7 @@ def _row(
             np.array([record[name] for record in evaluations], dtype=float)
             for name in (headline.validation, headline.personalized)
         )
-        row["best_on_validation"] = best_on_validation(
-            rounds, validation, test, headline, experiment.config.patience
-        )
+        row["best_on_validation"] = best_on_validation(rounds, validation, test, headline, experiment.config.patience)
     return row
 
 

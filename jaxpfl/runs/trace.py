@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 
 from jaxpfl.runs.operations import Operation, read_file
-from jaxpfl.support.partial import scratch
+from jaxpfl.support.output_paths import scratch
 
 _MOST_EVENTS = 250_000  # 15 MB, and about two seconds to write
 _LONGEST = 5.0

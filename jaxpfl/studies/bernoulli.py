@@ -22,8 +22,8 @@ from jaxpfl.studies.probability_priors import ProbabilityPrior
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
 from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
 from jaxpfl.studies.study import Results, Settings, Study, at_least, check_uploads, within
+from jaxpfl.support.console import INK, new_axes, save
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import INK, new_axes, save
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table, regression_title
 from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
+from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import new_axes, save
 
 FLOOR = 1e-6
 """Least variance."""

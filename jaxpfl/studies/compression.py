@@ -28,8 +28,8 @@ from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key
 from jaxpfl.studies.report import log_ticks, number
 from jaxpfl.studies.study import Block, Read, Results, Settings, Study, at_least, within
+from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import COLORS, GRID, INK, new_axes, new_table, save
 from jaxpfl.uploads.compression import error_feedback, total_variation
 from jaxpfl.uploads.compression.compressors import Compressor, resolve
 

@@ -19,7 +19,7 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
-from jaxpfl.support.presentation import GRID, INK, new_axes, save
+from jaxpfl.support.console import GRID, INK, new_axes, save
 
 PRINTED_GAIN = (0.107, 0.019)
 """The paper's gain, with its spread over six runs."""

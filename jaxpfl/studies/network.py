@@ -38,8 +38,8 @@ from jaxpfl.similarity.graphs import Graph
 from jaxpfl.studies.repetitions import measure
 from jaxpfl.studies.report import FEW_ERRORS, log_ticks, number, with_error
 from jaxpfl.studies.study import Block, Results, Settings, Study, within
+from jaxpfl.support.console import COLORS, INK, new_table, plain, save
 from jaxpfl.support.errors import JaxpflError, unknown_name
-from jaxpfl.support.presentation import COLORS, INK, new_table, plain, save
 
 METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
 MEASURES = ("error", "ari", "clusters", "accuracy", "validation")

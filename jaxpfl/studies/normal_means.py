@@ -21,8 +21,8 @@ from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
 from jaxpfl.studies.repetitions import repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table
 from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
+from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
-from jaxpfl.support.presentation import new_axes, save
 
 Choice: TypeAlias = Literal[
     "normal",

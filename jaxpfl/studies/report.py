@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from jaxpfl.studies.study import Block
-from jaxpfl.support.presentation import COLORS, GRID, INK, new_axes, new_table, save
+from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 
 Values: TypeAlias = Sequence[float] | np.ndarray
 

@@ -14,7 +14,7 @@ from jaxpfl.studies import gaussian as study
 from jaxpfl.studies.gaussian import GaussianPopulation
 from jaxpfl.studies.report import log_ticks
 from jaxpfl.studies.study import Results, Study
-from jaxpfl.support.presentation import INK, save
+from jaxpfl.support.console import INK, save
 
 _SHARES = (0.25, 0.5, 0.75)
 

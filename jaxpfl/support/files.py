@@ -1,23 +1,50 @@
-"""Files of a run folder, written atomically: beside their place, then moved into it."""
+"""Files of a run folder: JSON, records, tables and checksums, written beside their place, then moved into it."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpfl.support import host_memory, strict_json
-from jaxpfl.support.errors import JaxpflError, shown, writing
-from jaxpfl.support.partial import partial
+from jaxpfl.support import host_memory
+from jaxpfl.support.errors import JaxpflError, printable, shown, writing
+from jaxpfl.support.output_paths import partial
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+      ValueError: for text that is no JSON, and an object with two values of one name.
+
+    Examples:
+      >>> parse('{"rounds": 3, "rounds": 4}')
+      Traceback (most recent call last):
+      ValueError: 'rounds' stands twice in one object
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(name)} stands twice in one object")
+    return named
 
 
 @contextmanager
@@ -119,7 +146,7 @@ def read_json(path: Path) -> Any:
       JaxpflError: if the file cannot be read or is not JSON.
     """
     try:
-        return strict_json.parse(contents(path))
+        return parse_json(contents(path))
     except (ValueError, RecursionError) as error:
         raise JaxpflError(f"cannot read {path}: no JSON: {' '.join(str(error).split())}") from None
 
@@ -218,3 +245,181 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     numbers = [record.get("seconds"), *(entry for value in lists for entry in value)]
     return record if all(entry is None or type(entry) in (int, float) for entry in numbers) else None
+
+
+CHECKSUMS = "SHA256SUMS"
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a folder into it."""
+    (folder / CHECKSUMS).write_bytes(_sums(folder))
+
+
+def check_checksums(folder: Path) -> None:
+    """Verify every file of a folder against its checksums.
+
+    Raises:
+      JaxpflError: if a file was changed, removed or added since `write_checksums`.
+    """
+    try:
+        with opened(folder / CHECKSUMS) as file:
+            written = file.read()
+        found = _sums(folder)
+    except FileNotFoundError:
+        raise JaxpflError(f"{folder} has no checksums: its {CHECKSUMS} is missing") from None
+    except OSError as error:
+        raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
+    if found != written:  # to the byte: no change of the checksums themselves passes for one of spelling
+        raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {CHECKSUMS}")
+
+
+def check_checksum(folder: Path, name: str) -> None:
+    """Verify one file of a folder, as `check_checksums` does for all."""
+    try:
+        with opened(folder / CHECKSUMS) as file:
+            known = file.read().splitlines()
+        found = _line(folder, name)
+    except OSError as error:
+        missing = f"there is no {Path(error.filename or name).name} in it"
+        why = missing if isinstance(error, FileNotFoundError) else error.strerror
+        raise JaxpflError(f"cannot read {folder}: {why}") from None
+    if found not in known:
+        raise JaxpflError(f"{folder} is damaged: {name} does not fit {CHECKSUMS}")
+
+
+def _sums(folder: Path) -> bytes:
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return b"".join(_line(folder, name) + b"\n" for name in sorted(names) if name != CHECKSUMS)
+
+
+def _line(folder: Path, name: str) -> bytes:
+    with opened(folder / name) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{digest}  {name}".encode(errors="surrogateescape")
+
+
+def _first_difference(written: bytes, found: bytes) -> str:
+    for line in (*found.splitlines(), *written.splitlines()):
+        if (line in written.splitlines()) != (line in found.splitlines()):
+            return line[66:].decode(errors="replace") or CHECKSUMS
+    return CHECKSUMS
+
+
+_SEAL = "crc32"
+_AGAIN = "without the file it is run again"
+
+
+def write_checksummed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object with its checksum; folders above the file are made.
+
+    Raises:
+      UnwritableError: as on a full disk.
+    """
+    content = dict(jsonable(dict(content)))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**content, _SEAL: _sum(content)})
+
+
+def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
+    """The object of a file that `write_checksummed` wrote.
+
+    Args:
+      path: of the file.
+      remedy: against its loss, in words.
+
+    Raises:
+      JaxpflError: for a file that cannot be read, or that holds something else.
+    """
+    try:
+        found = read_json(path)
+    except JaxpflError as error:
+        raise JaxpflError(f"{error}: {remedy}") from None
+    if isinstance(found, dict) and _SEAL not in found:
+        raise JaxpflError(f"{path} has no checksum, as files of before version 0.2: {remedy}")
+    if not isinstance(found, dict) or found.pop(_SEAL) != _sum(found):
+        raise JaxpflError(f"{path} is damaged, or was changed: {remedy}")
+    return found
+
+
+def _sum(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+_MIXED = b"jaxpfl.values"
+"""Metadata of a column that mixes types: the value behind each text, as JSON."""
+
+
+def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
+    """Write a table atomically.
+
+    A column of Parquet has one type. One that mixes text with numbers or switches (``cohort`` = 0.1m, 10) is written as
+    text, with the values behind the texts in the column's metadata, from which `read_table` restores them.
+
+    Returns:
+      Names of the columns that were written as text though not all of their values are.
+
+    Raises:
+      UnwritableError: if the file cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    table = table.copy()
+    behind = {name: values for name in table.columns if (values := _mixed(table[name]))}
+    for name, values in behind.items():
+        texts = {_exact(value): text for text, value in values.items()}
+        table[name] = [None if _missing(value) else texts[_exact(value)] for value in table[name]]
+    columns = pyarrow.Table.from_pandas(table, preserve_index=False)
+    for name, values in behind.items():
+        place = columns.schema.get_field_index(name)
+        field = columns.schema.field(place).with_metadata({_MIXED: json.dumps(values)})
+        columns = columns.set_column(place, field, columns.column(place))
+    with whole(path, "wb") as file:
+        parquet.write_table(columns, file)
+    return list(behind)
+
+
+def read_table(path: str | Path) -> pandas.DataFrame:
+    """The table that `write_table` wrote, each value in its own type.
+
+    Raises:
+      JaxpflError: for a file that cannot be read.
+    """
+    import pandas
+    from pyarrow import parquet
+
+    try:
+        with opened(Path(path)) as file:
+            stored = parquet.ParquetFile(file)
+            check_fits(path, 8 * stored.metadata.num_rows * stored.metadata.num_columns)
+            columns = stored.read()
+        table = columns.to_pandas()
+        for field in columns.schema:
+            if _MIXED in (field.metadata or {}):
+                values = json.loads(field.metadata[_MIXED])
+                found = [None if _missing(text) else values[text] for text in table[field.name]]
+                table[field.name] = pandas.Series(found, dtype=object)
+    except JaxpflError:
+        raise
+    except Exception as error:  # of a damaged file Arrow raises many kinds
+        raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
+    return table
+
+
+def _mixed(column: Any) -> dict[str, Any]:
+    """The value behind each text of a pandas column that mixes types; empty for a column of one type."""
+    values = {_exact(value): value for value in column if not _missing(value)}
+    if column.dtype != object or len({type(value) for value in values.values()}) < 2:
+        return {}
+    texts = {value if isinstance(value, str) else json.dumps(value): value for value in values.values()}
+    return texts if len(texts) == len(values) else {json.dumps(value): value for value in values.values()}
+
+
+def _exact(value: Any) -> str:
+    """Name of a value and its type: 1 and True are equal."""
+    return json.dumps(value)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value

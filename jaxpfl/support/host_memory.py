@@ -1,11 +1,27 @@
-"""Free memory of the host, checked before a large allocation: the kernel kills without a message."""
+"""Memory of the host: its free bytes, checked before a large allocation, and arrays in memory-mapped files instead.
+
+The kernel kills without a message, so that a large allocation is refused first. A temporary file has no name: nothing
+of it stays after its array or process is gone. A file's pages are no memory of the process, as the system drops them
+when it needs room. They count as resident all the same while they are mapped, and work in parts gives them back.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
 import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import IO, Any
 
-from jaxpfl.support.errors import OutOfMemoryError
+import numpy as np
+
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 
 USABLE = 0.9  # of the free memory: allocators round up, and other processes share the machine
 
@@ -75,3 +91,176 @@ def _process() -> int | None:
     limits = [(resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])]
     left = [(resource.getrlimit(kind)[0], used * resource.getpagesize()) for kind, used in limits]
     return min((limit - used for limit, used in left if limit != resource.RLIM_INFINITY), default=None)
+
+
+_ENTRIES = 2**23
+"""Number of entries worked on at once."""
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+
+@contextmanager
+def files_in(folder: Path) -> Iterator[None]:
+    """Make the block's temporary files in a folder, not in the system's own one for them."""
+    before = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(before)
+
+
+def pages_of(array: Any) -> mmap.mmap | None:
+    """The mapping behind an array or a view of one; None for one in memory, or whose changes are not the file's."""
+    while array is not None:
+        if isinstance(array, np.memmap):
+            # Pages of a private mapping ("c") that were changed would be lost.
+            return getattr(array, "_mmap", None) if getattr(array, "mode", None) != "c" else None
+        array = getattr(array, "base", None)
+    return None
+
+
+def is_mapped(array: Any) -> bool:
+    """True for an array in a memory-mapped file, or a view of one."""
+    return pages_of(array) is not None
+
+
+def give_back(*arrays: Any) -> None:
+    """Give the pages of memory-mapped arrays back to the system, which keeps what was written."""
+    for array in arrays:
+        pages = pages_of(array)
+        if pages is not None:
+            pages.madvise(mmap.MADV_DONTNEED)
+
+
+def in_parts(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
+    """Iterate over a few examples [k, ...] at a time, of inputs [N, ...]; pages of the ones before are given back."""
+    step = max(1, (entries or _ENTRIES) // max(1, x[:1].size))
+    for start in range(0, len(x), step):
+        yield x[start : start + step]
+        give_back(x)
+
+
+def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
+    """An array that is yet to be written: in a temporary file if another one is in a file, else in memory.
+
+    Args:
+      shape: its shape.
+      dtype: its type.
+      like: the other array.
+
+    Raises:
+      UnwritableError: if there is no room for the file.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not size or not is_mapped(like):
+        return np.empty(shape, dtype)
+    with writing(_place()), _temporary() as file:
+        reserve(file, size)
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Take the room of a file on its disk, so that a full one is found here, not by a signal at some later write."""
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Some examples [k, ...] of inputs [N, ...], in a temporary file if they are in a file.
+
+    Args:
+      x: the inputs.
+      places: [k], of the examples.
+
+    Raises:
+      UnwritableError: as `empty`.
+    """
+    if not is_mapped(x):
+        return x[places]
+    made, done = empty((len(places), *x.shape[1:]), x.dtype, like=x), 0
+    for part in in_parts(made):
+        np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # which needs no buffer
+        done += len(part)
+        give_back(x)
+    return made
+
+
+def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
+    """Copy runs of examples of inputs [N, ...], one after the other; nothing else of a file is read.
+
+    Args:
+      x: the inputs.
+      start, size: [k], place and length of each run.
+      out: [n, ...], at least as long as all runs together.
+    """
+    starts, ends = (np.asarray(a, np.int64)[size > 0] for a in (start, start + size))
+    apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # runs that follow on one another are one
+    step, done, kept = max(1, _ENTRIES // max(1, x[:1].size)), 0, 0
+    for run in np.split(np.stack([starts, ends], axis=1), apart) if len(starts) else ():
+        for first in range(int(run[0, 0]), int(run[-1, 1]), step):
+            part = x[first : min(first + step, int(run[-1, 1]))]
+            out[done : done + len(part)] = part
+            done += len(part)
+            if done - kept >= step:
+                give_back(x)
+                kept = done
+    give_back(x)
+
+
+def check_room(what: object, need: int) -> None:
+    """Refuse temporary files that would not fit on the disk.
+
+    Args:
+      what: named in the message.
+      need: bytes.
+
+    Raises:
+      JaxpflError: with what is needed and free.
+    """
+    free = shutil.disk_usage(_place()).free
+    if need > free:
+        raise JaxpflError(f"{what}: {readable(need)} are needed in {_place()}, {readable(free)} are free there")
+
+
+class Growing:
+    """An array [N, ...] to which rows are appended, in memory or in a temporary file; N is not known before."""
+
+    def __init__(self, in_file: bool) -> None:
+        self._in_file = in_file
+        self._file: IO[bytes] | None = None
+        self._parts: list[np.ndarray] = []
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows [k, ...], of the same shape and type each time.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        self._rows += len(rows)
+        if not self._in_file:
+            self._parts.append(rows)
+            return
+        self._parts = self._parts or [rows[:0].copy()]
+        with writing(_place()):
+            self._file = self._file or _temporary()
+            self._file.write(np.ascontiguousarray(rows).data)
+
+    def whole(self) -> np.ndarray:
+        """The array, to which nothing can be appended any more; there must be a part."""
+        shape, dtype = (self._rows, *self._parts[0].shape[1:]), self._parts[0].dtype
+        if self._file is None or not math.prod(shape):
+            return np.concatenate(self._parts)
+        with writing(_place()), self._file as file:
+            file.flush()
+            return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def _place() -> Path:
+    return _FOLDER.get() or Path(tempfile.gettempdir())
+
+
+def _temporary() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="jaxpfl-", dir=_place())

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl.support import strict_json
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, shown
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ def _code(number: int, content: bytes) -> bytes:
 
 def _parsed(number: int, message: bytes) -> Any:
     with expecting(f"the message of process {number}", "JSON of this run"):
-        found = strict_json.parse(message)
+        found = files.parse_json(message)
         return _Refused(*found["refused"]) if "refused" in found else found["value"]
 
 

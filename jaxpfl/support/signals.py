@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from jaxpfl.support import partial
+from jaxpfl.support import output_paths
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 Taker = Callable[[int], bool]
@@ -141,7 +141,7 @@ def _leave(number: int) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for output in (1, 2):
             os.dup2(nowhere, output)
-        partial.discard()
+        output_paths.discard()
         shown = b"\x1b[?25h\n" if os.isatty(err) else b""  # a progress display hides the cursor
         os.write(err, shown + f"interrupted{_note() if callable(_note) else _note}\n".encode())
     except OSError:  # nobody to tell

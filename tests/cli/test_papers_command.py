@@ -6,7 +6,7 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl.benchmarks.papers import results
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 
 ROW = ["method", "setting", "ours", "std", "printed", "printed_std", "difference", "note"]
 
@@ -108,5 +108,5 @@ def test_names_in_a_result_are_no_markup(capsys, tmp_path):
     folder = tmp_path / one.name
     folder.mkdir()
     row = dataclasses.replace(one.rows[0], method="[/nope] [red]x")
-    sealed.write(folder / results.RESULT, dataclasses.replace(one, rows=(row,)).to_json())
+    files.write_checksummed(folder / results.RESULT, dataclasses.replace(one, rows=(row,)).to_json())
     assert "[/nope] [red]x" in jaxpfl(capsys, "papers", "show", one.name, "--output", tmp_path).out

@@ -9,7 +9,7 @@ import pandas
 import pytest
 from command import SMALL, jaxpfl
 
-from jaxpfl.support.parquet import read_table
+from jaxpfl.support.files import read_table
 
 LACKING = {
     "mlflow": "--mlflow needs the package mlflow-skinny or mlflow: pip install 'jaxpfl[mlflow]'",

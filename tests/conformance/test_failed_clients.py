@@ -11,7 +11,7 @@ import pytest
 from problem import outcome, ragged_federation, simulate
 
 from jaxpfl import METHODS, Algorithm, Federation
-from jaxpfl.core.wrapping import wrapped_client
+from jaxpfl.core.protocol import wrapped_client
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from data_files import real
 
 import jaxpfl
 from jaxpfl.data import Source, load, pooled, scaled, scaling_of
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, UnwritableError
 
 RNG = np.random.default_rng(4)
@@ -30,8 +30,8 @@ def assert_same(one: Any, other: Any) -> None:
 def both(name: str, folder: Path, **how: Any) -> tuple[Source, Source]:
     """The data set in memory and in files, which are the same."""
     memory, there = (load(name, str(folder), in_files=in_files, **how) for in_files in (False, True))
-    assert not mapped.is_mapped(memory.x_train)
-    assert mapped.is_mapped(there.x_train)
+    assert not host_memory.is_mapped(memory.x_train)
+    assert host_memory.is_mapped(there.x_train)
     assert_same(tuple(memory), tuple(there))
     return memory, there
 
@@ -65,11 +65,11 @@ def test_leafs_numbers(tmp_path: Path, standardize: bool) -> None:
         {"partition": "clusters", "clusters": 2, "clients": 4},
     ):
         one, other = (jaxpfl.federate(source, **how) for source in (memory, there))
-        assert mapped.is_mapped(other.train.examples.x)
+        assert host_memory.is_mapped(other.train.examples.x)
         assert_same(one, other)
         assert (one.train.capacity, one.train.chunk) == (other.train.capacity, other.train.chunk)
     for a, b in zip(jaxpfl.set_apart(one, 1), jaxpfl.set_apart(other, 1), strict=True):
-        assert mapped.is_mapped(b.train.examples.x)
+        assert host_memory.is_mapped(b.train.examples.x)
         assert_same(a, b)
 
 
@@ -148,7 +148,7 @@ def test_npz_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str)
     assert_same(*(jaxpfl.federate(s, partition="natural", pool_test=True) for s in (memory, there)))
     if memory.inputs == "features":
         one, other = (jaxpfl.federate(s, partition="iid", clients=3, standardize=True) for s in (memory, there))
-        assert mapped.is_mapped(other.train.examples.x)
+        assert host_memory.is_mapped(other.train.examples.x)
         assert_same(one, other)
         assert_same(scaled(one, scaling_of(one)), scaled(other, scaling_of(other)))
     assert_same(tuple(pooled(memory)), tuple(pooled(there)))
@@ -195,7 +195,7 @@ def test_writers_of_mnist() -> None:
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive(tmp_path / "a.npz", x_train=RNG.normal(size=(400, 300)), y_train=RNG.integers(5, size=400))
     full = type("Usage", (), {"free": 1000})
-    with monkeypatch.context() as patched, mapped.files_in(tmp_path):
+    with monkeypatch.context() as patched, host_memory.files_in(tmp_path):
         patched.setattr("shutil.disk_usage", lambda place: full)
         with pytest.raises(JaxpflError, match=r"a.npz: .* are needed in .*, 1e\+03 B are free there"):
             load("npz:a.npz", str(tmp_path), in_files=True)
@@ -204,7 +204,10 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
-    with pytest.raises(UnwritableError, match=f"cannot write to {tmp_path}: No space left"), mapped.files_in(tmp_path):
+    with (
+        pytest.raises(UnwritableError, match=f"cannot write to {tmp_path}: No space left"),
+        host_memory.files_in(tmp_path),
+    ):
         load("npz:a.npz", str(tmp_path), in_files=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
@@ -213,6 +216,6 @@ def test_changes_of_a_private_mapping_stay(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(2**16, np.float32))
     private = np.load(tmp_path / "a.npy", mmap_mode="c")
     private[:] = 1
-    mapped.give_back(private)
-    assert not mapped.is_mapped(private)
-    assert all((part == 1).all() for part in mapped.in_parts(private, 1000))
+    host_memory.give_back(private)
+    assert not host_memory.is_mapped(private)
+    assert all((part == 1).all() for part in host_memory.in_parts(private, 1000))

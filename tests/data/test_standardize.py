@@ -42,7 +42,7 @@ def test_clients_that_arrive_later_are_scaled_as_the_others():
 
 
 def test_trees_of_inputs_and_many_blocks(monkeypatch):
-    monkeypatch.setattr("jaxpfl.support.mapped._ENTRIES", 7)
+    monkeypatch.setattr("jaxpfl.support.host_memory._ENTRIES", 7)
     rng = np.random.default_rng(0)
     clients = [({"a": 3 + rng.normal(size=(n, 2)), "b": 9 * rng.normal(size=n)}, np.zeros(n, int)) for n in (2, 5, 4)]
     federation = jaxpfl.stack_clients(clients)

@@ -15,7 +15,7 @@ import jaxpfl
 from jaxpfl import Federation, JaxpflError
 from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import open_stored, stored
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 
 
 def federation() -> Federation:
@@ -40,7 +40,7 @@ def test_it_comes_back_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     whole = jaxpfl.data.pad(federation(), train_capacity=20)
     jaxpfl.save_federation(whole, tmp_path / "a" / "b")
     found = jaxpfl.open_federation(tmp_path / "a" / "b", check=True)
-    assert mapped.is_mapped(found.train.examples.x)
+    assert host_memory.is_mapped(found.train.examples.x)
     assert_same(whole, found)
     jaxpfl.save_federation(found, tmp_path / "again")
     assert_same(whole, jaxpfl.open_federation(tmp_path / "again"))
@@ -184,7 +184,7 @@ def test_it_trains_from_files_as_from_memory(tmp_path: Path) -> None:
     given: dict[str, Any] = {"rounds": 2, "cohort": 2, "local_steps": 2, "batch_size": 3, "model": "linear"}
     one = jaxpfl.fit("fedavg", whole, **given, plan=jaxpfl.ExecutionPlan(devices=1, runs="map"))
     other = jaxpfl.fit("fedavg", jaxpfl.open_federation(tmp_path / "f"), **given, plan=plan)
-    assert mapped.is_mapped(other.simulation.federations[0].train.examples.x)
+    assert host_memory.is_mapped(other.simulation.federations[0].train.examples.x)
     for a, b in zip(jax.tree.leaves(one.state.server), jax.tree.leaves(other.state.server), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(one.personalized_accuracy, other.personalized_accuracy)

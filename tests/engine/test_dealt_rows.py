@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.core.cohort_draws import CohortNumbers
+from jaxpfl.core.participation import CohortNumbers
 from jaxpfl.data import stack
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.round import _rows_where as rows_where

@@ -6,7 +6,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import LocalEpochs
 from jaxpfl.data.batching import draw_batches, plan_batches
 
 SIZES = (3, 8, 17, 24)

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from jaxpfl import JaxpflError
 from jaxpfl.runs import plots
-from jaxpfl.support import presentation
-from jaxpfl.support.presentation import shades
+from jaxpfl.support import console
+from jaxpfl.support.console import shades
 
 COLORS = {"local": "#111111", "adaped": "#222222"}
 
@@ -111,7 +111,7 @@ def test_pictures_do_not_make_a_folder_anew_that_was_taken_away(tmp_path):
     """A run whose folder vanished before its pictures ended with success, and a folder of a summary and pictures."""
     folder = tmp_path / "run"
     with pytest.raises(JaxpflError, match=r"cannot write to .*a\.png"):
-        presentation.save(Figure(), folder / "plots", "a")
+        console.save(Figure(), folder / "plots", "a")
     assert not folder.exists()
     folder.mkdir()
-    assert presentation.save(Figure(), folder / "plots", "a").is_file()
+    assert console.save(Figure(), folder / "plots", "a").is_file()

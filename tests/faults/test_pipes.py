@@ -22,7 +22,7 @@ from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.runs import config_file
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.sweep import claims
-from jaxpfl.support import checksums, files, parquet
+from jaxpfl.support import files
 
 ROOT = Path(jaxpfl.__file__).parent
 
@@ -37,8 +37,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "run/summary.json": files.read_json,
     "run/metrics.jsonl": lambda path: files.Records(path).read(),
     "sweep/journal/main.jsonl": lambda path: Journal(path.parents[1]).read(),
-    "checked/SHA256SUMS": lambda path: checksums.check(path.parent),
-    "table.parquet": parquet.read_table,
+    "checked/SHA256SUMS": lambda path: files.check_checksums(path.parent),
+    "table.parquet": files.read_table,
     "images": lambda path: read_idx(path, 3),
     "batch": read_pickle,
     "school.mat": lambda path: matlab.read_cells(path, ("X",)),

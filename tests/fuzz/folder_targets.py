@@ -31,9 +31,9 @@ from jaxpfl.runs.reports.check import check
 from jaxpfl.runs.reports.folders import below
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.claims import Claims
-from jaxpfl.support import checksums, files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.parquet import read_table
+from jaxpfl.support.files import read_table
 
 GOOD = Path(tempfile.gettempdir())
 """Replaced by `fuzz`."""
@@ -114,7 +114,7 @@ def checkpoint(folder: Path) -> Any:
 
 def seal_checkpoints(folder: Path) -> None:
     for one in folder.iterdir():
-        checksums.write(one)
+        files.write_checksums(one)
 
 
 def sweep(folder: Path) -> None:
@@ -175,9 +175,9 @@ def seal_results(folder: Path) -> None:
             content = files.read_json(folder / name)
         except JaxpflError:
             continue
-        if isinstance(content, dict):  # infinities too, which `sealed.write` leaves out
-            content.pop(sealed._SEAL, None)
-            (folder / name).write_text(json.dumps(content | {sealed._SEAL: sealed._sum(content)}))
+        if isinstance(content, dict):  # infinities too, which `files.write_checksummed` leaves out
+            content.pop(files._SEAL, None)
+            (folder / name).write_text(json.dumps(content | {files._SEAL: files._sum(content)}))
 
 
 def alone(
@@ -191,7 +191,7 @@ FOLDERS: dict[str, Target] = {
     "run": of_folder(good("run-files"), looked, RUN, seal=seal_run, share=0.2),
     "resumed run": of_folder(good("run-files"), opened, RUN, seal=seal_run, share=0.2),
     "run's page": of_folder(good("run-files"), page, RUN, seal=seal_run, share=0.004),
-    "models": of_folder(good("models"), models, ("*",), seal=checksums.write, share=0.2),
+    "models": of_folder(good("models"), models, ("*",), seal=files.write_checksums, share=0.2),
     "checkpoint": of_folder(good("checkpoint"), checkpoint, ("*",), seal=seal_checkpoints, share=0.02),
     "sweep": of_folder(good("sweep"), sweep, ("*.json", "*.jsonl"), share=0.2),
     "sweep's page": of_folder(good("sweep"), page, ("*.json", "*.jsonl"), share=0.004),

@@ -26,8 +26,8 @@ from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.support import files, sealed
-from jaxpfl.support.parquet import write_table
+from jaxpfl.support import files
+from jaxpfl.support.files import write_table
 
 METHODS = ("local", "adaped")
 ROWS = 6
@@ -92,9 +92,9 @@ def _others(folder: Path) -> None:
     alone = folder / "alone"
     alone.mkdir()
     write_table(alone / "results.parquet", pandas.DataFrame({"lr": [0.1, 0.2], "cohort": ["0.1m", 10]}))
-    sealed.write(alone / "result.json", results.committed()[0].to_json())
-    known = sealed.read(atlas.COMMITTED)
-    sealed.write(alone / "map.json", known | {"places": known["places"][:2]})
+    files.write_checksummed(alone / "result.json", results.committed()[0].to_json())
+    known = files.read_checksummed(atlas.COMMITTED)
+    files.write_checksummed(alone / "map.json", known | {"places": known["places"][:2]})
     claim = Claims(alone, "w0").take("work")
     assert claim is not None
     claim.end()

@@ -22,7 +22,7 @@ from jaxpfl import JaxpflError
 from jaxpfl.engine import RunState
 from jaxpfl.engine.state import Counts
 from jaxpfl.runs.checkpoint import Checkpoints
-from jaxpfl.support import checksums
+from jaxpfl.support import files
 
 ROUND = 2
 
@@ -63,7 +63,7 @@ def main(place: Path) -> dict[str, Any]:
         good = path.read_bytes()
         for content in contents:
             path.write_bytes(content)
-            checksums.write(folder / str(ROUND))
+            files.write_checksums(folder / str(ROUND))
             try:
                 state, _ = Checkpoints(folder).read(ROUND, like)
                 np.testing.assert_array_equal(state.server, like.server)

@@ -28,7 +28,7 @@ from jaxpfl.runs.reports.check import _lost, check
 from jaxpfl.runs.reports.page import page
 from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.probability_priors import parse as parse_prior
-from jaxpfl.support import checksums, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import expecting
 from jaxpfl.uploads.compression import qsgd, run_length, top_k
 
@@ -238,12 +238,12 @@ def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
 def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path) -> None:
     manifest = {"format": FORMAT, "methods": {"local": {"groups": []}}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    checksums.write(tmp_path)
+    files.write_checksums(tmp_path)
     with pytest.raises(JaxpflError, match=r"manifest\.json does not say which files hold which clients' models$"):
         load_models(tmp_path)
     manifest["methods"] = {"local": {"groups": [], "global": None}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    checksums.write(tmp_path)
+    files.write_checksums(tmp_path)
     assert load_models(tmp_path).global_model is None
 
 
@@ -270,9 +270,9 @@ def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
 def test_a_result_of_a_paper_of_numbers_beyond_all_floats_is_none(tmp_path: Path, wrong: float) -> None:
     row = Row("local", "all", 0.5, 0.1, 0.4, None, 0.1, "")
     stored = Result("name", "paper", "what", False, "command", 1.0, {}, (row,)).to_json()
-    sealed.write(tmp_path / "a.json", stored)
+    files.write_checksummed(tmp_path / "a.json", stored)
     assert read_result(tmp_path / "a.json").rows == (row,)
     stored["rows"][0]["ours"] = wrong
-    (tmp_path / "a.json").write_text(json.dumps(stored | {"crc32": sealed._sum(stored)}))
+    (tmp_path / "a.json").write_text(json.dumps(stored | {"crc32": files._sum(stored)}))
     with pytest.raises(JaxpflError, match=r"a\.json holds no result"):
         read_result(tmp_path / "a.json")

@@ -25,7 +25,7 @@ from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.reports import report
 from jaxpfl.runs.reports.check import check
 from jaxpfl.runs.sweep.claims import Claims
-from jaxpfl.support import checksums, files
+from jaxpfl.support import files
 
 ROOT = Path(__file__).parents[2] / "jaxpfl"
 
@@ -144,10 +144,8 @@ def test_exported_models_of_another_folder_are_not_read(tmp_path: Path, name: st
     entry = {"groups": [], "global": {"file": name, "parameters": {}}}
     manifest = {"format": FORMAT, "methods": {"fedavg": entry}, "config": {}, "data": 0}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    checksums.write(folder)
-    (folder / checksums.NAME).write_bytes(
-        (folder / checksums.NAME).read_bytes() + checksums._line(folder, name) + b"\n"
-    )
+    files.write_checksums(folder)
+    (folder / files.CHECKSUMS).write_bytes((folder / files.CHECKSUMS).read_bytes() + files._line(folder, name) + b"\n")
     with pytest.raises(JaxpflError, match="names a file that is not in it"):
         _ = load_models(folder).global_model
 

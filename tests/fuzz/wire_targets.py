@@ -11,7 +11,7 @@ import numpy as np
 from fuzz_target import Target, of_file
 
 from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
-from jaxpfl.core import client_times
+from jaxpfl.core import participation
 from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
 from jaxpfl.runs.sweep import grid
@@ -94,7 +94,7 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "schedule": (lambda text: schedules.parse(text, 10), ("cosine:warmup=3", "step:every=5,factor=0.5", "linear")),
     "augmentation": (augmentation.parse, ("flip+crop:padding=4+mixup:alpha=0.2",)),
     "loss": (losses.resolve, ("huber:delta=2", "quantile:q=0.9", "squared")),
-    "time model": (client_times.resolve, ("lognormal:sigma=0.5", "equal")),
+    "time model": (participation.resolve_time_model, ("lognormal:sigma=0.5", "equal")),
     "aggregate": (aggregators.resolve, ("trimmed-mean:share=0.2", "krum:attackers=2", "median")),
     "attack": (attacks.attack_of, ("scale:factor=10", "noise:scale=1", "sign-flip")),
     "planted": (planted.parse, ("planted:clients=50,clusters=5",)),

@@ -13,7 +13,7 @@ from oracle_methods import SGD, assert_rounds, assert_scores, difference
 from oracle_setup import IDS, SEED, SIZES, STEPS, Run, assert_same, classification_problem, draws, run, simulation
 
 from jaxpfl import JaxpflError
-from jaxpfl.core import client_times
+from jaxpfl.core import participation
 from jaxpfl.core.participation import Availability, Participation, full, poisson, uniform
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 
@@ -80,7 +80,7 @@ def reference(name: str, defect: str = "") -> tuple[list[Round], list[float]]:
 def duration(availability: Availability, i: int, steps: int, mu: dict[str, np.ndarray]) -> float:
     if availability.time_model is None:
         return 1.0
-    clock = client_times.resolve(availability.time_model)
+    clock = participation.resolve_time_model(availability.time_model)
     compute, down, up = np.asarray(clock.factors(np.int32(IDS[i])), float)
     size = sum(a.nbytes for a in mu.values())
     return steps * clock.step * compute + size / (clock.down * down) + size / (clock.up * up)

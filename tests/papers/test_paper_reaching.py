@@ -15,7 +15,7 @@ from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Re
 from jaxpfl.benchmarks.papers.reaching import reached
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
 from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}
 SMALL |= {"batch_size": 5, "rounds": 12, "seeds": 3, "validation_share": 0.2}
@@ -126,14 +126,14 @@ def test_unfinished_runs_that_cannot_be_gone_on_with_begin_anew(tmp_path: Path, 
     with pytest.raises(Interrupted):
         run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: next(looks) >= 2))
     folder = tmp_path / "rounds" / "runs" / "digits-local" / "reaching.unfinished"
-    stored = sealed.read(folder / "read.json")
+    stored = files.read_checksummed(folder / "read.json")
     if damage == "read":
         (folder / "read.json").write_text("{")
     elif damage == "state":
         for path in folder.glob("*/SHA256SUMS"):
             path.write_text("")
     else:
-        sealed.write(folder / "read.json", stored | {"asked": stored["asked"] | {"jaxpfl": "0.0"}})
+        files.write_checksummed(folder / "read.json", stored | {"asked": stored["asked"] | {"jaxpfl": "0.0"}})
     with pytest.warns(JaxpflWarning, match="begin anew"):
         found = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
     assert found == run.run(one, Way(results.place(tmp_path / "whole", one, quick=False))).rows

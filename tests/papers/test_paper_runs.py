@@ -17,7 +17,7 @@ from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.support import files, sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflWarning
 
 RAN = []
@@ -309,9 +309,9 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
-    stored = sealed.read(path)
+    stored = files.read_checksummed(path)
     (stored["rows"][0] if name == "ours" else stored)[name] = value
-    sealed.write(path, stored)
+    files.write_checksummed(path, stored)
     with pytest.raises(JaxpflError, match="holds no result of jaxpfl papers run"):
         results.read(path)
 
@@ -418,8 +418,8 @@ def test_a_copy_of_a_run_does_not_take_its_place(tmp_path):
     found = run.run(EXPERIMENT, way(tmp_path))
     shutil.copytree(tmp_path / "fake", tmp_path / "fake-old")
     path = tmp_path / "fake-old" / results.RESULT
-    stored = sealed.read(path)
-    sealed.write(path, stored | {"paper": f"an old {stored['paper']}"})
+    stored = files.read_checksummed(path)
+    files.write_checksummed(path, stored | {"paper": f"an old {stored['paper']}"})
     shutil.copytree(tmp_path / "fake", tmp_path / "fake-quick")  # a full one in the folder of a quick one
     with pytest.warns(JaxpflWarning, match="fake-(old|quick).*has a folder of another name"):
         assert results.of_folder(tmp_path).results == [found]
@@ -455,9 +455,9 @@ def test_a_study_that_was_cut_is_refused(tmp_path):
 def test_repetitions_that_are_not_finite_are_said(tmp_path):
     run.run(EXPERIMENT, way(tmp_path))
     path = tmp_path / "fake" / "runs" / "m-10.json"
-    stored = sealed.read(path)
+    stored = files.read_checksummed(path)
     stored["values"]["personalized"][1] = None
-    sealed.write(path, stored)
+    files.write_checksummed(path, stored)
     gain = run.run(EXPERIMENT, way(tmp_path)).rows[0]
     assert gain.ours is None
     assert "1 of 4 repetitions are not finite" in gain.note

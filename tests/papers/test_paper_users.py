@@ -15,7 +15,7 @@ from jaxpfl.benchmarks.papers.way import Interrupted, Way
 from jaxpfl.runs.sweep.definition import read as read_definition
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 
 TABLE_2 = [85.5, 78.2, 82.2, 82.1, 79.4, 77.1, 75.6, 79.7, 87.7, 91.0]
 """PersFL on CIFAR-10, DS-1: each user's accuracy, a mean over five runs."""
@@ -56,7 +56,7 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
         run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True))
     (row,) = run.run(EXPERIMENT, way(tmp_path)).rows
     path = tmp_path / "users" / "runs" / "digits-FedAvg" / "users.json"
-    stored = sealed.read(path)
+    stored = files.read_checksummed(path)
     users = [100 * mean(of) for of in zip(*stored["accuracy"], strict=True)]
     assert len(users) == 4
     assert (row.ours, row.std) == pytest.approx((mean(users), stdev(users)))
@@ -64,10 +64,10 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
     assert "over users" in row.note
     assert run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True)).rows == (row,)
 
-    sealed.write(path, stored | {"data": stored["data"] + 1})
+    files.write_checksummed(path, stored | {"data": stored["data"] + 1})
     with pytest.raises(JaxpflError, match="the data set digits is not the one of"):
         run.run(EXPERIMENT, way(tmp_path))
-    sealed.write(path, stored | {"method": "persfl"})
+    files.write_checksummed(path, stored | {"method": "persfl"})
     with pytest.raises(JaxpflError, match="of other settings"):
         run.run(EXPERIMENT, way(tmp_path))
     for text in (json.dumps(stored | {"accuracy": stored["accuracy"][:1], "crc32": "0"}), "[]", "{", '{"a": 1e999}'):

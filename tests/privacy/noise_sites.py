@@ -38,7 +38,7 @@ OTHERS = {
     "algorithms.parts.augmentation.mixed": "mixtures of a client's own examples",
     "algorithms.parts.private_em.start": "random directions, whatever the data",
     "algorithms.l2gd.l2gd.broadcast": "the server's coin, public",
-    "core.client_times.TimeModel.factors": "how fast clients are, whatever their data",
+    "core.participation.TimeModel.factors": "how fast clients are, whatever their data",
     "uploads.compression.quantizers.rounded": "rounding at random, of what is private before or not at all",
     "data.batching._step_indices": "which of its examples a client takes",
     "data.orders._words": "the order of a client's own examples",

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.core.local_epochs import LocalEpochs
+from jaxpfl.core.protocol import LocalEpochs
 from jaxpfl.privacy.guarded import Access
 from jaxpfl.privacy.silos import WORD, mechanism_of
 

@@ -11,7 +11,7 @@ from jaxpfl.runs.reports import folders
 from jaxpfl.runs.reports.drawing import svg
 from jaxpfl.runs.reports.page import Section, code, facts, page, paragraph, table
 from jaxpfl.runs.reports.sheets import of_json
-from jaxpfl.support.presentation import new_axes
+from jaxpfl.support.console import new_axes
 
 
 @pytest.mark.parametrize("part", [paragraph, code, lambda words: facts({words: words}), lambda w: table((w,), [(w,)])])

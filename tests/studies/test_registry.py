@@ -18,9 +18,9 @@ from jaxpfl.cli.parsing import fields_of
 from jaxpfl.studies import registry
 from jaxpfl.studies.histogram import study as histogram
 from jaxpfl.studies.study import Options, Read, Results, Study
+from jaxpfl.support.console import signature
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import jsonable
-from jaxpfl.support.presentation import signature
 
 SMALL = {
     "clients": 12, "samples": 6, "dim": 3, "repetitions": 3, "iterations": 2, "em_steps": 2, "gradient_steps": 2,

@@ -15,7 +15,7 @@ from jaxpfl.runs.sweep import heatmaps, plots
 from jaxpfl.runs.sweep.points import along, axes_of, is_drawn, points_of
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.support.presentation import signature, signed
+from jaxpfl.support.console import signature, signed
 
 SEEDS = (0, 1)
 RATES = (0.01, 0.1, 1.0)

@@ -9,7 +9,7 @@ from jaxpfl.benchmarks.winners import atlas, page, plot
 from jaxpfl.benchmarks.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
 from jaxpfl.benchmarks.winners.measure import config_of, groups_of, tries_of
 from jaxpfl.benchmarks.winners.verdicts import lead
-from jaxpfl.support import sealed
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 
 GRADIENTS = {"ditto": 2, "adaped": 2, "apfl": 2, "fedem": 3}
@@ -189,13 +189,13 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         known | {"places": [first | {"methods": short}]},
         known | {"places": [first | {"methods": beyond}]},
     ):
-        sealed.write(path, stored)
+        files.write_checksummed(path, stored)
         with pytest.raises(JaxpflError, match="holds no map"):
             atlas.read(path)
     path.write_text("[]")
     with pytest.raises(JaxpflError, match="is damaged, or was changed"):
         atlas.read(path)
-    sealed.write(path, known)
+    files.write_checksummed(path, known)
     assert atlas.read(path) == atlas.read()
     path.write_text(path.read_text().replace("0.9", "0.8", 1))
     with pytest.raises(JaxpflError, match="is damaged, or was changed"):

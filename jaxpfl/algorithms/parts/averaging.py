@@ -7,8 +7,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.core.contract import check_shapes
 from jaxpfl.core.protocol import Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.protocol_checks import check_shapes
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.models import Task
 

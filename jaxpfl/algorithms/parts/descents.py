@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.core import trees
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
-from jaxpfl.core.wrapping import wrapped_client
 
 
 class Descent(NamedTuple):

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, sgd
-from jaxpfl.core.local_epochs import LocalEpochs
-from jaxpfl.core.protocol import ClientContext
+from jaxpfl.core.protocol import ClientContext, LocalEpochs
 from jaxpfl.core.types import ClientData, Key, PyTree, Scalar
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError

@@ -17,8 +17,7 @@ from jaxpfl.algorithms.parts.descents import Descent
 from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
 from jaxpfl.core import trees
-from jaxpfl.core.local_epochs import LocalEpochs
-from jaxpfl.core.protocol import ClientContext, Gradients
+from jaxpfl.core.protocol import ClientContext, Gradients, LocalEpochs
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.data import batching

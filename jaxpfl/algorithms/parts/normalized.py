@@ -21,9 +21,19 @@ import optax
 
 from jaxpfl.algorithms.parts.local_work import LocalWork, taken
 from jaxpfl.core import trees
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Server,
+    ServerContext,
+    Upload,
+    wrapped_client,
+    wrapped_server,
+)
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits
-from jaxpfl.core.wrapping import wrapped_client, wrapped_server
 from jaxpfl.support.errors import JaxpflError
 
 

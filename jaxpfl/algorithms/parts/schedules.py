@@ -37,10 +37,19 @@ import numpy as np
 from flax import struct
 
 from jaxpfl.core import choices
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Server, ServerContext, Upload
+from jaxpfl.core.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Server,
+    ServerContext,
+    Upload,
+    wrapped_client,
+    wrapped_server,
+)
 from jaxpfl.core.settings import Range
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.core.wrapping import wrapped_client, wrapped_server
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OWN = "decay"

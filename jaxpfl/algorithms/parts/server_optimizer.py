@@ -18,9 +18,8 @@ import optax
 
 from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
 from jaxpfl.core import trees
-from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, ServerContext
+from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, ServerContext, wrapped_server
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar
-from jaxpfl.core.wrapping import wrapped_server
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError, warn
 

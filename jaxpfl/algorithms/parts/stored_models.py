@@ -16,9 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core.protocol import Message, Reduced, Server, ServerContext, Stacked
+from jaxpfl.core.protocol import Message, Reduced, Server, ServerContext, Stacked, wrapped_server
 from jaxpfl.core.types import Array, Key, Metrics, PyTree
-from jaxpfl.core.wrapping import wrapped_server
 
 _EMPTY = -1
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
@@ -141,8 +141,8 @@ def _tested_on(source: Source, mask: np.ndarray) -> Source:
     if mask.all():
         return source
     places = np.flatnonzero(mask)
-    x_test = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), source.x_test)
-    y_test = mapped.gathered(source.y_test, places)
+    x_test = jax.tree.map(lambda leaf: host_memory.gathered(leaf, places), source.x_test)
+    y_test = host_memory.gathered(source.y_test, places)
     return source._replace(x_test=x_test, y_test=y_test, users_test=source.users_test[places])
 
 
@@ -166,11 +166,13 @@ def pooled(source: Source) -> Source:
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Both arrays one after the other, in a file if the first one is."""
-    if not mapped.is_mapped(a):
+    if not host_memory.is_mapped(a):
         return np.concatenate([a, b])
-    whole = mapped.empty((len(a) + len(b), *a.shape[1:]), a.dtype, like=a)
+    whole = host_memory.empty((len(a) + len(b), *a.shape[1:]), a.dtype, like=a)
     for there, part in ((0, a), (len(a), b)):
-        for old, new in zip(mapped.in_parts(part), mapped.in_parts(whole[there : there + len(part)]), strict=True):
+        for old, new in zip(
+            host_memory.in_parts(part), host_memory.in_parts(whole[there : there + len(part)]), strict=True
+        ):
             new[...] = old
     return whole
 
@@ -185,8 +187,8 @@ def standardized(source: Source) -> Source:
     scales = pixel_scale(source.x_train)
 
     def scaled(images: np.ndarray) -> np.ndarray:
-        made = mapped.empty(images.shape, images.dtype, like=images)
-        for old, new in zip(mapped.in_parts(images), mapped.in_parts(made), strict=True):
+        made = host_memory.empty(images.shape, images.dtype, like=images)
+        for old, new in zip(host_memory.in_parts(images), host_memory.in_parts(made), strict=True):
             for channel, (mean, scale) in enumerate(scales):
                 new[..., channel] = (old[..., channel] - mean) / scale
         return made
@@ -200,8 +202,11 @@ def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
     found = []
     for channel in range(images.shape[-1]):
         of = images[..., channel]
-        mean = sum(np.ascontiguousarray(part).sum(dtype=np.float64) for part in mapped.in_parts(of, _ENTRIES)) / of.size
-        squares = (np.square(np.ascontiguousarray(part) - mean).sum() for part in mapped.in_parts(of, _ENTRIES))
+        mean = (
+            sum(np.ascontiguousarray(part).sum(dtype=np.float64) for part in host_memory.in_parts(of, _ENTRIES))
+            / of.size
+        )
+        squares = (np.square(np.ascontiguousarray(part) - mean).sum() for part in host_memory.in_parts(of, _ENTRIES))
         deviation = np.float32(np.sqrt(sum(squares) / of.size))
         found.append((np.float32(mean), deviation if deviation > 0 else np.float32(1)))
     return found
@@ -240,7 +245,7 @@ def check_finite(x: Any, whose: str) -> None:
     """
     for leaf in jax.tree.leaves(x):
         passed = 0
-        for part in mapped.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.inexact) else ():
+        for part in host_memory.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.inexact) else ():
             if not np.isfinite(part).all():
                 first = passed + int(np.argmin(np.isfinite(part).reshape(len(part), -1).all(axis=1)))
                 raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")

@@ -40,7 +40,7 @@ from jaxpfl.data.sources.base import (
     where_to_put_it,
 )
 from jaxpfl.data.sources.pickles import read_pickle
-from jaxpfl.support import strict_json
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.files import check_fits, contents
 
@@ -224,7 +224,7 @@ def read_users(folder: Path) -> Users:
 def _read(file: Path) -> dict[str, Any]:
     """Data of a file's users, by name."""
     try:
-        content = strict_json.parse(contents(file))
+        content = files.parse_json(contents(file))
     except (ValueError, RecursionError) as error:
         raise JaxpflError(f"{file}: no JSON, or truncated: {one_line(error)}") from error
     data = content.get("user_data") if isinstance(content, dict) else None

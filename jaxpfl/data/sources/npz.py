@@ -31,7 +31,7 @@ from jaxpfl.data.labels import (
     unlike_numbers,
 )
 from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import check_fits, opened
 
@@ -73,7 +73,7 @@ def read_npz(path: Path, names: Iterable[str] | None = None, *, in_files: bool =
     wanted = [name for name in headers if names is None or name in names]
     need = sum(headers[name].nbytes for name in wanted)
     if in_files:
-        mapped.check_room(path, need)
+        host_memory.check_room(path, need)
     else:
         check_fits(path, need)
     with _archive(path) as archive:
@@ -137,7 +137,7 @@ def load_npz(
     # Besides the arrays that are read, inputs are converted to 32 bits.
     needed = sum(headers[key].nbytes for key in keys) + 4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts)
     if in_files:
-        mapped.check_room(path, needed)
+        host_memory.check_room(path, needed)
     else:
         check_fits(path, needed)
     arrays = read_npz(path, keys, in_files=in_files)
@@ -200,7 +200,9 @@ def _numbered(
     are."""
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
-        (np.isfinite(part) & (part == np.round(part))).all() for y in labels.values() for part in mapped.in_parts(y)
+        (np.isfinite(part) & (part == np.round(part))).all()
+        for y in labels.values()
+        for part in host_memory.in_parts(y)
     )
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
@@ -294,7 +296,7 @@ def _inflated(member: IO[bytes]) -> np.ndarray:
     first = np.lib.format.read_magic(member) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(member)
-    content = mapped.Growing(in_file=True)
+    content = host_memory.Growing(in_file=True)
     while part := member.read(_BYTES):
         content.append(np.frombuffer(part, np.uint8))
     if not math.prod(shape):
@@ -334,7 +336,7 @@ def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) ->
     """Refuse integers below ``least``, or beyond 32 bits, and none at all."""
     if not values.size:
         raise JaxpflError(f"{path}: {key} of shape {values.shape} holds no value")
-    ends = [(int(part.min()), int(part.max())) for part in mapped.in_parts(values)]
+    ends = [(int(part.min()), int(part.max())) for part in host_memory.in_parts(values)]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low < least or high > _LARGEST:
         wrong = low if low < least else high
@@ -353,8 +355,8 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
     if inputs == "tokens":
         _check_integers(path, key, x, -_LARGEST - 1)
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
-    made = mapped.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
-    for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
+    made = host_memory.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
+    for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
         new[...] = pixels(old) if inputs == "pixels" else old
     return made
 

@@ -23,7 +23,7 @@ from jaxpfl.data.sources.base import (
     unreadable,
 )
 from jaxpfl.data.sources.tables import TableOptions
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
@@ -121,9 +121,9 @@ def _in_files(source: Source) -> Source:
     """The source with its inputs in temporary files, wherever they were."""
 
     def moved(x: np.ndarray) -> np.ndarray:
-        if mapped.is_mapped(x):
+        if host_memory.is_mapped(x):
             return x
-        file = mapped.Growing(in_file=True)
+        file = host_memory.Growing(in_file=True)
         file.append(x)
         return file.whole()
 

@@ -23,7 +23,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.types import PyTree
 from jaxpfl.engine.streamed.row_file import RowFile
 from jaxpfl.engine.streamed.undo import Journal, records
-from jaxpfl.support import files, mapped
+from jaxpfl.support import files, host_memory
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 from jaxpfl.support.host_memory import readable
 
@@ -87,7 +87,7 @@ class Disk:
                 path = self._folder / f"leaf-{i}.npy"
                 np.lib.format.open_memmap(path, "w+", leaf.dtype, leaf.shape)
                 with open(path, "r+b") as file:
-                    mapped.reserve(file, path.stat().st_size)
+                    host_memory.reserve(file, path.stat().st_size)
 
     def _check_room(self, leaves: list[Any]) -> None:
         need, free = trees.num_bytes(leaves), shutil.disk_usage(self._folder).free

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.engine.streamed.rows import memory
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, writing
 
 
@@ -44,7 +44,7 @@ class RowFile:
             file = tempfile.TemporaryFile(prefix="jaxpfl-", dir=folder, buffering=0)  # noqa: SIM115, it stays open
             if not size:  # which no system maps
                 return cls(folder, file, np.empty(shape, dtype))
-            mapped.reserve(file, size)
+            host_memory.reserve(file, size)
             return cls(folder, file, np.memmap(file, dtype, "r+", shape=shape))
 
     @classmethod

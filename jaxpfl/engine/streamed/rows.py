@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxpfl.core.types import PyTree
-from jaxpfl.support import mapped
+from jaxpfl.support import host_memory
 
 Take = Callable[[int, np.ndarray], PyTree]
 """``(run, rows)`` copies the states of some clients as `take` does, wherever they are."""
@@ -44,7 +44,7 @@ class Pages:
     """
 
     def __init__(self, tree: PyTree):
-        found = map(mapped.pages_of, jax.tree.leaves(tree))
+        found = map(host_memory.pages_of, jax.tree.leaves(tree))
         self._maps = [pages for pages in found if pages is not None]
         self._read = 0
 

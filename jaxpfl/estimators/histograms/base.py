@@ -21,7 +21,7 @@ import numpy as np
 from flax import struct
 
 from jaxpfl.core import checks, full_precision
-from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.full_precision import RunningSum
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.support.errors import JaxpflError
 

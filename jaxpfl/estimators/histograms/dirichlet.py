@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
 from jaxpfl.core import full_precision
-from jaxpfl.core.running_sum import RunningSum
+from jaxpfl.core.full_precision import RunningSum
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
 from jaxpfl.estimators.histograms.tuning import Personal

@@ -18,7 +18,7 @@ from jaxpfl.runs.scores import over_clients, stored_headline
 from jaxpfl.runs.stored_run import open_run
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.support import checksums, files
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, printable
 
 
@@ -42,9 +42,9 @@ def check(path: Path) -> Checked:
     Raises:
       JaxpflError: for a folder that is none of these.
     """
-    if (path / checksums.NAME).is_file():
-        trouble = _trouble(lambda: checksums.check(path))
-        number = len(files.contents(path / checksums.NAME).splitlines())
+    if (path / files.CHECKSUMS).is_file():
+        trouble = _trouble(lambda: files.check_checksums(path))
+        number = len(files.contents(path / files.CHECKSUMS).splitlines())
         status = DAMAGED if trouble else COMPLETE
         return Checked(Folder(path, "files", status, (), "", ""), trouble, {"files": number})
     folder = look(path)
@@ -90,7 +90,7 @@ def _run(folder: Folder) -> tuple[list[str], dict[str, int]]:
                 troubles.append(f"{path / 'metrics.jsonl'} has lost {what}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
     for one in saved:
-        troubles += _trouble(lambda one=one: checksums.check(one))
+        troubles += _trouble(lambda one=one: files.check_checksums(one))
     if folder.status == COMPLETE:
         troubles += [f"{path / 'methods'} lacks {name}" for name in run.methods if name not in arrays and not troubles]
         troubles += _summary(path, arrays) if len(arrays) == len(run.methods) else []

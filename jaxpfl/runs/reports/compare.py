@@ -16,8 +16,8 @@ from jaxpfl.runs.reports.settings import flat
 from jaxpfl.runs.scores import Headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.support import files
+from jaxpfl.support.console import new_table, unmarked
 from jaxpfl.support.errors import JaxpflError, expecting, printable
-from jaxpfl.support.presentation import new_table, unmarked
 
 CONFIDENCE = 0.95
 _ATTACK = ("attack", "attackers")

@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.support import host_memory
+from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import new_table
 
 CORE = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "orbax-checkpoint", "dp-accounting", "scikit-learn")
 MORE = ("matplotlib", "tensorflow-datasets", "pandas", "pyarrow", "ray", "equinox")

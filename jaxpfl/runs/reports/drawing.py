@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from jaxpfl.runs.reports.page import text
-from jaxpfl.support.presentation import GRID, INK
+from jaxpfl.support.console import GRID, INK
 
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
 """Colours of ink and paper in figures, and the page's own that stand for them."""

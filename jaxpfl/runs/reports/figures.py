@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.runs.scores import Headline, fraction_hurt
-from jaxpfl.support.presentation import INK, entitle, new_axes, plain, shades
+from jaxpfl.support.console import INK, entitle, new_axes, plain, shades
 
 _MOST_IN_AXES = 6
 LOCAL = "local"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUNNING, Folder
-from jaxpfl.support.presentation import new_table, unmarked
+from jaxpfl.support.console import new_table, unmarked
 
 _STYLES = {COMPLETE: "green", RUNNING: "cyan", DAMAGED: "red"}
 _MOST_NAMED = 4

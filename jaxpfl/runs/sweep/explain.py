@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import Simulation
-from jaxpfl.support.errors import JaxpflError, is_exhausted
-from jaxpfl.support.files import jsonable
-from jaxpfl.support.host_memory import readable
-from jaxpfl.support.presentation import new_table, unmarked
 from jaxpfl.runs.sweep.definition import Definition
 from jaxpfl.runs.sweep.execute import Prepared, fewer, prepared
 from jaxpfl.runs.sweep.halving import share_of_rounds
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.runs.sweep.plan import Group, groups_of, runs_of
+from jaxpfl.support.console import new_table, unmarked
+from jaxpfl.support.errors import JaxpflError, is_exhausted
+from jaxpfl.support.files import jsonable
+from jaxpfl.support.host_memory import readable
 
 _SECONDS = 0.2
 """Time within which rounds are timed, at least one."""

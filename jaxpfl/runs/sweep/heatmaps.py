@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.runs.scores import ACCURACY
-from jaxpfl.support.presentation import entitle, literal
 from jaxpfl.runs.records import DONE
+from jaxpfl.runs.scores import ACCURACY
 from jaxpfl.runs.sweep.points import Axis, Point, best_of, is_drawn
+from jaxpfl.support.console import entitle, literal
 
 _MOST_PAIRS = 6
 _MOST_WRITTEN = 15

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import __version__
-from jaxpfl.support import files, parquet
-from jaxpfl.runs.scores import Headline
-from jaxpfl.support.presentation import signed
 from jaxpfl.runs.records import DONE, FAILED, Record, Value, rows
+from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep.axes import with_privacy
 from jaxpfl.runs.sweep.best import best_config, write_best
 from jaxpfl.runs.sweep.measures import UNDEFINED
@@ -22,6 +20,8 @@ from jaxpfl.runs.sweep.problems import Problem, select_each
 from jaxpfl.runs.sweep.selection import Choice, select
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.runs.sweep.sweep import SUMMARY, Sweep
+from jaxpfl.support import files
+from jaxpfl.support.console import signed
 
 RESULTS, BEST, PLOTS = "results.parquet", "best", "plots"
 
@@ -73,7 +73,7 @@ def written(
         summary["problems"] = [
             {"settings": named, "best": summarize(own, best, **more)["best"]} for named, own, best in problems
         ]
-    parquet.write_table(folder / RESULTS, pandas.DataFrame(rows(records)))
+    files.write_table(folder / RESULTS, pandas.DataFrame(rows(records)))
     with signed("jaxpfl sweep"):
         write_plots(folder / PLOTS, summary)
     summary |= {"run_dir": str(folder), "version": __version__}

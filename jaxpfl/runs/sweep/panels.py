@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.support.presentation import INK, literal, plain
 from jaxpfl.runs.sweep.points import Axis
+from jaxpfl.support.console import INK, literal, plain
 
 MARKERS = "os^DvPX<>hp*"
 """Markers of lines, which tell them apart without colours."""

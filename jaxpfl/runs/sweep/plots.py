@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.runs.scores import ACCURACY, Headline
-from jaxpfl.support.presentation import GRID, entitle, literal, save, shades
 from jaxpfl.runs.sweep.heatmaps import draw_pairs
 from jaxpfl.runs.sweep.panels import BAD, MARKERS, RING, Marks, add_legend, new_panels, set_scale
 from jaxpfl.runs.sweep.points import Axis, Point, Score, Series, along, axes_of, points_of
 from jaxpfl.runs.sweep.tables import setting_words
+from jaxpfl.support.console import GRID, entitle, literal, save, shades
 
 Of = Callable[[Point], Score]
 

@@ -18,8 +18,6 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import __version__
-from jaxpfl.support import files, signals
-from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.runs.sweep import definition as definitions
@@ -32,6 +30,8 @@ from jaxpfl.runs.sweep.order import in_grid_order
 from jaxpfl.runs.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.runs.sweep.problems import select_each
 from jaxpfl.runs.sweep.states import States
+from jaxpfl.support import files, signals
+from jaxpfl.support.errors import JaxpflError, shown
 
 SUMMARY = "summary.json"
 CLAIMS = "claims"

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxpfl.support.errors import printable, unknown_name
-from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
-from jaxpfl.support.presentation import new_table, shown_seconds, unmarked
 from jaxpfl.runs.records import DONE, Value
+from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
 from jaxpfl.runs.sweep.order import setting_key
 from jaxpfl.runs.sweep.summary import choices_of
+from jaxpfl.support.console import new_table, shown_seconds, unmarked
+from jaxpfl.support.errors import printable, unknown_name
 
 FORMS = ("md", "latex")
 MOST_ROWS = 40

@@ -14,9 +14,9 @@ import threading
 import warnings
 from pathlib import Path
 
+from jaxpfl.runs.sweep.claims import LEASE
 from jaxpfl.support import files, signals
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, writing
-from jaxpfl.runs.sweep.claims import LEASE
 
 LOGS = "workers"
 THREADS = "NPROC"

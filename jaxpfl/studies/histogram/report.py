@@ -10,7 +10,7 @@ import numpy as np
 from jaxpfl.studies.histogram.methods import ALGORITHM_3, BASELINE, EXACT, ORDER, Made
 from jaxpfl.studies.report import number
 from jaxpfl.studies.study import Block
-from jaxpfl.support.presentation import COLORS, INK, new_axes, new_table, save
+from jaxpfl.support.console import COLORS, INK, new_axes, new_table, save
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip

@@ -47,9 +47,9 @@ from jaxpfl.studies.histogram.methods import (
 from jaxpfl.studies.histogram.settings import Group, HistogramSettings, Prepared, follow, prepare, read
 from jaxpfl.studies.repetitions import measure, standard_error
 from jaxpfl.studies.study import Options, Read, Results, Study
+from jaxpfl.support.console import claim_file
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.partial import partial
-from jaxpfl.support.places import NEW_FILE, claim_file
+from jaxpfl.support.output_paths import NEW_FILE, partial
 
 
 def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:

@@ -24,8 +24,8 @@ from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support import host_memory
+from jaxpfl.support.console import new_table, unmarked
 from jaxpfl.support.errors import JaxpflError, printable, shown
-from jaxpfl.support.presentation import new_table, unmarked
 
 INTERCEPT = "intercept"
 _FLOOR = 1e-8

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.estimators.pictures import draw_quantiles, far_out
+from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import printable
-from jaxpfl.support.presentation import new_axes, save
 
 _NAMED = 6
 

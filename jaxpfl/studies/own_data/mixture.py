@@ -18,8 +18,8 @@ from jaxpfl.studies.own_data.common import sizes_of
 from jaxpfl.studies.own_data.options import OwnFile
 from jaxpfl.studies.report import beside
 from jaxpfl.studies.study import Block, Results, refuse_given
+from jaxpfl.support.console import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 
 STEPS, STARTS = 300, 16
 """Steps of EM, and starts of k-means before it."""

@@ -15,8 +15,8 @@ from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
 from jaxpfl.studies.study import Block, Results, refuse_given
+from jaxpfl.support.console import literal, new_table
 from jaxpfl.support.errors import JaxpflError, printable
-from jaxpfl.support.presentation import literal, new_table
 
 
 def results(path: Path, given: Any, options: Any) -> Results:

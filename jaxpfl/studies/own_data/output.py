@@ -11,8 +11,8 @@ from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.report import beside, estimator_table
 from jaxpfl.studies.study import Block, Results
+from jaxpfl.support.console import literal, new_axes, save, unmarked
 from jaxpfl.support.errors import printable
-from jaxpfl.support.presentation import literal, new_axes, save, unmarked
 
 _SIGNIFICANT = 0.05
 _MOST_PICTURES = 12

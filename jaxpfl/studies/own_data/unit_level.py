@@ -15,8 +15,8 @@ from jaxpfl.studies.own_data import client_csv, diagnostics, output
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.normal_means_fits import coefficients, said_coefficients
 from jaxpfl.studies.study import Block, Results, refuse_given
+from jaxpfl.support.console import literal
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.support.presentation import literal
 
 _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "radius")
 

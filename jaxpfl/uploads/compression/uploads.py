@@ -43,10 +43,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core import trees
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.core.wrapping import wrapped_client
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import error_feedback
 from jaxpfl.uploads.compression.compressors import Compressor

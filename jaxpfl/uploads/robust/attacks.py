@@ -27,10 +27,9 @@ import numpy as np
 import optax
 
 from jaxpfl.core import choices, trees
-from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.types import ClientData, Federation, Key, Metrics, PyTree, Splits
-from jaxpfl.core.wrapping import wrapped_client
 from jaxpfl.support.errors import JaxpflError
 
 

@@ -22,9 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core import trees
-from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, Server, ServerContext, Stacked
+from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, Server, ServerContext, Stacked, wrapped_server
 from jaxpfl.core.types import Array, Key, Metrics, PyTree
-from jaxpfl.core.wrapping import wrapped_server
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.robust.aggregators import Aggregator
 from jaxpfl.uploads.robust.rules import Rule

@@ -1,4 +1,4 @@
-"""Atomic writing of files and folders: written to a hidden place beside the target, then moved."""
+"""Output paths: checked before the work, and written atomically beside their target, then moved into it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _UNFINISHED: set[Path] = set()
@@ -107,3 +108,45 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Requirement on an output path.
+
+    Attributes:
+      metavar: its name in ``--help``.
+      trouble: ``path -> text``, the reason why the path is unsuitable; None if it is fine.
+    """
+
+    metavar: str
+    trouble: Callable[[Path], str | None]
+
+
+def _file(path: Path) -> str | None:
+    if path.is_dir() or not path.name:
+        return "a file to write, and this is a folder"
+    if path.exists() and not path.is_file():  # a device, which moving a file over it would replace
+        return "a file to write, and this is something else"
+    return _parents(path)
+
+
+def _folder(path: Path) -> str | None:
+    if path.exists() and not path.is_dir():
+        return "a folder, and this is a file"
+    return _parents(path / "file")
+
+
+def _parents(path: Path) -> str | None:
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not above.is_dir():
+        return f"in a folder, and {above} is none"
+    if not os.access(above, os.W_OK | os.X_OK):
+        return f"in a folder that can be written to, and {above} cannot"
+    return None
+
+
+NEW_FILE = Place("FILE", _file)
+"""A file to be written, replacing an existing one."""
+NEW_FOLDER = Place("FOLDER", _folder)
+"""A folder, created if missing."""

@@ -22,7 +22,7 @@ from jaxpfl import (
     Upload,
 )
 from jaxpfl.algorithms.parts.averaging import averaging_server
-from jaxpfl.core import contract
+from jaxpfl.core import protocol_checks
 
 
 def toy(**wrong) -> Method:
@@ -196,5 +196,5 @@ def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
 def test_the_checks_leave_nothing_in_the_program(federation, monkeypatch):
     checked = trace(toy(), federation).jaxpr
     for name in ("check_same", "check_shapes", "_check_upload", "_check_metrics"):
-        monkeypatch.setattr(contract, name, lambda *given, **options: None)
+        monkeypatch.setattr(protocol_checks, name, lambda *given, **options: None)
     assert str(trace(toy(), federation).jaxpr) == str(checked)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.support.partial import partial
+from jaxpfl.support.output_paths import partial
 
 
 def test_they_appear_at_the_end(tmp_path: Path):
