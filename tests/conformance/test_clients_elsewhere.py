@@ -50,7 +50,7 @@ def test_these_are_all_that_see_single_clients() -> None:
 
     def is_such(name: str) -> bool:
         simulation = simulate(METHODS[name], ragged_federation(), plan=ExecutionPlan(devices=1))
-        state, hp = simulation._one_run()
+        state, hp = simulation.shapes_of_one_run()
         ctx, server = server_context(simulation.participation, jnp.int32(0)), simulation.algorithm.server
 
         def sent(hp, state):
