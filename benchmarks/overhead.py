@@ -87,7 +87,7 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     import jaxpfl
     from jaxpfl.core.protocol import ALL_STEPS, ClientContext, ServerContext
     from jaxpfl.core.randomness import Purpose, stream
-    from jaxpfl.engine import stores
+    from jaxpfl.engine.cohort import join_stores, split_stores
 
     federation = make_federation(problem)
     task = make_task(problem, federation)
@@ -111,10 +111,10 @@ def bare_updates(problem: Problem, block: int) -> Contender:
         """The updates of ``block`` clients that lie together; of one without a client axis."""
         if block == 1:
             return update(message, round, first, data.client(first))
-        places, held = stores.split(data)
+        places, held = split_stores(data)
         own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), places)
         rows = first + jnp.arange(block)
-        return jax.vmap(lambda row, own: update(message, round, row, stores.join(own, held)))(rows, own)
+        return jax.vmap(lambda row, own: update(message, round, row, join_stores(own, held)))(rows, own)
 
     def on_device(data: Any, message: Any, result: Any, start: Any, rounds: Any) -> Any:
         place = jax.lax.axis_index("device") * share

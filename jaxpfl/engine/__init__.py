@@ -1,8 +1,8 @@
 """The engine: compiles whole rounds over the client axis and the axis of runs."""
 
-from jaxpfl.engine.cpu_cores import use_cpu_cores
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.engine.placement import use_cpu_cores
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import RunState
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, Optimizer
 from jaxpfl.core.participation import Participation
-from jaxpfl.engine.runs import check_values
+from jaxpfl.engine.state import check_values
 from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
 
 

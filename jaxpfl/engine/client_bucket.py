@@ -23,8 +23,7 @@ from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import Array, ClientData, Federation, Key, PyTree
 from jaxpfl.engine import compiled, refusals
 from jaxpfl.engine.execution_plan import ExecutionPlan, bucket_of, stack_rows
-from jaxpfl.engine.runs import number
-from jaxpfl.engine.state import server_context
+from jaxpfl.engine.state import number, server_context
 
 
 class Bucket(NamedTuple):

@@ -1,25 +1,31 @@
-"""The client axis: apply a function of one client to the rows of a cohort, in blocks on every device, and sum.
+"""The mesh axes: clients, to each of which a function is applied on every device, and the parts of one client's model.
 
 With D devices, each holds the states of m' / D consecutive clients, where m' is m rounded up to a multiple of D. The
 `Spread` assigns work to devices; it changes nothing but the order of additions.
+
+On the model axis several devices work on a client together: an array lies in equal parts along its largest dimension
+that the number of devices divides, or whole on each of them if it has none. A program is that of one device with these
+layouts as constraints; the compiler divides its operations and inserts what they exchange (GSPMD, arXiv:2105.04663), so
+that results differ in the order of additions alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
 from jaxpfl.core.full_precision import RunningSum
-from jaxpfl.core.types import Array, Examples, PyTree
-from jaxpfl.engine import stores
-from jaxpfl.engine.device_sums import all_summed
+from jaxpfl.core.types import Array, ClientData, Examples, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 AXIS = "clients"
 """The mesh axis over which clients are sharded."""
@@ -113,7 +119,7 @@ def run_cohort(
       [capacity, ...], zero where it is empty; on several devices each holds all of them.
     """
     capacity = rows.shape[0]
-    data, examples = stores.split(data)
+    data, examples = split_stores(data)
     if spread is None:
         here = _Slots(rows < num_clients, rows, rows, jnp.arange(capacity))
         work = partial(_with_stores, one, shared, examples)
@@ -134,7 +140,7 @@ def run_cohort(
     def on_each(shared: PyTree, rows: Array, states: PyTree, data: PyTree, examples: tuple[Examples, ...]) -> Outcome:
         work = partial(_with_stores, one, shared, examples)
         if not spread.shared_data:
-            data = stores.here(data, examples, jax.lax.axis_index(AXIS))
+            data = moved_here(data, examples, jax.lax.axis_index(AXIS))
         first = jax.lax.axis_index(AXIS) * own
         if spread.even:
             outcome = _run_even(work, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
@@ -156,7 +162,7 @@ def _with_stores(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
     """`OneClient` for data without their stores."""
-    return one(shared, present, state, stores.join(data, examples))
+    return one(shared, present, state, join_stores(data, examples))
 
 
 def _run_even(
@@ -287,3 +293,144 @@ def _psum(leaf: Array) -> Array:
 
 def _sum(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), tree)
+
+
+_LIMB_BITS = 11
+"""Bits of the three numbers that stand for an int32 in a vector of floats: exact in float32 for up to 2^13 devices."""
+
+
+def all_summed(tree: PyTree, axis: str) -> PyTree:
+    """Sum a tree over the devices of a mesh axis, with the numbers and types of ``jax.lax.psum`` on each leaf.
+
+    Leaves of one floating-point type travel in one vector, and int32 leaves in the same as exact floats. Leaves that
+    lie in parts on several devices (`trees.leaves_apart`) are never concatenated.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)
+    if exact is None or trees.are_apart():
+        return jax.lax.psum(tree, axis)
+
+    def sent(leaf: Array) -> Array:
+        if leaf.dtype != jnp.int32:
+            return leaf
+        low, middle = (leaf >> shift & (1 << _LIMB_BITS) - 1 for shift in (0, _LIMB_BITS))
+        return jnp.stack([low, middle, leaf >> 2 * _LIMB_BITS]).astype(exact)
+
+    def received(limbs: Array, like: Any) -> Array:
+        if like.dtype != jnp.int32:
+            return limbs
+        low, middle, high = limbs.astype(jnp.int32)
+        return low + (middle << _LIMB_BITS) + (high << 2 * _LIMB_BITS)  # beyond int32 it wraps, as their sum does
+
+    packed = trees.pack([sent(leaf) for leaf in leaves])
+    found = jax.lax.psum(packed, axis).unpack()
+    return jax.tree.unflatten(structure, list(map(received, found, leaves)))
+
+
+def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
+    """A tree stacked by client without its stores (leaves [m, ...]), and these (leaves [N, ...]), in order.
+
+    A function of one client is mapped over the former alone: a store is an argument that is never gathered or copied.
+    """
+    stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
+    return _with(tree, [None] * len(stores)), tuple(stores)
+
+
+def join_stores(tree: PyTree, stores: Sequence[Examples]) -> PyTree:
+    """Inverse of `split_stores`, for one client or a stack."""
+    return _with(tree, stores)
+
+
+def moved_here(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
+    """The tree with places in a device's parts of stores that lie on several in equal parts.
+
+    Args:
+      tree: without its stores, stacked or one client's.
+      stores: this device's parts.
+      device: [] int32, its index.
+    """
+    parts = iter(stores)
+
+    def moved(node: Any) -> Any:
+        return replace(node, start=node.start - device * len(next(parts).y)) if _is_data(node) else node
+
+    return jax.tree.map(moved, tree, is_leaf=_is_data)
+
+
+def _with(tree: PyTree, stores: Sequence[Any]) -> PyTree:
+    given = iter(stores)
+    return jax.tree.map(
+        lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data
+    )
+
+
+def _is_data(node: Any) -> bool:
+    return isinstance(node, ClientData)
+
+
+MODEL = "model"
+"""The mesh axis over which one client's arrays are sharded."""
+
+
+class ModelAxis(NamedTuple):
+    """Devices that hold one client's arrays together.
+
+    Attributes:
+      mesh: all devices, with an axis `MODEL`.
+    """
+
+    mesh: Mesh
+
+    def layout(self, tree: PyTree, *lead: str | None) -> PyTree:
+        """The layout of every leaf, by its shape behind leading axes.
+
+        Args:
+          tree: arrays or shapes.
+          lead: the mesh axis of each leading axis of all leaves, None for one that is not sharded.
+        """
+        count = self.mesh.shape[MODEL]
+        return jax.tree.map(lambda a: NamedSharding(self.mesh, P(*lead, *_parts(a, count, len(lead)))), tree)
+
+    def lay(self, tree: PyTree) -> PyTree:
+        """The same arrays of one client or of the server, which the compiler is to hold in parts; within a program."""
+        within = jax.sharding.get_abstract_mesh()  # in `shard_map`, where the axis of clients is not the compiler's
+        mesh, count = self.mesh if within.empty else within, self.mesh.shape[MODEL]
+
+        def lay(a: Array) -> Array:
+            parts = _parts(a, count)
+            if not any(parts):
+                return a
+            return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(*parts)))
+
+        return jax.tree.map(lay, tree)
+
+
+def lay(axis: ModelAxis | None, tree: PyTree) -> PyTree:
+    """`ModelAxis.lay`; without an axis the tree as it is."""
+    return tree if axis is None else axis.lay(tree)
+
+
+def bytes_of_part(shapes: PyTree, count: int) -> int:
+    """Bytes on each of so many devices of a tree of one client.
+
+    Raises:
+      JaxpflError: if no array of it can be divided.
+    """
+    leaves = jax.tree.leaves(shapes)
+    divided = [any(_parts(a, count)) for a in leaves]
+    if not any(divided):
+        raise JaxpflError(f"plan.model_shards = {count}: no array of the model has a dimension divisible by {count}")
+    sizes = [math.prod(a.shape) * a.dtype.itemsize for a in leaves]
+    return sum(size // count if parts else size for size, parts in zip(sizes, divided, strict=True))
+
+
+def _parts(a: jax.ShapeDtypeStruct | Array, count: int, lead: int = 0) -> Sequence[str | None]:
+    """The mesh axis of each dimension behind the leading ones: `MODEL` for one of them at most."""
+    if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # keys
+        return ()
+    shape = a.shape[lead:]
+    divisible = [(size, place) for place, size in enumerate(shape) if size and size % count == 0]
+    if not divisible:
+        return ()
+    _, chosen = max(divisible)
+    return [MODEL if place == chosen else None for place in range(len(shape))]

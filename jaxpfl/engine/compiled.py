@@ -36,7 +36,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import serialize_executable
 
-from jaxpfl.core.types import PyTree
+from jaxpfl.core.types import Device, PyTree
 from jaxpfl.support import files
 
 MOST = 128
@@ -343,7 +343,7 @@ def _environment() -> tuple[Any, ...]:
     )
 
 
-def _device(device: jax.Device) -> tuple[Any, ...]:
+def _device(device: Device) -> tuple[Any, ...]:
     return device.platform, device.id, device.device_kind, device.process_index
 
 
@@ -437,8 +437,9 @@ class _Reading:
         if dataclasses.is_dataclass(value):
             names = [field.name for field in dataclasses.fields(value)]
             return ["fields", kind, *((name, getattr(value, name, None)) for name in names)]
-        if hasattr(value, "__wrapped__"):  # jax.jit, functools.lru_cache
-            return ["wrapped", kind, value.__wrapped__]
+        wrapped: Any = getattr(value, "__wrapped__", None)  # jax.jit, functools.lru_cache
+        if wrapped is not None:
+            return ["wrapped", kind, wrapped]
         said = repr(value)
         if "0x" not in said:
             return ["library", kind, said, *self._itself(value, True)]

@@ -15,9 +15,8 @@ from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Me
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes
-from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.engine.cohort import ModelAxis, Outcome, lay, run_cohort
 from jaxpfl.engine.groups import gather
-from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.models import PerClient, Pooled, Task

@@ -1,7 +1,8 @@
-"""Placement of data and states on the devices, and the check that they fit."""
+"""Placement of data and states on the devices, the check that they fit, and CPU cores as devices."""
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import MOST_EXAMPLES, ClientData, Device, Federation
-from jaxpfl.engine import device_memory as memory
-from jaxpfl.engine.cohort import AXIS, Spread
+from jaxpfl.engine import memory
+from jaxpfl.engine.cohort import AXIS, MODEL, ModelAxis, Spread
 from jaxpfl.engine.groups import Group
-from jaxpfl.engine.model_axis import MODEL, ModelAxis
 from jaxpfl.engine.state import RunState
 from jaxpfl.support import host_memory, processes
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError
@@ -282,3 +282,33 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
             f"or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training examples, client "
             f"{int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
         )
+
+
+_PATIENCE = {
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
+    "xla_cpu_collective_call_terminate_timeout_seconds": 24 * 3600,
+}
+
+
+def use_cpu_cores(count: int | None = None) -> bool:
+    """Create one CPU device per core; to be called before any computation.
+
+    Clients in turn on every device are faster than XLA's threads within one small product. XLA kills a process in which
+    one device waits a minute for another, as may happen on a busy machine or with clients of unequal sizes: the limit
+    is set to a day, unless ``XLA_FLAGS`` sets it.
+
+    Args:
+      count: number of devices; the number of the process's cores unless given.
+
+    Returns:
+      True if they were created; if JAX is already running, nothing changes.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", count or cores)
+    except RuntimeError:
+        return False
+    flags = os.environ.get("XLA_FLAGS", "")  # read when the first device is made
+    given = [f"--{name}={seconds}" for name, seconds in _PATIENCE.items() if name not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([*filter(None, [flags]), *given])
+    return True

@@ -13,15 +13,13 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction, any_data, by_turns
 from jaxpfl.core.types import PyTree
-from jaxpfl.engine import compiled
-from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import compiled, memory
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import Placement
 from jaxpfl.engine.round import Clients, RoundPlan, make_round, make_rounds
-from jaxpfl.engine.runs import over_runs
-from jaxpfl.engine.state import RunState, init_state
+from jaxpfl.engine.state import RunState, init_state, over_runs
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Form
 from jaxpfl.support import processes

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import memory
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.support import host_memory

@@ -190,7 +190,7 @@ def test_lost_records_of_a_finished_method_are_said(finished, capsys):
 def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr("jaxpfl.engine.device_memory.free", lambda devices: 10)
+        patched.setattr("jaxpfl.engine.memory.free", lambda devices: 10)
         refused = jaxpfl(capsys, "run", "local", *SMALL, "--output", folder)
     assert (refused.status, folder.exists()) == (2, False)
     assert "the data need" in refused.err

@@ -6,7 +6,7 @@ import pytest
 from problem import assert_close, outcome, simulate
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError
-from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import memory
 
 
 def working(federation, clients) -> int:

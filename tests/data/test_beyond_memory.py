@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import jaxpfl
 from jaxpfl import data
-from jaxpfl.engine.streamed import blocks
+from jaxpfl.engine.streamed import rounds
 
-blocks._BYTES = 8 * 2**20  # scaled down as the limit is: clients are scored in blocks, and a few are held at once
+rounds._BYTES = 8 * 2**20  # scaled down as the limit is: clients are scored in blocks, and a few are held at once
 name, folder, spare, in_files = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 plan = jaxpfl.ExecutionPlan(clients_in="disk", devices=1)
 given = dict(rounds=2, cohort=5, local_steps=2, batch_size=10, model="linear")

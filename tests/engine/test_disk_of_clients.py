@@ -15,9 +15,8 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.engine.streamed import disk as disk_module
-from jaxpfl.engine.streamed.disk import Disk
+from jaxpfl.engine.streamed.disk import Disk, records
 from jaxpfl.engine.streamed.rows import Pages
-from jaxpfl.engine.streamed.undo import records
 from jaxpfl.support import files
 
 SHAPES = {"w": jax.ShapeDtypeStruct((2, 6, 3), np.float32), "n": jax.ShapeDtypeStruct((2, 6), np.int32)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.engine.streamed.row_file import RowFile
+from jaxpfl.engine.streamed.disk import RowFile
 
 SHAPE = (2, 5, 3)
 

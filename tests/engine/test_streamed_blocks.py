@@ -12,7 +12,7 @@ from test_streamed_clients import SETTINGS, federation, plan
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
-from jaxpfl.engine.streamed import blocks
+from jaxpfl.engine.streamed import rounds
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.privacy import Mechanism
 
@@ -29,7 +29,7 @@ def test_a_block_has_as_many_clients_as_fit_with_their_data(
     made, states = streamed()._blocks, {"weights": np.zeros((2, 20, 650), np.float32)}
     splits = (federation().train, federation().validation, federation().test)
     of_data = sum(leaf.nbytes for split in splits for leaf in split.examples) / 20
-    monkeypatch.setattr(blocks, "_BYTES", fitting * (4 * 650 + of_data))
+    monkeypatch.setattr(rounds, "_BYTES", fitting * (4 * 650 + of_data))
     assert made._rows(step, states) == want
 
 
@@ -39,7 +39,7 @@ def streamed() -> StreamedSimulation:
 
 
 def test_blocks_on_two_devices_give_the_numbers_of_one(two_devices: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_BYTES", 1)
+    monkeypatch.setattr(rounds, "_BYTES", 1)
     one, two = (
         jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=n, clients=3, clients_in="host"))
         for n in (1, 2)

@@ -23,8 +23,9 @@ from jaxpfl.engine.assembly import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.spec import spec_of
 from jaxpfl.engine.spec_parts import Settings
-from jaxpfl.engine.streamed import blocks, examples, simulation
+from jaxpfl.engine.streamed import rounds, simulation
 from jaxpfl.engine.streamed.rounds import _places
+from jaxpfl.engine.streamed.rows import length_for, most, packed
 from jaxpfl.privacy import Mechanism
 
 SETTINGS: dict[str, Any] = {
@@ -99,7 +100,7 @@ def test_two_devices_give_the_same_up_to_the_order_of_sums(two_devices: None) ->
 
 @pytest.mark.slow
 def test_several_blocks_score_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_BYTES", 1)
+    monkeypatch.setattr(rounds, "_BYTES", 1)
     whole = jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3))
     in_blocks = jaxpfl.fit(
         "local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3, clients_in="host")
@@ -230,29 +231,29 @@ def test_packed_clients_are_the_views_of_the_store() -> None:
     sizes = np.array([3, 0, 5, 2])
     store = ClientData.stacked(Examples(np.arange(20.0).reshape(10, 2), np.arange(10)), sizes)
     rows = np.array([2, 3, 1, 4])  # the last is nobody
-    packed = examples.packed(store, rows, 8)
-    assert (packed.capacity, packed.chunk, len(packed.examples.y)) == (store.capacity, store.chunk, 8)
-    np.testing.assert_array_equal(packed.size, [5, 2, 0, 0])
+    found = packed(store, rows, 8)
+    assert (found.capacity, found.chunk, len(found.examples.y)) == (store.capacity, store.chunk, 8)
+    np.testing.assert_array_equal(found.size, [5, 2, 0, 0])
     for place, row in enumerate(rows[:3]):
-        np.testing.assert_array_equal(packed.x[place], store.x[row])
-        np.testing.assert_array_equal(packed.y[place], store.y[row])
+        np.testing.assert_array_equal(found.x[place], store.x[row])
+        np.testing.assert_array_equal(found.y[place], store.y[row])
 
 
 def test_buffers_have_few_lengths() -> None:
     sizes = np.random.default_rng(0).lognormal(3, 1.5, 500).astype(int) + 1
     store = ClientData.stacked(Examples(np.zeros((sizes.sum(), 1)), np.zeros(sizes.sum())), sizes)
-    bound = examples.most(store, 20)
+    bound = most(store, 20)
     cohorts = [np.random.default_rng(s).choice(500, 20, replace=False) for s in range(200)]
-    lengths = [examples.length_for(store, rows, bound) for rows in cohorts]
+    lengths = [length_for(store, rows, bound) for rows in cohorts]
     assert all(sizes[rows].sum() <= length <= bound for rows, length in zip(cohorts, lengths, strict=True))
     assert len(set(lengths)) <= math.log2(bound / min(lengths)) + 2
 
 
 @pytest.mark.parametrize(("backend", "home"), [("cpu", "in files"), ("gpu", "in the host's memory")])
 def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxpfl.engine import assemble, device_memory
+    from jaxpfl.engine import assemble, memory
 
-    monkeypatch.setattr(device_memory, "free", lambda devices: 1000)
+    monkeypatch.setattr(memory, "free", lambda devices: 1000)
     monkeypatch.setattr(assemble.jax, "default_backend", lambda: backend)
     spec = {"local_steps": 1, "model": "linear", "rounds": 1}
     with pytest.raises(JaxpflError, match=r"the data need .* of memory"):

@@ -108,7 +108,6 @@ OWN = {
     "support/distributed.py",  # /proc
     "engine/compiled.py",  # /proc
     "engine/streamed/disk.py",  # what it has just made
-    "engine/streamed/row_file.py",  # behind `read_npy`
     "runs/compile_cache.py",  # /proc, and a folder of one's own
     "runs/trace.py",  # what JAX has just written
     "support/files.py",

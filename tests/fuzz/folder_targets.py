@@ -22,7 +22,7 @@ from fuzz_target import Target, copied, of_folder
 from jaxpfl import load_models
 from jaxpfl.benchmarks.papers import results as papers
 from jaxpfl.benchmarks.winners import atlas
-from jaxpfl.engine.streamed import undo
+from jaxpfl.engine.streamed import disk as undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.runs import export, results, stored_run
 from jaxpfl.runs.records import Journal, load_sweep

@@ -18,7 +18,7 @@ from jaxpfl.benchmarks.papers import results
 from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.cli import main
 from jaxpfl.engine.streamed.disk import Disk
-from jaxpfl.engine.streamed.undo import Journal as Undo
+from jaxpfl.engine.streamed.disk import Journal as Undo
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.export import export
 from jaxpfl.runs.records import FAILED, Journal, Record

@@ -21,7 +21,7 @@ from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
-from jaxpfl.engine.streamed import undo
+from jaxpfl.engine.streamed import disk as undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.reports.check import _lost, check

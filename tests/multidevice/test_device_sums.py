@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpfl.core import trees
-from jaxpfl.engine.device_sums import all_summed
+from jaxpfl.engine.cohort import all_summed
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

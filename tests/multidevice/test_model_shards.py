@@ -14,8 +14,8 @@ import pytest
 from model_shards import CASES, ragged_federation, simulate
 
 from jaxpfl import ExecutionPlan, JaxpflError, fit
+from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.execution_plan import explain
-from jaxpfl.engine.model_axis import bytes_of_part
 
 PARTS = ExecutionPlan(model_shards=2, clients="3", runs="vmap")
 FOUR = ("adaped", "toy medians")

@@ -1,9 +1,9 @@
 """Clients' states in memory-mapped files, which go back to the last checkpoint after a kill, or vanish with it.
 
 The folder of a run holds ``leaf-I.npy``, [S, m, ...] each (a row is found without an index, NumPy reads them, and no
-library is needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`undo`) for each of the last
-two checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty, and
-so costs what was written since the last one, not what there is. Without a run's folder the files have no names, and
+library is needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`Journal`) for each of the
+last two checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty,
+and so costs what was written since the last one, not what there is. Without a run's folder the files have no names, and
 nothing goes back.
 """
 
@@ -12,20 +12,206 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 import jax
 import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import PyTree
-from jaxpfl.engine.streamed.row_file import RowFile
-from jaxpfl.engine.streamed.undo import Journal, records
+from jaxpfl.data.sources.npz import read_npy
+from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.support import files, host_memory
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
+from jaxpfl.support.files import no_link, opened
 from jaxpfl.support.host_memory import readable
+
+
+class RowFile:
+    """An array [S, m, ...] in a file, whose rows are read and written by calls.
+
+    Through the map, the system holds pages of up to 2 MiB; the process's resident size counts each that is touched, and
+    the system writes it out as a whole. 100 rows of the CNN's states, 18 MB a round, became 565 MB.
+
+    Attributes:
+      array: the array, mapped; it shows what `put` has written.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], array: np.ndarray, start: int = 0):
+        self._path, self._file, self.array, self._start = path, file, array, start
+        self._row = array.shape[2:]
+        self.row_bytes = int(np.prod(self._row)) * array.dtype.itemsize
+
+    @classmethod
+    def temporary(cls, folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> Self:
+        """Make a file without a name, of which nothing stays once its process is gone, however it ends.
+
+        Raises:
+          UnwritableError: if there is no room for it.
+        """
+        size = int(np.prod(shape)) * dtype.itemsize
+        with writing(folder):
+            file = tempfile.TemporaryFile(prefix="jaxpfl-", dir=folder, buffering=0)  # noqa: SIM115, it stays open
+            if not size:  # which no system maps
+                return cls(folder, file, np.empty(shape, dtype))
+            host_memory.reserve(file, size)
+            return cls(folder, file, np.memmap(file, dtype, "r+", shape=shape))
+
+    @classmethod
+    def existing(cls, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Self:
+        """Open a ``.npy`` file.
+
+        Raises:
+          UnwritableError: if it cannot be opened.
+          JaxpflError: if it is damaged, or holds another array.
+        """
+        with writing(path):
+            found = read_npy(path, mode="r+")
+            file = open(path, "r+b", buffering=0)  # noqa: SIM115, it stays open
+        if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
+            raise JaxpflError(f"{path} is damaged: it holds {found.shape} of {found.dtype}")
+        # A file knows types of NumPy's own alone, not bfloat16.
+        return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
+
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        """Copies [k, ...] of the rows of some numbers, [k], among those of all runs, 0 ... S m - 1.
+
+        Raises:
+          JaxpflError: if the file has become shorter.
+        """
+        rows = np.empty((len(numbers), *self._row), self.array.dtype)
+        for part, place in self._parts(numbers, rows):
+            while part:
+                done = os.preadv(self._file.fileno(), [part], place)
+                if not done:
+                    raise JaxpflError(f"{self._path} is damaged: it ends at byte {place}")
+                part, place = part[done:], place + done
+        return rows
+
+    def put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Write rows [k, ...], as `take` reads them.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        rows = np.ascontiguousarray(rows, self.array.dtype).reshape(len(numbers), *self._row)
+        with writing(self._path):
+            for part, place in self._parts(numbers, rows):
+                while part:
+                    done = os.pwrite(self._file.fileno(), part, place)
+                    part, place = part[done:], place + done
+
+    def flush(self) -> None:
+        """Bring what was written to the disk."""
+        with writing(self._path):
+            os.fsync(self._file.fileno())
+
+    def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[tuple[memoryview, int]]:
+        """Memory of rows with consecutive numbers, and its place in the file."""
+        if not rows.size:
+            return
+        whole = memory(rows)
+        ends = np.append(np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers))
+        first = 0
+        for end, number in zip(ends.tolist(), numbers[np.append(0, ends[:-1])].tolist(), strict=True):
+            yield whole[first * self.row_bytes : end * self.row_bytes], self._start + number * self.row_bytes
+            first = end
+
+
+_HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
+_PIECES = 1024
+"""Buffers of one write, at most: IOV_MAX of Linux and macOS."""
+_to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has the second only
+
+
+class Journal:
+    """Undo journal of one checkpoint: what rows held there, so that a killed run goes back to it.
+
+    A row's old content is appended, with a checksum and flushed to the disk, before the row is first written after a
+    checkpoint. A record that is torn belongs to rows that were not yet written.
+
+    Attributes:
+      path: its file.
+    """
+
+    def __init__(self, path: Path, rows: int, size: int):
+        """Open a journal for rows 0 ... rows - 1 of ``size`` bytes each, and continue it if there is one.
+
+        Raises:
+          UnwritableError: as on a full disk.
+          JaxpflError: as `records`.
+        """
+        self.path = path
+        self._kept = np.zeros(rows, bool)
+        whole = 0
+        for numbers, content in records(path, rows, size):
+            self._kept[numbers] = True
+            whole += _HEAD.size + numbers.nbytes + len(content)
+        with writing(path):
+            # Without a buffer, whose content would be written at some later time after an error.
+            self._file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115, it stays open
+            self._file.truncate(whole)  # without what was torn
+
+    def keep(self, numbers: np.ndarray, content: Callable[[np.ndarray], list[np.ndarray]]) -> None:
+        """Keep the content of those rows that are not kept yet.
+
+        Args:
+          numbers: [k] int64, distinct.
+          content: ``numbers -> arrays``, each [k, ...], in the order in which they are given back.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        new = numbers[~self._kept[numbers]]
+        if not len(new):
+            return
+        # As they lie, without a copy: a round's rows may be many megabytes, on cores that its computing needs.
+        parts = [memory(part) for part in (new.astype("<i8"), *content(new))]
+        check = 0
+        for part in parts:
+            check = zlib.crc32(part, check)
+        rest = [memoryview(_HEAD.pack(len(new), sum(map(len, parts)), check)), *parts]
+        with writing(self.path):
+            while rest:
+                done = os.writev(self._file.fileno(), rest[:_PIECES])
+                while rest and done >= len(rest[0]):
+                    done -= len(rest.pop(0))
+                if done:
+                    rest[0] = rest[0][done:]
+            _to_disk(self._file.fileno())
+        self._kept[new] = True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
+    """The intact records: numbers of rows [k] in 0 ... rows - 1, and their content, ``size`` bytes a row.
+
+    Raises:
+      JaxpflError: for an intact record of another row, which is not of these states.
+    """
+    if not path.exists():
+        return
+    with opened(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            kept, length, check = _HEAD.unpack(head)
+            left -= _HEAD.size + length
+            if left < 0 or length != (8 + size) * kept or zlib.crc32(body := file.read(length)) != check:
+                return
+            numbers = np.frombuffer(body[: 8 * kept], "<i8")
+            for other in numbers[(numbers < 0) | (numbers >= rows)]:
+                raise JaxpflError(f"{path} is damaged: it keeps row {other}, expected 0 to {rows - 1}")
+            yield numbers, body[8 * kept :]
+
 
 _STORE, _PENDING, _KEPT = "store.json", "pending.json", 2
 

@@ -1,25 +1,125 @@
-"""Rounds of clients on the host: while one computes, the rows of the next cohort come and those of the last go back."""
+"""Rounds and passes over clients on the host: the rows of a cohort, or of a block of all clients, on the devices.
+
+While one round computes, the rows of the next cohort come and those of the last go back. The round is `make_round`'s,
+on a stack of as many rows as the cohort has slots, with the clients' own ids and m as the number of clients: the
+streams, masks and the order of sums are those of a stack of all clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core.types import Array, Federation, Metrics, PyTree
+from jaxpfl.core import trees
+from jaxpfl.core.participation import Participation
+from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.types import Array, ClientData, Federation, Key, Metrics, PyTree
+from jaxpfl.engine import refusals
 from jaxpfl.engine.execution_plan import Resolved
+from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting, part_used
-from jaxpfl.engine.round import Clients, RoundPlan, RunValues
-from jaxpfl.engine.runs import over_runs
-from jaxpfl.engine.state import Counts, RunState
-from jaxpfl.engine.streamed import examples, rows
-from jaxpfl.engine.streamed.courier import Courier
-from jaxpfl.engine.streamed.program import Drawn, Held, make_draw, make_streamed, stack_of
+from jaxpfl.engine.round import Clients, RoundPlan, RunValues, make_round
+from jaxpfl.engine.state import Counts, RunState, over_runs
+from jaxpfl.engine.streamed import rows
+from jaxpfl.engine.streamed.rows import Courier
+
+
+class Held(NamedTuple):
+    """States and counts of some clients, leaves [rows, ...]."""
+
+    clients: PyTree
+    counts: Counts
+
+
+class Drawn(NamedTuple):
+    """A cohort: rows of the clients, [K] (m where a slot is empty), and the number left out, if it is counted."""
+
+    rows: Array
+    left_out: Array | None
+
+
+def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTree) -> str:
+    """Reason why an algorithm's clients cannot be streamed; empty if they can.
+
+    Args:
+      algorithm: the method.
+      participation: the sampling of cohorts.
+      per_client: shapes of the messages to single clients.
+    """
+    if algorithm.pooled:
+        return "one client trains"
+    if why := refusals.of_slots(algorithm):
+        return why
+    why = refusals.of_uploads(algorithm) or refusals.of_messages(per_client)
+    if why and participation.everyone:
+        return f"{why}, and all clients take part in every round, so that all would lie on the devices"
+    if algorithm.idle_cap and not participation.everyone:
+        return "its clients train outside the cohort too"
+    return ""
+
+
+def stack_of(rows: int, devices: int) -> Group:
+    """The stack of some rows of clients."""
+    return Group(np.arange(rows), -(-rows // devices) * devices, rows, True)
+
+
+def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Drawn]:
+    """Build ``(released key, round, client ids [m]) -> Drawn``, the draw of `make_round`."""
+
+    def draw(released: Key, round: Array, ids: Array) -> Drawn:
+        key = stream(released, Purpose.PARTICIPATION, round)
+        left_out = participation.left_out
+        return Drawn(participation.rows(released, round, ids), None if left_out is None else left_out(key, ids))
+
+    return draw
+
+
+def make_streamed(
+    algorithm: Algorithm, plan: RoundPlan
+) -> Callable[[tuple[RunState, Held], RunValues, Clients, Drawn, Array], tuple[RunState, Metrics]]:
+    """Build a round on the stack of a cohort's rows.
+
+    Args:
+      algorithm: the method.
+      plan: with the participation of all m clients, and the cohort's rows as its one group.
+
+    Returns:
+      ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients of state are the cohort's
+      rows as they are stored; where source, [rows] int32, is not negative, the row of that place in ``before``, the
+      round before, is newer. ``drawn`` has rows of the stack.
+    """
+    participation = plan.participation
+
+    def one_round(
+        run: tuple[RunState, Held], values: RunValues, clients: Clients, drawn: Drawn, source: Array
+    ) -> tuple[RunState, Metrics]:
+        state, before = run
+
+        def newest(stored: Array, new: Array) -> Array:
+            is_new = (source >= 0).reshape(-1, *[1] * (stored.ndim - 1))
+            return jnp.where(is_new, new[jnp.maximum(source, 0)], stored)
+
+        rows, counts = jax.tree.map(newest, Held(state.clients[0], state.counts), before)
+        given = participation._replace(
+            sample=lambda key, ids: drawn.rows,
+            turns=None,
+            left_out=None if participation.left_out is None else lambda key, ids: drawn.left_out,
+        )
+        return make_round(algorithm, plan._replace(participation=given))(
+            state._replace(clients=(rows,), counts=counts), values, clients
+        )
+
+    return one_round
+
 
 Write = Callable[[int, np.ndarray, Held], None]
 """``(run, rows, held)`` writes rows back; the held leaves are [rows, ...], on the host."""
@@ -60,7 +160,7 @@ class Rounds:
         self._execution, self._federation = execution, federation
         self._ids = jax.device_put(np.asarray(federation.client_ids), self.placement.devices[0])
         self._draw = jax.jit(make_draw(self._participation))
-        self._bounds = [examples.most(split, slots) for split in federation.splits]
+        self._bounds = [rows.most(split, slots) for split in federation.splits]
         self._programs: dict[tuple[int, ...], _Programs] = {}
 
     def advance(
@@ -120,10 +220,10 @@ class Rounds:
         of[:slots] = np.asarray(drawn.rows)
         held = Held(take(run, of), rows.take(counts, run, of))
         train, validation = (
-            examples.packed(split, of, examples.length_for(split, of, bound))
+            rows.packed(split, of, rows.length_for(split, of, bound))
             for split, bound in zip(self._federation.splits, self._bounds, strict=True)
         )
-        unread = examples.packed(self._federation.test, np.full_like(of, clients), 1)
+        unread = rows.packed(self._federation.test, np.full_like(of, clients), 1)
         ids = np.asarray(self._federation.client_ids)[np.minimum(of, clients - 1)]
         places: Any = np.where(of[:slots] < clients, np.arange(slots), slots).astype(np.int32)
         among: Any = of[:slots]
@@ -175,3 +275,124 @@ def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
         return np.full(len(of), -1, np.int32)
     at = np.minimum(np.searchsorted(before, of), len(before) - 1)
     return np.where(before[at] == of, at, -1).astype(np.int32)
+
+
+_BYTES = 64 * 2**20
+"""Bytes of the states and examples of a block; first states take several times as much while they are drawn."""
+_SPLITS = ("train", "validation", "test")
+_READ = {"test": _SPLITS, "start": ()}
+"""Splits that the work reads; the first two, unless it is named."""
+
+
+class Blocks:
+    """The clients of a federation on the host in blocks of equal numbers.
+
+    Attributes:
+      placement: of a block's rows.
+      programs: those that run over a block.
+    """
+
+    def __init__(self, setting: Setting, execution: Resolved, federation: Federation, states: PyTree):
+        """Choose the size of the blocks.
+
+        Args:
+          setting: of all clients, with the participation of all m.
+          execution: the resolved plan of a round.
+          federation: the data, on the host.
+          states: shapes of the clients' states, [S, m, ...].
+        """
+        devices, self._clients = len(setting.placement.devices), federation.num_clients
+        self._federation = federation
+        self._size = self._rows(setting.scoring.block * devices, states)
+        self.placement = place(self._size, devices, even=False)
+        groups = (stack_of(self._size, devices),)
+        self.programs = Programs(setting._replace(placement=self.placement, groups=groups), execution)
+        firsts = np.arange(0, self._clients, self._size)
+        self._lengths = {
+            name: max(int(np.add.reduceat(np.asarray(getattr(federation, name).size, np.int64), firsts).max()), 1)
+            for name in _SPLITS
+        }
+
+    def _rows(self, step: int, states: PyTree) -> int:
+        """Clients of a block: all if they fit, else a multiple of ``step``."""
+        of_states = sum(int(np.prod(a.shape[2:])) * a.dtype.itemsize for a in jax.tree.leaves(states))
+        splits = (getattr(self._federation, name) for name in _SPLITS)
+        of_data = sum(trees.num_bytes(split.examples) for split in splits) / self._clients
+        fitting = int(_BYTES / max(of_states + of_data, 1))
+        return self._clients if fitting >= self._clients else max(fitting // step, 1) * step
+
+    def all_rows(self) -> Iterator[np.ndarray]:
+        """Rows of the clients of each block; m in the places beyond the last."""
+        for first in range(0, self._clients, self._size):
+            of = np.full(self.placement.rows, self._clients, np.int32)
+            last = min(first + self._size, self._clients)
+            of[: last - first] = np.arange(first, last)
+            yield of
+
+    def data(self, of: np.ndarray, name: Name) -> Clients:
+        """The data of some clients, on the devices; splits that the work does not read are without examples."""
+        ids = np.asarray(self._federation.client_ids)[np.minimum(of, self._clients - 1)]
+        nobody, made = np.full_like(of, self._clients), {}
+        for split in _SPLITS:
+            whole: ClientData = getattr(self._federation, split)
+            read = split in _READ.get(name, _SPLITS[:2])
+            made[split] = rows.packed(whole, of if read else nobody, self._lengths[split] if read else 1)
+        among: Any = of[: self._size]
+        return jax.device_put(Clients((Federation(ids, **made),), among=among), self.placement.everywhere)
+
+    def read(
+        self,
+        name: Name,
+        run: int,
+        one: RunState,
+        counts: Counts,
+        hp: PyTree,
+        take: rows.Take,
+        was_read: Callable[[PyTree], None],
+    ) -> PyTree:
+        """Results of a pass over the clients of one run, leaves [1, m, ...], on the host.
+
+        Args:
+          name: of the work.
+          run: its number.
+          one: its server, round and keys, leaves [1], on the devices.
+          counts: of all runs, on the host.
+          hp: of this run, leaves [1].
+          take: reads rows of the run's states.
+          was_read: called with copies of examples.
+        """
+        layout = self.placement.state
+
+        def bring(of: np.ndarray) -> tuple[int, RunState, Clients]:
+            tree, own = jax.tree.map(lambda a: a[None], (take(run, of), rows.take(counts, run, of)))
+            data = self.data(of, name)
+            was_read(data)
+            tree, own = jax.device_put(tree, layout.clients), jax.device_put(own, layout.counts)
+            here = one._replace(clients=(tree,), counts=own)
+            return int((of < self._clients).sum()), here, data
+
+        parts = []
+        for real, here, data in _one_ahead(bring, self.all_rows()):
+            given = (here, hp, data)
+            program = self.programs.made.get((name, 1)) or self.programs.of(name, 1, given)
+            parts.append(jax.tree.map(lambda a, real=real: np.asarray(a)[:, :real], program(*given)))
+        return jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
+
+    def start(self, keys: PyTree, hp: PyTree) -> Iterator[tuple[np.ndarray, RunState]]:
+        """Rows of each block of clients, and one run's first state, leaves [1, ...], with these clients."""
+        for of in self.all_rows():
+            given = (keys, hp, self.data(of, "start"))
+            state = self.programs.start(1, given)(*given)
+            real = of[of < self._clients]
+            clients = jax.tree.map(lambda a, real=real: np.asarray(a)[:, : len(real)], state.clients)
+            yield real, state._replace(clients=clients)
+
+
+def _one_ahead(make: Callable[[np.ndarray], Any], given: Iterator[np.ndarray] | Sequence[np.ndarray]) -> Iterator[Any]:
+    """``map(make, given)``, each made in a thread while the one before it is used."""
+    with Courier() as courier:
+        coming: Future[Any] | None = None
+        for one in itertools.chain(given, [None]):
+            ready, coming = coming, None if one is None else courier.submit(make, one)
+            if ready is not None:
+                yield ready.result()

@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled
-from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import compiled, memory
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.placement import check_states
 from jaxpfl.engine.programs import Name
@@ -23,11 +22,9 @@ from jaxpfl.engine.round import BITS, Clients
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import COLUMNS, Counts, RunState, server_context, whole
 from jaxpfl.engine.streamed import rows
-from jaxpfl.engine.streamed.blocks import Blocks
-from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
-from jaxpfl.engine.streamed.program import Held, refusal
-from jaxpfl.engine.streamed.rounds import Rounds, Write
+from jaxpfl.engine.streamed.rounds import Blocks, Held, Rounds, Write, refusal
+from jaxpfl.engine.streamed.rows import Courier
 from jaxpfl.support import host_memory, processes
 from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable

@@ -9,9 +9,7 @@ import jax
 
 from jaxpfl.core.types import Device
 from jaxpfl.support import distributed, host_memory, processes
-from jaxpfl.support.host_memory import readable
-
-__all__ = ["free", "needed", "readable"]
+from jaxpfl.support.host_memory import readable as readable
 
 _of_programs: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
 """Bytes of each program: asking XLA takes milliseconds, a good part of a second run of a small one."""
