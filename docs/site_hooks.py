@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from jaxpfl.cli import help
-from jaxpfl.cli.every import by_name
+from jaxpfl.cli.app import by_name
 from jaxpfl.cli.parsing import flags_of
 
 ROOT = Path(__file__).parents[1]

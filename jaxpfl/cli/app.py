@@ -14,7 +14,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from jaxpfl.cli import parsing, training
-from jaxpfl.cli.session import QUIET
+from jaxpfl.cli.output import QUIET
 from jaxpfl.runs import compile_cache
 from jaxpfl.support import signals
 from jaxpfl.support.console import settle
@@ -24,8 +24,7 @@ DESCRIPTION = "Personalized federated learning, every round one compiled JAX pro
 SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 RECOMMEND = "Describe a federation, and print the map's nearest cells, their best method and the command to run."
-COMPLETION = "Print the script that completes commands, methods and flags in a shell: jaxpfl completion bash | zsh."
-ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND, "completion": COMPLETION}
+ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND}
 """Commands in a module of their own, see `commands_of`."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
@@ -33,6 +32,7 @@ FOLDERS: dict[str, str] = {
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check result folders: checksums, completeness, and that each summary is that of its files.",
     "doctor": "Show versions, devices, memory, caches and data sets, and check that all works, in some seconds.",
+    "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands about what is there, in ``jaxpfl.cli.folders``."""
 GROUPS: dict[str, str] = {
@@ -54,6 +54,18 @@ def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[.
     """Commands of a group, or the one command of a module: those that the arguments need, all without arguments."""
     commands = importlib.import_module(_MODULES.get(name, f"jaxpfl.cli.{name}")).commands
     return commands() if args is None else commands(args)
+
+
+def by_name() -> dict[str, Callable[..., None]]:
+    """Every command by its full name (``jaxpfl papers run``), in the order of ``jaxpfl --help``; each is imported."""
+    alone = [command for name in ALONE for command in commands_of(name, [name])]
+    groups: dict[str, Iterable[Callable[..., None]]] = {"": [*training.commands([]), *commands_of("folders"), *alone]}
+    groups |= {name: commands_of(name) for name in GROUPS}
+    return {
+        " ".join(f"jaxpfl {group} {command.__name__.replace('_', '-')}".split()): command
+        for group, commands in groups.items()
+        for command in commands
+    }
 
 
 def run(args: list[str]) -> None:
@@ -160,7 +172,7 @@ def _choose(
     names = [*known, *others]
     if not args:
         raise JaxpflError(f"{prog} needs a command: {', '.join(names)} ({prog} --help explains them)")
-    if args[0] in parsing.HELP:
+    if args[0] in (*parsing.HELP, parsing.HELP_ALL):
         from jaxpfl.cli import help
 
         print(help.of_commands(prog, description, {n: help.summary(c) for n, c in known.items()} | dict(others)))
@@ -185,11 +197,12 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
       JaxpflError: if the arguments are not the command's; and any that the command raises.
     """
     flags = parsing.flags_of(command)
-    if set(parsing.HELP) & set(args):
+    if {*parsing.HELP, parsing.HELP_ALL} & {*args}:
         from jaxpfl.cli import help
 
         more = vars(command).get("more")
-        print(help.of_command(name, command, flags, more(args) if more else ""))
+        whole = parsing.HELP_ALL in args
+        print(help.of_command(name, command, flags, more(args) if more else "", whole=whole))
         return
     parsing.bound(command, name, parsing.checked(flags, args, name))()
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
-from jaxpfl.cli.output import Output
+from jaxpfl.cli.output import Output, Session, Written
 from jaxpfl.cli.parsing import REQUIRED, Flag
-from jaxpfl.cli.session import Session, Written
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import DataConfig, RunConfig
@@ -37,6 +36,12 @@ _ORDER = ("arguments", _OWN, _SETTINGS, "data", "work", "privacy", "execution", 
 _OUTPUT = {"--output", "--json", "--plot", "--table", "--export"}
 _KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 _WIDEST, _NARROW, _COLUMN = 100, 60, 26
+_MOST_NEEDED = {
+    *("--data", "--data-dir", "--clients", "--classes-per-client", "--model"),
+    *("--cohort", "--rounds", "--lr", "--seeds", "--set", "--grid", "--budget"),
+    *("--privacy.epsilon", "--privacy.delta", "--output", "--resume", "--config", "--json"),
+}
+"""The flags of a run that ``--help`` shows; ``--help-all`` shows all."""
 
 
 def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
@@ -46,7 +51,9 @@ def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
     return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])
 
 
-def of_command(name: str, command: Callable[..., Any], flags: Sequence[Flag], more: str = "") -> str:
+def of_command(
+    name: str, command: Callable[..., Any], flags: Sequence[Flag], more: str = "", *, whole: bool = False
+) -> str:
     """The help of one command.
 
     Args:
@@ -54,6 +61,7 @@ def of_command(name: str, command: Callable[..., Any], flags: Sequence[Flag], mo
       command: its docstring's paragraphs come first.
       flags: its flags.
       more: lines that follow the docstring, such as the methods that it knows.
+      whole: show every flag, also of a run.
     """
     places = [flag for flag in flags if flag.positional]
     shown = [flag.name if flag.default is REQUIRED else f"[{flag.name}{' ...' * flag.many}]" for flag in places]
@@ -63,11 +71,14 @@ def of_command(name: str, command: Callable[..., Any], flags: Sequence[Flag], mo
     if more:
         lines += [more, ""]
     groups: dict[str, list[tuple[str, str]]] = {}
-    for flag in flags:
+    whole |= not any(flag.owner is RunConfig for flag in flags)
+    for flag in flags if whole else [flag for flag in flags if flag.positional or flag.name in _MOST_NEEDED]:
         groups.setdefault(_group(flag), []).append((label(flag), said(flag)))
     column = _column(row for rows in groups.values() for row in rows)
     for group in sorted(groups, key=_ORDER.index):
         lines += [group, *table(groups[group], column), ""]
+    if not whole:
+        lines += [*filled(f"{name} --help-all explains all {len(flags)} flags."), ""]
     return "\n".join(lines[:-1])
 
 

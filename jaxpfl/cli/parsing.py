@@ -8,18 +8,19 @@ import functools
 import inspect
 import io
 import math
+import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
 from tyro import MISSING
-from tyro.conf import DisallowNone, Positional, UseAppendAction, arg
+from tyro.conf import DisallowNone, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from jaxpfl.core.settings import LARGEST
@@ -343,7 +344,7 @@ def _unknown(name: str, named: Iterable[str], command: str) -> JaxpflError:
     said = _suggested(name, names)
     if not said:
         few = len(names) <= _MOST_LISTED
-        said = f" (known: {', '.join(names)})" if few else f": {command} --help lists what it takes"
+        said = f" (known: {', '.join(names)})" if few else f": {command} --help-all lists what it takes"
     return JaxpflError(f"unknown flag {name} of {command}{said}")
 
 
@@ -367,7 +368,7 @@ def _listed(names: Sequence[str], last: str) -> str:
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else names[0]
 
 
-HELP = ("-h", "--help")
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
 def with_more(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
@@ -396,3 +397,20 @@ def bound(command: Callable[..., None], name: str, args: Sequence[str]) -> Calla
         raise JaxpflError(f"{name}: {' '.join(text.split())}") from None
     print(said.getvalue(), end="", file=sys.stderr)
     return call
+
+
+def print_completion(commands: Mapping[str, Callable[..., None]], shell: str) -> None:
+    """Print tyro's completion script of commands, by their full names such as ``jaxpfl papers run``."""
+    kinds: dict[str, list[Any]] = {}
+    for name, command in commands.items():
+        *group, own = name.split()[1:]
+        kinds.setdefault(" ".join(group), []).append(Annotated[command, subcommand(name=own)])
+    top = kinds.pop("")
+    top += [Annotated[functools.reduce(operator.or_, inner), subcommand(name=group)] for group, inner in kinds.items()]
+    with suppress(SystemExit):  # by which it ends
+        tyro.cli(
+            functools.reduce(operator.or_, top),
+            prog="jaxpfl",
+            args=["--tyro-print-completion", shell],
+            registry=REGISTRY,
+        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.session import Written
+from jaxpfl.cli.output import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, setting
 from jaxpfl.runs import compile_cache

@@ -1,4 +1,4 @@
-"""The commands that train, and those about data and runs: compare, run, data, export."""
+"""Commands that train, and those _about data and runs: compare, run, data, export."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxpfl.cli.output import Session
 from jaxpfl.cli.parsing import with_more
-from jaxpfl.cli.session import Session
 from jaxpfl.runs import compile_cache
-from jaxpfl.runs.config import DataConfig, RunConfig, default_folder, preset_words, resolve
+from jaxpfl.runs.config import TEST_USERS, DataConfig, RunConfig, default_folder, preset_words, resolve
 from jaxpfl.runs.config_file import ConfigFile, read
 from jaxpfl.support import signals
+from jaxpfl.support.console import claim_file, columns, filled, signed
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
     from jaxpfl.runs.tracking import Tracker
+if TYPE_CHECKING:
+    from jaxpfl.data import Entry
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -86,9 +89,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 may be larger than memory (--plan.clients-in disk).
             config: TOML or YAML file of flags.
         """
-        from jaxpfl.cli.data import about
-
-        about(action, settings, json, plot, output)
+        _about(action, settings, json, plot, output)
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
@@ -158,16 +159,14 @@ def _experiment(
 ) -> None:
     from jaxpfl.runs import export, run_folder
     from jaxpfl.runs.control import Interrupted
-    from jaxpfl.runs.profile import OFF, Recorder
     from jaxpfl.runs.run import open_folder, run_methods
     from jaxpfl.runs.setup import check_agreed, prepare
     from jaxpfl.runs.stored_run import check_data, check_recorded
-    from jaxpfl.runs.terminal import Terminal, print_profile, print_table
+    from jaxpfl.runs.terminal import Terminal, print_table
     from jaxpfl.support import distributed, processes
     from jaxpfl.support.console import Console
 
     with ExitStack() as stack:
-        profile = stack.enter_context(Recorder()) if session.profile else OFF
         session.check_force(session.output, resume=session.resume)
         _start(settings, session)
         writes = processes.is_first()
@@ -183,9 +182,8 @@ def _experiment(
                 check_data(session.config, file, experiment, strict=session.strict)
             return config, experiment
 
-        with profile.phase("data"):
-            config, experiment = processes.together(prepared)
-            check_agreed(experiment)
+        config, experiment = processes.together(prepared)
+        check_agreed(experiment)
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
@@ -208,7 +206,7 @@ def _experiment(
         del experiment  # whose examples `run_methods` may let go
         with Terminal(err, headline) as reporter:
             try:
-                summary = run_methods(given.pop(), folder, reporter, profile, trackers)
+                summary = run_methods(given.pop(), folder, reporter, trackers, traced=session.profile)
             except Interrupted as stop:
                 reporter.say(f"{stop}{kept}")
                 if session.quiet and writes:
@@ -218,8 +216,8 @@ def _experiment(
             print(json.dumps(summary))
         elif summary is not None:
             print_table(out, summary)
-        if isinstance(profile, Recorder) and writes:
-            print_profile(err if session.json or summary is None else out, profile.report(folder))
+        if session.profile and writes and summary is not None and not session.json:
+            out.print(f"traces: {folder / 'profile'} (xprof or tensorboard --logdir shows them)", soft_wrap=True)
     if summary is None:
         raise SystemExit(status)
 
@@ -277,13 +275,12 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs.export import Wanted, export
-    from jaxpfl.runs.terminal import Working, print_export
+    from jaxpfl.runs.terminal import print_export
     from jaxpfl.support.console import Console
 
     use_cpu_cores()
     compile_cache.enable()
-    with Working(Console(stderr=True)) as working:
-        folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir, progress=working.show)
+    folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir)
     if as_json:
         print(json.dumps({"folder": str(folder), **manifest}))
     else:
@@ -295,3 +292,85 @@ def _export_rounds(run: Path, path: Path, as_json: bool) -> None:
 
     rows = write_rounds(run, path)
     print(json.dumps({"rounds": str(path), "rows": rows}) if as_json else f"rounds: {path} ({rows} rows)")
+
+
+_DESCRIBE = "jaxpfl data describe"
+
+
+def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, output: Path | None) -> None:
+    """List the data sets, describe a split or convert it, as ``action`` says.
+
+    Raises:
+      JaxpflError: for an output that the action does not write, and what the data sets raise.
+    """
+    from jaxpfl import data
+
+    if output is not None and action != "convert":
+        raise JaxpflError(f"--output is for jaxpfl data convert: leave it out with {action}")
+    if plot is not None and action != "describe":
+        raise JaxpflError(f"--plot is for {_DESCRIBE}: leave it out with {action}")
+    if action == "convert":
+        _convert_data(settings, output, as_json)
+        return
+    if action == "list":
+        entries = data.available(settings.data_dir)
+        if as_json:
+            print(json.dumps([entry._asdict() for entry in entries]))
+            return
+        _list_data(entries)
+        return
+    from jaxpfl.runs.data_sets import is_stored, is_table
+    from jaxpfl.runs.results import client_clusters
+    from jaxpfl.runs.setup import clients_of, load_federation
+
+    claim_file(plot, "--plot", _DESCRIBE)
+    config = resolve(RunConfig(**vars(settings)))
+    source, federation = load_federation(config)
+    if config.standardize:
+        data.check_standardizable(source)
+    clusters = client_clusters(config, source.num_classes)
+    whole, unseen = None if is_stored(config.data) else source, None
+    if config.unseen_clients == TEST_USERS:
+        whole, unseen = data.seen(source), clients_of(config, source, federation)[1]
+    task = config.task if isinstance(config.task, str) else source.task
+    summary = data.summary(federation, source.num_classes, whole, clusters, task)
+    if plot is not None:
+        with signed(_DESCRIBE):
+            data.plot_split(summary, plot)
+    description = data.describe(summary) | {"standardized": config.standardize or is_table(config)}
+    if unseen is not None:
+        counts = {s: len(getattr(unseen, s).examples.y) for s in ("train", "validation", "test")}
+        description["unseen"] = {"clients": unseen.num_clients, "examples": counts}
+    if source.class_names is not None:
+        description["class_names"] = source.class_names.tolist()
+    print(json.dumps(description) if as_json else data.format_description(description))
+
+
+def _list_data(entries: list[Entry]) -> None:
+    """A line for each data set; on a narrow terminal the note stands below."""
+    narrow = columns() < 60
+    for entry in entries:
+        state = "ready" if entry.present else "missing"
+        if narrow:
+            print("\n".join([f"{entry.name}: {state}", *filled(entry.note, "  ")]))
+        else:
+            print(f"{entry.name:<16}{state:<9}{entry.note}")
+
+
+def _convert_data(settings: DataConfig, output: Path | None, as_json: bool) -> None:
+    from jaxpfl.runs.data_sets import PREFIX, convert
+    from jaxpfl.support.host_memory import readable
+
+    if output is None:
+        raise JaxpflError("jaxpfl data convert needs --output, the folder to make")
+    folder = output.absolute()
+    federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
+    splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
+    examples = {name: len(split.examples.y) for name, split in splits.items()}
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if as_json:
+        _about = {"folder": str(folder), "clients": federation.num_clients, "examples": examples, "bytes": size}
+        print(json.dumps(_about | {"data": f"{PREFIX}{folder}"}))
+        return
+    print(f"{federation.num_clients} clients, {sum(examples.values())} examples, {readable(size)}")
+    print(f"train them with --data {PREFIX}{folder}, and --plan.clients-in disk if they do not fit in memory")

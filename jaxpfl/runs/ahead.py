@@ -10,9 +10,9 @@ from typing import Literal, Self
 
 import jax
 
+from jaxpfl.core.types import Federation
 from jaxpfl.engine import Simulation
 from jaxpfl.runs.setup import Experiment, require
-from jaxpfl.core.types import Federation
 
 
 class Ahead:

@@ -40,8 +40,8 @@ def enable() -> Path | None:
     import jax
     import jaxlib.version
 
-    from jaxpfl.support import processes
     from jaxpfl.engine import compiled
+    from jaxpfl.support import processes
 
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir") is not None
     if chosen or not _setting("jax_enable_compilation_cache"):

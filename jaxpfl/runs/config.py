@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import algorithms
-from jaxpfl.core import choices
-from jaxpfl.uploads import compression
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
+from jaxpfl.core import choices
+from jaxpfl.core.participation import availability
+from jaxpfl.core.settings import COUNT, WHOLE, Kind, Range, about, check, is_default, part_of, restated, setting
 from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, spec_of
 from jaxpfl.engine.spec_parts import Settings
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.models import metrics
+from jaxpfl.models.base import CLASSIFICATION, TASKS
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import is_table
 from jaxpfl.runs.presets import preset
-from jaxpfl.models import metrics
-from jaxpfl.models.base import CLASSIFICATION, TASKS
-from jaxpfl.core.participation import availability
-from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.core.settings import COUNT, WHOLE, Kind, Range, about, check, is_default, part_of, restated, setting
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.uploads import compression
 
 _BY_DATA_SET = "by data set unless given"
 TEST_USERS = "test"

@@ -4,7 +4,6 @@ another run starts (``--warm-start``), and its records as one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,6 @@ import jax
 import numpy as np
 
 from jaxpfl import __version__
-from jaxpfl.core import trees
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
 from jaxpfl.models.base import by_path
@@ -28,9 +26,6 @@ from jaxpfl.support.output_paths import partial
 
 if TYPE_CHECKING:
     import pandas
-
-Progress = Callable[[str, int, int], None]
-"""Called with the current step, the bytes written of it so far, and its total bytes (0 if none are written)."""
 
 
 class Wanted(NamedTuple):
@@ -60,7 +55,6 @@ def export(
     wanted: Wanted = EVERYTHING,
     *,
     data_dir: str | None = None,
-    progress: Progress = lambda what, done, total: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Export the personalised models (after adaptation) and the global models of a finished run.
 
@@ -73,7 +67,6 @@ def export(
       output: the folder to create; RUN/models by default.
       wanted: selection of models.
       data_dir: present folder of the data, if moved since the run.
-      progress: called with the progress.
 
     Returns:
       The folder, and its manifest.
@@ -93,7 +86,6 @@ def export(
     output = run / "models" if output is None else output
     if output.exists():
         raise JaxpflError(f"{output} exists: choose another --output")
-    progress("reading the data", 0, 0)
     experiment = stored.experiment(data_dir)
     known = np.asarray(experiment.federation.client_ids)
     for client_id in wanted.clients or ():
@@ -106,9 +98,8 @@ def export(
         place.mkdir()
         entries = {}
         for name in methods:
-            progress(f"restoring {name}", 0, 0)
             models = LastModels(stored, experiment, name, seed)
-            entries[name] = _write_method(place, name, models, wanted, progress)
+            entries[name] = _write_method(place, name, models, wanted)
         manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
@@ -124,7 +115,7 @@ def _known_seed(run: StoredRun, seed: int | None) -> int:
     return seed
 
 
-def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted) -> dict[str, Any]:
     """Write one method's models, and return its entry in the manifest."""
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
     parameters = models.global_model()
@@ -145,29 +136,22 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, p
         file = f"{name}/personal{f'-{number}' if len(stacks) > 1 else ''}.npz"
         if wanted.per_client:
             file = f"{name}/clients/{{client}}.npz"
-        _write_stack(folder / file, stack, lambda done, total: progress(f"writing {name}", done, total))
+        _write_stack(folder / file, stack)
         described = _shapes(by_path(stack.parameters), of_one=True)
         about = {"file": file, "parameters": described, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids}
         entry["groups"].append(about)
     return entry
 
 
-def _write_stack(path: Path, stack: Stack, progress: Callable[[int, int], None]) -> None:
+def _write_stack(path: Path, stack: Stack) -> None:
     """Write the models of a group of clients into one archive, or one per client if the path contains ``{client}``."""
-    total, done = trees.num_bytes(stack.parameters), 0
-
-    def advance(written: int) -> None:
-        nonlocal done
-        done += written
-        progress(done, total)
-
     arrays = by_path(stack.parameters)
     if "{client}" not in path.name:
-        write_npz(path, {CLIENT_IDS: stack.client_ids} | arrays, advance)
+        write_npz(path, {CLIENT_IDS: stack.client_ids} | arrays)
         return
     hosted = {key: np.asarray(array) for key, array in arrays.items()}
     for row, client_id in enumerate(stack.client_ids):
-        write_npz(path.with_name(f"{client_id}.npz"), {key: array[row] for key, array in hosted.items()}, advance)
+        write_npz(path.with_name(f"{client_id}.npz"), {key: array[row] for key, array in hosted.items()})
 
 
 def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:

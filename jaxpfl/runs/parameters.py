@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.types import Array, Key, PyTree
+from jaxpfl.models import Task
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.stored_run import StoredRun, last_state
-from jaxpfl.models import Task
-from jaxpfl.core.types import Array, Key, PyTree
 
 
 class Stack(NamedTuple):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,15 +29,14 @@ from jaxpfl.runs import inputs, results, run_folder
 from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
-from jaxpfl.runs.control import Interrupt, Interrupted, Pace, Patience
+from jaxpfl.runs.control import CompileClock, Interrupt, Interrupted, Pace, Patience
 from jaxpfl.runs.inputs import has_checksum
-from jaxpfl.runs.profile import OFF, CompileClock, Profile
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.tracking import Tracker, ended
 from jaxpfl.support import files, processes
-from jaxpfl.support.errors import JaxpflError, UnwritableError, writing
+from jaxpfl.support.errors import JaxpflError, UnwritableError, warn, writing
 
 
 class Reporter(Protocol):
@@ -126,8 +126,9 @@ def run_methods(
     experiment: Experiment,
     folder: Path,
     reporter: Reporter,
-    profile: Profile = OFF,
     trackers: Sequence[Tracker] = (),
+    *,
+    traced: bool = False,
 ) -> dict[str, Any]:
     """Run every unfinished method, and summarise.
 
@@ -135,8 +136,9 @@ def run_methods(
       experiment: the run.
       folder: of the run, as `open_folder` made it.
       reporter: receives the progress.
-      profile: of where the time goes.
       trackers: receive every record too.
+      traced: write a trace of each method's second call of rounds, the first that does not compile, to
+        ``profile/METHOD``.
 
     Returns:
       The summary, as in ``summary.json`` and ``--json``.
@@ -147,10 +149,10 @@ def run_methods(
     rounds = experiment.config.rounds
     done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
-    # A profile says what compiling costs, so nothing is then compiled unseen; and processes do all in one order.
+    # Processes do all in one order, and a trace holds one method alone.
     left = tuple(name for name in experiment.methods if name not in kept)
     several = processes.several()
-    ahead = Ahead(experiment, () if several or profile is not OFF else left, left[-1] if several and left else None)
+    ahead = Ahead(experiment, () if several or traced else left, left[-1] if several and left else None)
     if several:  # of the examples each process is to keep those on its devices
         experiment = experiment.described()
     try:
@@ -161,9 +163,10 @@ def run_methods(
                     reporter.say(f"{name}: finished before, kept")
                 else:
                     try:
-                        with profile.method(name, folder), ended(trackers):
-                            of_run = experiment, ahead, name, folder, reporter, interrupt, profile, clock
-                            _run_method(*of_run, trackers)
+                        with ended(trackers):
+                            _run_method(
+                                experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced
+                            )
                     except JaxpflError:
                         if processes.is_first():
                             run_folder.discard_unstarted(folder)
@@ -181,23 +184,20 @@ def _run_method(
     folder: Path,
     reporter: Reporter,
     interrupt: Interrupt,
-    profile: Profile,
     clock: CompileClock,
     trackers: Sequence[Tracker],
+    traced: bool,
 ) -> None:
     config, compiled_before = experiment.config, clock.seconds
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
-    with profile.phase("data"):
-        simulation = ahead.simulation(name)
-        checkpoints = Checkpoints(folder / "checkpoints" / name) if processes.is_first() else None
-        rounds_kept = [] if checkpoints is None else checkpoints.rounds()
-        processes.on_first(lambda: simulation.keep_clients_in(folder / "clients" / name, rounds_kept))
-        first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
-    with profile.phase("checkpoints"):
-        state, seconds = restore(checkpoints, simulation, first, rounds, reporter.say)
-    with profile.phase("data"):  # the first state is ready here
-        done = int(state.round[0])
+    simulation = ahead.simulation(name)
+    checkpoints = Checkpoints(folder / "checkpoints" / name) if processes.is_first() else None
+    rounds_kept = [] if checkpoints is None else checkpoints.rounds()
+    processes.on_first(lambda: simulation.keep_clients_in(folder / "clients" / name, rounds_kept))
+    first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+    state, seconds = restore(checkpoints, simulation, first, rounds, reporter.say)
+    done = int(state.round[0])
     processes.on_first(lambda: records.keep(lambda record: record["method"] != name or _stands(record, done, config)))
     patience = Patience(experiment, name, records, done)
     secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
@@ -224,21 +224,21 @@ def _run_method(
         return time.perf_counter() - clock.seconds - started
 
     pace = Pace(config.plan.rounds_per_call)
-    loss, score, scores = float("nan"), None, None
+    calls, loss, score, scores = 0, float("nan"), None, None
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         if patience.over:
             break
         while done < stop and not interrupt.asked_of_any():
-            with pace.call(stop - done) as length, profile.rounds(done, length):
+            with pace.call(stop - done) as length, _trace(folder / "profile" / name if traced and calls == 1 else None):
                 state, history = simulation.advance(state, length)
+            calls += 1
             interrupt.saves = True  # before, it compiled
             write(_round_records(name, done, sent.along(history)))
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)
         if done == stop and (done % config.eval_every == 0 or done == rounds):
-            with profile.phase("evaluation"):
-                scores, record = _evaluate(experiment, simulation, state, name, done)
+            scores, record = _evaluate(experiment, simulation, state, name, done)
             write([record | sent.now() | {"seconds": spent()}])
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
@@ -246,9 +246,8 @@ def _run_method(
         asked = interrupt.asked_of_any()  # one that comes later finds its rounds saved at the next stop
         ended = done == rounds or patience.over
         if asked or done % config.checkpoint_every == 0 or ended:
-            with profile.phase("checkpoints"):
-                kept = noise_keys.without_key(state) if secret and ended else state
-                save(checkpoints, done, simulation, kept, spent())
+            kept = noise_keys.without_key(state) if secret and ended else state
+            save(checkpoints, done, simulation, kept, spent())
         interrupt.saves = not ended
         if asked:
             break
@@ -257,18 +256,35 @@ def _run_method(
     if secret and checkpoints is not None:
         checkpoints.keep_only(done)
     if scores is None:  # killed between the last checkpoint and the files below
-        with profile.phase("evaluation"):
-            scores, _ = _evaluate(experiment, simulation, state, name, done)
+        scores, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:
-        with profile.phase("evaluation"):
-            scores |= _evaluate_unseen(simulation, state)
+        scores |= _evaluate_unseen(simulation, state)
     if simulation.attackers is not None:
-        with profile.phase("evaluation"):
-            apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
+        apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
         scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
     times = spent(), clock.seconds - compiled_before
     results.write_method(folder, name, experiment, simulation, state, scores, times)
     reporter.finish(name)
+
+
+@contextmanager
+def _trace(folder: Path | None) -> Iterator[None]:
+    """Trace the block by JAX's profiler, into a folder if there is one."""
+    if folder is None:
+        yield
+        return
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # every Python call: ten times the rest, and nothing of the rounds
+    try:
+        jax.profiler.start_trace(folder, profiler_options=options)
+    except Exception as error:  # another profiler is at work, or a driver refuses
+        warn(f"--profile: no trace: {' '.join(str(error).split())}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        jax.profiler.stop_trace()
 
 
 def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:

@@ -17,7 +17,6 @@ from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data import Split
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.assemble import build
 from jaxpfl.engine.assembly import (
     Assembled,
@@ -32,6 +31,7 @@ from jaxpfl.engine.assembly import (
 )
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
+from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
 from jaxpfl.models import Task

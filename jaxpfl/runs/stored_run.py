@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,3 +188,16 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
         raise JaxpflError(f"{error}: {remedy}") from None
     row = run.seeds.index(seed)
     return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings under their full names: values of nested mappings, under names joined by dots behind a prefix.
+
+    Examples:
+      >>> flat({"plan": {"devices": 2}, "lr": 0.1})
+      {'plan.devices': 2, 'lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxpfl.runs.stored_run import read_record
+from jaxpfl.runs.stored_run import flat, read_record
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn, writing
 
@@ -264,17 +264,8 @@ class WandB(_Service):
 def _settings(config: Path, method: str) -> dict[str, Any]:
     """The settings of the run and the method's hyper-parameters, by their names with dots; None is left out."""
     record = read_record(config)
-    return _flat(record["config"]) | _flat(record["hyper"].get(method, {}), f"{method}.")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found[prefix + name] = value
-    return found
+    found = flat(record["config"]) | flat(record["hyper"].get(method, {}), f"{method}.")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _line(error: Exception) -> str:

@@ -52,21 +52,6 @@ def test_bits_are_counted_stored_and_shown(capsys, folder):
 
 
 @pytest.mark.slow
-def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, tmp_path):
-    """Four rounds and then two more are six: the memories and the counts are in the checkpoint."""
-    args, folder = ["compare", "local", "fedavg", *SMALL], tmp_path / "part"
-    assert jaxpfl(capsys, *args, *TOP_K, "--output", folder).status == 0
-    refused = jaxpfl(capsys, *args, "--compress", "sign", "--resume", "--output", folder)
-    assert refused.status == 2
-    assert "compress: top-k:share=0.05 -> sign" in refused.err
-    more = jaxpfl(capsys, *args, *TOP_K, "--rounds", "6", "--resume", "--json", "--output", folder)
-    whole = jaxpfl(capsys, *args, *TOP_K, "--rounds", "6", "--json", "--output", tmp_path / "whole")
-    got, want = (result.json["methods"]["fedavg"] for result in (more, whole))
-    assert {**got, "seconds": 0, "compile_seconds": 0} == {**want, "seconds": 0, "compile_seconds": 0}
-    assert records(folder, "fedavg", "round") == records(tmp_path / "whole", "fedavg", "round")
-
-
-@pytest.mark.slow
 def test_private_uploads_are_claimed_by_their_own_noise(capsys, tmp_path):
     flags = [*SMALL, *BUDGET, *DISTRIBUTED, "--compress", "sign"]
     shown = jaxpfl(capsys, "run", "fedavg", *flags, "--output", tmp_path / "run")

@@ -1,15 +1,19 @@
-"""``jaxpfl doctor`` where something is broken; `test_folder_commands` has it where all is well."""
+"""``jaxpfl doctor``, with and without something broken."""
 
+from types import SimpleNamespace
+
+import numpy as np
 from command import jaxpfl
 
-from jaxpfl.runs.reports import doctor
+from jaxpfl.engine import fit
 
 
-def test_a_check_that_fails_is_told(capsys, monkeypatch):
-    def broken() -> str:
-        raise ImportError("no module named x")
-
-    monkeypatch.setattr(doctor, "_CHECKS", {"training": broken})
+def test_an_installation_that_trains_and_one_that_does_not(capsys, monkeypatch):
+    result = jaxpfl(capsys, "doctor", "--json")
+    assert result.json["ok"]
+    assert result.json["data"]["digits"] == "ready"
+    monkeypatch.setattr(fit, "fit", lambda *_, **__: SimpleNamespace(personalized_accuracy=np.array([0.3])))
     result = jaxpfl(capsys, "doctor")
-    assert (result.status, result.err) == (2, "error: the self-check of training failed\n")
-    assert "ImportError: no module named x" in result.out
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "accuracy, 0.300, is not above .6" in result.err
+    assert "data: " in result.out

@@ -214,7 +214,6 @@ def change_seed(path: Path) -> None:
         ("a", "summary.json", change_number, "says"),
         ("a", "summary.json", cut, "no JSON"),
         ("a", "config.json", cut, "no JSON"),
-        ("s", "summary.json", change_number, "is not that of its records"),
         ("s", "journal/main.jsonl", change_seed, "is damaged"),
         ("e", "plots/gain-priors.png", Path.unlink, "is missing"),
     ],
@@ -242,14 +241,6 @@ def test_exported_models_are_checked_by_their_checksums(runs: Path, copied, caps
     assert jaxpfl(capsys, "check", folder / "models").status == 0
     cut(next((folder / "models").rglob("*.npz")))
     assert jaxpfl(capsys, "check", folder / "models").status == 2
-
-
-def test_the_doctor_finds_this_installation_well(capsys):
-    found = jaxpfl(capsys, "doctor", "--json").json
-    assert found["ok"]
-    assert found["checks"].keys() == {"training", "privacy"}
-    assert found["versions"]["jax"]
-    assert found["data"]["digits"] == "ready"
 
 
 def test_a_folders_name_is_no_markup(runs: Path, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

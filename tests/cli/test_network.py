@@ -54,27 +54,6 @@ def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
         assert summary["methods"]["network-lasso"]["rand_index"] == [float(index[:4])] * 2
 
 
-@pytest.mark.slow
-def test_clusters_that_clients_choose_are_compared_too(tmp_path, capsys):
-    planted = "planted:clients=6,clusters=2,examples=200,dim=5,strength=20"
-    args = ("run", "ifca", "--data", planted, "--rounds", "8", "--lr", "0.5", "--local-steps", "5")
-    result = jaxpfl(capsys, *args, "--seeds", "4", "--output", tmp_path / "run")
-    assert result.status == 0, result.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["cohort"] == 6  # all that there are, where the preset has ten
-    row = summary["methods"]["ifca"]
-    member = draw_planted(PlantedSettings(clients=6, clusters=2, examples=200, dim=5, strength=20.0)).member
-    found = np.load(tmp_path / "run" / "methods" / "ifca.npz")["cluster"]
-    assert found.shape == (4, 6)
-    assert row["clusters"] == [len(set(own)) for own in found.tolist()]
-    for own, number, index in zip(found, row["clusters"], row["rand_index"], strict=True):
-        names = {*zip(member.tolist(), own.tolist(), strict=True)}
-        assert index == (1.0 if number == 2 == len(names) else 0.0)  # these starts find both clusters, or one
-    assert {0.0, 1.0} == set(row["rand_index"])
-    indices = ", ".join(f"{index:.2f}" for index in row["rand_index"])
-    assert f"ifca: adjusted Rand index to the true clusters: {indices}" in result.out
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -51,14 +51,6 @@ def test_a_comparison_with_pooled(capsys, tmp_path):
         assert change[0].removeprefix("--").replace("-", "_") in refused.err
 
 
-@pytest.mark.slow
-def test_pooled_takes_more_steps_where_asked(capsys, tmp_path):
-    args = ["run", "pooled", *SMALL, "--set", "steps=5", "--plan.devices", "2", "--json", "--output", tmp_path / "r"]
-    result = jaxpfl(capsys, *args)
-    assert result.status == 0, result.err
-    assert result.json["methods"]["pooled"]["client_steps"] == 4 * 5
-
-
 def test_a_normalizing_server_at_rate_one_is_warned_about(capsys, monkeypatch):
     monkeypatch.setattr("jaxpfl.runs.terminal.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
     args = ["compare", "local", "fedavg", *SMALL, "--server-optimizer", "fedyogi", "--explain-plan", "--json"]

@@ -107,22 +107,6 @@ def test_a_ranking_is_trained_by_its_auc_with_other_metrics_and_resumed(capsys, 
     assert "metrics: accuracy,macro_f1 -> accuracy" in changed.err
 
 
-@pytest.mark.slow
-def test_a_sweep_of_a_ranking_chooses_by_the_auc_and_shows_the_others(capsys, sold, tmp_path):
-    options = [*sold, *SHORT, "--output", str(tmp_path / "sweep"), "--metrics", "accuracy"]
-    result = jaxpfl(capsys, "sweep", "fedavg", *options, "--grid", "lr=0.0001,0.05")
-    assert result.status == 0, result.err
-    assert "other scores of the same settings" in result.out
-    assert "AUC: the test examples of 1 of 5 clients do not define it; its means leave them out" in " ".join(
-        result.out.split()
-    )
-    summary = json.loads((tmp_path / "sweep" / "summary.json").read_text())
-    best = summary["best"]["fedavg"]
-    assert best["validation_auc"] == max(row["validation_auc"] for row in summary["rows"])
-    metrics = summary["rows"][0]["metrics"]
-    assert {"personalized_accuracy", "personalized_accuracy_examples", "personalized_auc_examples"} <= metrics.keys()
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -147,14 +131,3 @@ def test_what_does_not_fit_is_refused_in_a_line(capsys, houses, tmp_path, more, 
     assert message in result.err
     assert result.err.strip().count("\n") == 0
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_sweep_chooses_by_the_error(capsys, houses, tmp_path):
-    options = [*houses, "--task", "regression", *SHORT, "--output", str(tmp_path / "sweep"), "--json"]
-    result = jaxpfl(capsys, "sweep", "fedavg", *options, "--grid", "lr=0.0001,0.05")
-    assert result.status == 0, result.err
-    assert result.json["metric"] == "rmse"
-    best = result.json["best"]["fedavg"]
-    assert best["settings"]["lr"] == 0.05
-    assert best["validation_rmse"] == min(row["validation_rmse"] for row in result.json["rows"])

@@ -155,11 +155,3 @@ def test_bad_input_is_one_line(capsys, args, message):
     assert result.err.startswith("error: ")
     assert result.err.count("\n") == 1, result.err
     assert message in result.err
-
-
-@pytest.mark.parametrize("command", [[], ["epsilon"], ["noise"], ["paper"], ["curve"]])
-def test_help(capsys, command):
-    result = jaxpfl(capsys, "privacy", *command, "--help")
-    assert result.status == 0
-    assert "usage: jaxpfl privacy" in result.out
-    assert "privacy" in jaxpfl(capsys, "--help").out

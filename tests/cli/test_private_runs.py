@@ -6,7 +6,7 @@ import pytest
 from command import SMALL, jaxpfl
 
 from jaxpfl.engine import noise_keys
-from jaxpfl.privacy.statement import CUT, SAME_USERS, SPENT_BEFORE
+from jaxpfl.privacy.statement import SAME_USERS, SPENT_BEFORE
 from jaxpfl.runs.stored_run import last_state, open_run
 
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
@@ -62,16 +62,6 @@ def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cut_cohort_is_no_caveat_of_clients_without_a_memory(capsys, tmp_path):
-    flags = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3", "--cohort", "2", "--cohort-cap", "3"]
-    of_whole_data_sets = ["--batch-size", "1000", "--rounds", "1", "--seeds", "1", "--json"]
-    args = ["fedavg", "adaped", *SMALL, *flags, *of_whole_data_sets, "--output", tmp_path / "run"]
-    methods = jaxpfl(capsys, "compare", *args).json["methods"]
-    assert {name: row["privacy"]["cut"] for name, row in methods.items()} == {"fedavg": False, "adaped": True}
-    assert (CUT in methods["fedavg"]["privacy"]["says"], CUT in methods["adaped"]["privacy"]["says"]) == (False, True)
-
-
-@pytest.mark.slow
 def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
     flags = ["--privacy.noise-multiplier", "0", "--privacy.clipping-norm", "0.1", "--participation", "uniform"]
     shown = jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / "run")
@@ -100,15 +90,6 @@ def test_other_mechanisms(capsys, tmp_path, flags):
     assert claim["epsilon"] == pytest.approx(9, rel=1e-3)
     relations = {"--participation": "replace-one", "--cohort": "zero-out", "--privacy.quantile": "add-or-remove-one"}
     assert claim["relation"] == relations[flags[0]]
-
-
-@pytest.mark.slow
-def test_adamix_counts_the_steps_of_em(capsys, tmp_path):
-    args = ["run", "adamix", *SMALL, *BUDGET, "--set", "em_steps=3", "--json", "--output", tmp_path / "run"]
-    shown = jaxpfl(capsys, *args)
-    assert shown.status == 0, shown.err
-    claim = shown.json["methods"]["adamix"]["privacy"]
-    assert claim["mechanism"]["noise_multiplier"] == pytest.approx(3**0.5 * claim["noise_multiplier"])
 
 
 @pytest.mark.parametrize(

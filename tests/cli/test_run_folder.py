@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from command import SMALL, jaxpfl
@@ -269,3 +270,19 @@ def test_methods_come_from_the_config_unless_given(tmp_path, capsys, monkeypatch
     refused = jaxpfl(capsys, "run", "--config", two)
     assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)
     assert f"run takes one method, and {two} names local, fedavg" in refused.err
+
+
+def test_a_profile_is_a_trace_and_changes_no_numbers(tmp_path: Path, capsys, monkeypatch):
+    plain = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "plain", "--json").json["methods"]["local"]
+    traced = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "traced", "--profile")
+    assert f"traces: {tmp_path / 'traced' / 'profile'}" in traced.out
+    assert len(list((tmp_path / "traced" / "profile" / "local").rglob("*.xplane.pb"))) == 1
+    summary = json.loads((tmp_path / "traced" / "summary.json").read_text())["methods"]["local"]
+    assert plain["personalized_accuracy"] == summary["personalized_accuracy"]
+
+    def busy(*_, **__) -> None:
+        raise RuntimeError("Profile has already been started.")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", busy)
+    result = jaxpfl(capsys, "run", "local", *SMALL, "--profile", "--output", tmp_path / "busy")
+    assert (result.status, "no trace: Profile has already been started." in result.err) == (0, True)

@@ -59,21 +59,6 @@ def test_a_run_on_files_is_the_run_on_the_data_set(folder: Path, capsys: pytest.
     assert refused.status == 2
 
 
-@pytest.mark.slow
-def test_a_sweep_on_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jaxpfl(
-        capsys, "data", "convert", *SPLIT, "--clients", "6", "--validation-share", "0.3", "--output", folder / "made"
-    )
-    small = ["--model", "linear", "--cohort", "3", "--local-steps", "2", "--rounds", "2", "--seeds", "1"]
-    sweep = ["sweep", "local", "--grid", "lr=.1,1", *small, "--data"]
-    found = jaxpfl(capsys, *sweep, "federation:made", "--output", folder / "s")
-    assert found.status == 0, found.err
-    jaxpfl(capsys, "data", "convert", *SPLIT, "--clients", "6", "--output", folder / "without")
-    refused = jaxpfl(capsys, *sweep, "federation:without", "--output", folder / "t")
-    assert refused.status == 2
-    assert "federation:without has no validation examples to choose by: convert" in refused.err
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -102,14 +102,6 @@ def test_one_seed_some_clients_a_file_each(finished, tmp_path):
         models.client(3)
 
 
-def test_the_global_models_only(finished, tmp_path):
-    folder, _ = export(finished, tmp_path / "g", Wanted(only_global=True))
-    written = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
-    assert written == ["adaped/global.npz", "fedavg-ft/global.npz"]
-    with pytest.raises(JaxpflError, match="only global models"):
-        load_models(folder, "adaped").client(0)
-
-
 @pytest.mark.slow
 def test_groups_of_other_models_have_files_of_their_own(tmp_path):
     folder = run(tmp_path / "run", ("adaped",), set=("architectures=same+mlp:8",), seeds=1, rounds=1)
@@ -244,13 +236,6 @@ def test_a_machine_with_other_devices_reads_the_run(finished, exported, tmp_path
     for method in METHODS:
         here, there = (load_models(folder, method).client(3)["head"]["kernel"] for folder in (exported, output))
         np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
-
-
-def test_progress_ends_with_all_bytes(finished, tmp_path):
-    heard = []
-    export(finished, tmp_path / "m", Wanted("local", per_client=True), progress=lambda *said: heard.append(said))
-    assert heard[0][0] == "reading the data"
-    assert heard[-1] == ("writing local", 7 * 650 * 4, 7 * 650 * 4)
 
 
 def test_a_run_that_was_warm_started_needs_its_start_no_more(tmp_path):

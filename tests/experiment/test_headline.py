@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError, stack_clients
+from jaxpfl import stack_clients
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
-from jaxpfl.runs.records import DONE, Record
 from jaxpfl.runs.scores import (
     ACCURACY,
     HEADLINES,
@@ -17,9 +16,6 @@ from jaxpfl.runs.scores import (
     over_clients,
     stored_headline,
 )
-from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.runs.sweep.tables import best_sheet
 
 RMSE = HEADLINES["rmse"]
 
@@ -46,43 +42,6 @@ def test_the_best_round_has_the_least_validation_error():
     assert found == {"rounds": [20], "personalized_rmse": {"mean": 0.1, "std": None}}
 
 
-def record(lr: float, seed: int, validation: float) -> Record:
-    metrics = {"validation_rmse": validation, "personalized_rmse": validation + 1}
-    return Record("fedavg", {"lr": lr}, seed, DONE, metrics=metrics, group="g", seconds=1.0)
-
-
-def test_a_sweep_chooses_the_least_error_and_says_its_name():
-    records = [record(lr, seed, value) for lr, value in ((0.1, 3.0), (0.2, 1.0), (0.4, 2.0)) for seed in (0, 1)]
-    chosen = select(records, (0, 1))
-    assert chosen["fedavg"].settings == {"lr": 0.2}
-    summary = summarize(records, chosen, seeds=(0, 1), programs=1, seconds=1.0)
-    assert summary["metric"] == "rmse"
-    assert summary["best"]["fedavg"]["validation_rmse"] == 1.0
-    sheet = best_sheet(summary)
-    assert sheet.rows[0][2:4] == ("1", "2 ± 0")
-    assert sheet.note.startswith("RMSE, of personalised models")
-
-
-def test_a_sweep_of_rankings_chooses_the_largest_auc_beside_other_metrics():
-    scores = ((0.1, 0.6, 0.9), (0.2, 0.8, 0.5))
-    records = [
-        Record(
-            "fedavg", {"lr": lr}, 0, DONE, group="g", seconds=1.0,
-            metrics={"validation_auc": auc, "personalized_auc": auc, "personalized_accuracy": other},
-        )
-        for lr, auc, other in scores
-    ]  # fmt: skip
-    chosen = select(records, [0])
-    assert chosen["fedavg"].settings == {"lr": 0.2}
-    summary = summarize(records, chosen, seeds=[0], programs=1, seconds=1.0)
-    assert summary["metric"] == "auc"
-    assert summary["rows"][0]["metrics"]["personalized_accuracy"]["mean"] == 0.9
-    assert best_on_validation([1, 2], np.array([[0.6], [0.8]]), np.array([[0.1], [0.2]]), stored_headline(summary)) == {
-        "rounds": [2],
-        "personalized_auc": {"mean": 0.2, "std": None},
-    }
-
-
 def test_names_of_scores_tell_the_headline():
     assert find_headline(["train_loss", "personalized_rmse"]) == RMSE
     assert find_headline(["validation_auc", "personalized_accuracy", "personalized_auc"]).name == "auc"
@@ -96,12 +55,3 @@ def test_headlines_of_tasks_are_those_of_the_built_ones():
     built = [task, as_binary(task), as_multilabel(task), as_regression(task), as_ranking(task), as_next_token(task)]
     assert {one.kind: one.headline for one in built} == OF_TASKS
     assert set(OF_TASKS.values()) == set(HEADLINES)
-
-
-def test_runs_of_different_headlines_are_not_compared():
-    records = [
-        Record("fedavg", {"data": name}, 0, DONE, metrics={f"personalized_{name}": 0.5}, group="g", seconds=1.0)
-        for name in ("rmse", "accuracy")
-    ]
-    with pytest.raises(JaxpflError, match="scored by RMSE and accuracy, which do not compare"):
-        summarize(records, {}, seeds=[0], programs=1, seconds=0.0)

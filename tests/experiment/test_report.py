@@ -54,15 +54,6 @@ def test_notes_are_of_columns_that_are_there():
     assert "hurt" not in shown({"local": row(None, hurt=0.0, unseen=False)}, seeds=1)
 
 
-def test_compiling_is_apart_where_it_was_measured():
-    older = row(None, hurt=None, unseen=False)
-    text = shown({"fedavg": older, "local": {**older, "compile_seconds": 25.4}}, seeds=1).splitlines()
-    (header,) = (line.split() for line in text if "compile" in line and "method" in line)
-    assert header[-2:] == ["compile", "run"]
-    times = [line.split()[-2:] for line in text if line.split()[:1] in (["fedavg"], ["local"]) and "kB" in line]
-    assert times == [["-", "1.2"], ["25", "1.2"]]
-
-
 def test_no_round_is_best_without_a_validation_score():
     none = {**row(None, hurt=None, unseen=False), "best_on_validation": None}
     text = " ".join(shown({"fedavg": none}, seeds=1, width=200).split())
@@ -78,12 +69,6 @@ def test_every_digit_is_there_at_any_width(width):
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     if width >= 80:
         assert max(map(len, text.splitlines())) <= width
-
-
-def test_what_a_method_does_not_say_is_no_zero():
-    of_own = row(None, hurt=None, unseen=False) | {"gradients": None}
-    costs = shown({"own": of_own}, seeds=1).split("what it took")[1]
-    assert ["own", "-", "-", "1kB", "2kB", "-", "1.2"] in [line.split() for line in costs.splitlines()]
 
 
 def test_other_metrics_stand_in_a_table_of_their_own_with_who_is_left_out():

@@ -99,14 +99,6 @@ def test_twelve_methods_have_colours_and_names_of_their_own(tmp_path):
     assert "(bars: mean and quartiles)" in figure.axes[0].get_title(loc="left")
 
 
-def test_the_legend_of_psi_leaves_the_curve_alone():
-    records = [{"method": "adaped", "kind": "round", "round": r, "psi": [float(r)]} for r in range(1, 21)]
-    figure = plots._metric(records, COLORS, "psi", "psi", "psi")
-    figure.draw_without_rendering()
-    legend, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
-    assert legend.x1 < (axes.x0 + axes.x1) / 2  # the curve rises to the right
-
-
 def test_pictures_do_not_make_a_folder_anew_that_was_taken_away(tmp_path):
     """A run whose folder vanished before its pictures ended with success, and a folder of a summary and pictures."""
     folder = tmp_path / "run"

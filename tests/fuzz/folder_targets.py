@@ -27,8 +27,7 @@ from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.runs import export, results, stored_run
 from jaxpfl.runs.records import Journal, load_sweep
 from jaxpfl.runs.reports import compare, report
-from jaxpfl.runs.reports.check import check
-from jaxpfl.runs.reports.folders import below
+from jaxpfl.runs.reports.folders import below, check
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.support import files

@@ -24,7 +24,7 @@ from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import disk as undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.runs.records import Journal, Record
-from jaxpfl.runs.reports.check import _lost, check
+from jaxpfl.runs.reports.folders import _lost, check
 from jaxpfl.runs.reports.page import page
 from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.probability_priors import parse as parse_prior

@@ -23,7 +23,7 @@ from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
 from jaxpfl.runs import config_file, export, records, stored_run
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.reports import report
-from jaxpfl.runs.reports.check import check
+from jaxpfl.runs.reports.folders import check
 from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.support import files
 

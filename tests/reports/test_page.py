@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.runs.reports import folders
-from jaxpfl.runs.reports.drawing import svg
-from jaxpfl.runs.reports.page import Section, code, facts, page, paragraph, table
-from jaxpfl.runs.reports.sheets import of_json
+from jaxpfl.runs.reports.page import Section, code, facts, json_part, page, paragraph, svg, table
 from jaxpfl.support.console import new_axes
 
 
@@ -69,11 +67,11 @@ def test_the_same_figure_is_the_same_text():
 
 
 def test_results_by_name_are_tables_and_facts():
-    made = of_json("mse", {"local": {"mean": 0.5, "stderr": None}, "global": {"mean": 0.25}})
+    made = json_part("mse", {"local": {"mean": 0.5, "stderr": None}, "global": {"mean": 0.25}})
     assert made.count("<tr>") == 3
     assert ">0.25<" in made
-    assert of_json("gain", 0.123456789) == facts({"gain": "0.12346"})
-    assert "deep" in of_json("a", {"b": {"c": {"deep": 1}}})
+    assert json_part("gain", 0.123456789) == facts({"gain": "0.12346"})
+    assert "deep" in json_part("a", {"b": {"c": {"deep": 1}}})
 
 
 def test_many_dots_are_a_picture():

@@ -12,9 +12,8 @@ from scipy import stats
 from jaxpfl.runs import results
 from jaxpfl.runs.config import completed
 from jaxpfl.runs.reports.folders import SUMMARY
-from jaxpfl.runs.reports.settings import flat
 from jaxpfl.runs.scores import Headline, stored_headline
-from jaxpfl.runs.stored_run import StoredRun, open_run
+from jaxpfl.runs.stored_run import StoredRun, flat, open_run
 from jaxpfl.support import files
 from jaxpfl.support.console import new_table, unmarked
 from jaxpfl.support.errors import JaxpflError, expecting, printable

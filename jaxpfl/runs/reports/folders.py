@@ -1,18 +1,26 @@
-"""Result folders on disk: their kind, what they are of, and how far they are."""
+"""Result folders on disk: their kind and progress, their list, and the check that they are whole."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl.runs import run_folder
+import numpy as np
+
+from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.records import Journal
-from jaxpfl.runs.stored_run import read_record
+from jaxpfl.runs.scores import over_clients, stored_headline
+from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, expecting
+from jaxpfl.support.console import new_table, unmarked
+from jaxpfl.support.errors import JaxpflError, expecting, printable
 
 RUN, SWEEP, STUDY = "run", "sweep", "study"
 COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "damaged"
@@ -129,3 +137,138 @@ def _sweep(path: Path) -> Folder:
 
 def _study(path: Path) -> Folder:
     return Folder(path, STUDY, COMPLETE, (str(files.read_json(path / SUMMARY)["study"]),), "", "")
+
+
+_STYLES = {COMPLETE: "green", RUNNING: "cyan", DAMAGED: "red"}
+_MOST_NAMED = 4
+
+
+def print_folders(console: Any, found: Sequence[Folder]) -> None:
+    """Print a row for each folder: its kind, status, methods, data and progress."""
+    table = new_table(f"{len(found)} folder{'s' * (len(found) != 1)} of results")
+    for name in ("folder", "kind", "status", "what", "data", "progress"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("kind", "status"))
+    for one in found:
+        names = ", ".join(one.what[:_MOST_NAMED]) + f" and {len(one.what) - _MOST_NAMED} more" * (
+            len(one.what) > _MOST_NAMED
+        )
+        status = f"[{_STYLES.get(one.status, 'yellow')}]{one.status}[/]"
+        table.add_row(unmarked(str(one.path)), one.kind, status, names, unmarked(one.data), unmarked(one.done))
+    console.print(table)
+
+
+class Checked(NamedTuple):
+    """A folder that was checked.
+
+    Attributes:
+      folder: as `look` sees it; its status is ``damaged`` if there are troubles.
+      troubles: a sentence for each damaged or missing part.
+      looked_at: number of files whose content was read, by kind.
+    """
+
+    folder: Folder
+    troubles: list[str]
+    looked_at: dict[str, int]
+
+
+def check(path: Path) -> Checked:
+    """Read all of a run, sweep or study folder, or of a folder with ``SHA256SUMS``, and compare it with its checksums.
+
+    Raises:
+      JaxpflError: for a folder that is none of these.
+    """
+    if (path / files.CHECKSUMS).is_file():
+        trouble = _trouble(lambda: files.check_checksums(path))
+        number = len(files.contents(path / files.CHECKSUMS).splitlines())
+        status = DAMAGED if trouble else COMPLETE
+        return Checked(Folder(path, "files", status, (), "", ""), trouble, {"files": number})
+    folder = look(path)
+    if folder.status == DAMAGED:
+        return Checked(folder, [folder.done], {})
+    try:
+        with expecting(path, f"a {folder.kind}"):
+            if folder.kind == SWEEP:  # whose lines have checksums, which `look` has read
+                return Checked(folder, [], {"records": len(Journal(path).read())})
+            troubles, looked_at = (_check_run if folder.kind == RUN else _check_study)(folder)
+    except JaxpflError as error:
+        troubles, looked_at = [str(error)], {}
+    return Checked(folder._replace(status=DAMAGED) if troubles else folder, troubles, looked_at)
+
+
+def _trouble(read: Any) -> list[str]:
+    """The error of a call, as a list; empty where there is none."""
+    try:
+        read()
+    except JaxpflError as error:
+        return [str(error)]
+    return []
+
+
+def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
+    path, run = folder.path, open_run(folder.path)
+    troubles: list[str] = []
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    last: dict[str, int] = {}
+    for name in run.methods:
+        if (path / "methods" / f"{name}.json").is_file():
+            try:
+                stored, arrays[name] = results.read_arrays(path, name)
+                last[name] = stored.get("stopped_after") or stored["rounds"]
+            except JaxpflError as error:
+                troubles.append(str(error))
+    records = files.Records(path / "metrics.jsonl").read()  # whose damage `look` has told
+    held = {(one["kind"], one["method"], one["round"]) for one in records}
+    for name, rounds in last.items():
+        for kind, step in (("round", 1), ("evaluation", run.config.eval_every)):
+            own = {at for what, method, at in held if (what, method) == (kind, name) and type(at) is int}
+            lost, first = _lost(rounds, step, own)
+            if lost:
+                what = f"{lost} {kind}s of {name}, the first {'' if kind == 'round' else 'of round '}{first}"
+                troubles.append(f"{path / 'metrics.jsonl'} has lost {what}")
+    saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
+    for one in saved:
+        troubles += _trouble(lambda one=one: files.check_checksums(one))
+    if folder.status == COMPLETE:
+        troubles += [f"{path / 'methods'} lacks {name}" for name in run.methods if name not in arrays and not troubles]
+        troubles += _check_summary(path, arrays) if len(arrays) == len(run.methods) else []
+    return troubles, {"methods": len(arrays), "records": len(records), "checkpoints": len(saved)}
+
+
+def _lost(rounds: int, step: int, held: set[int]) -> tuple[int, int]:
+    """Number of those among every ``step``-th and the last of some rounds that are not held, and the first of them.
+
+    Nothing is made for each round: a damaged folder may speak of any number of them.
+    """
+    have = {at for at in held if 1 <= at <= rounds and (at % step == 0 or at == rounds)}
+    due = -(-rounds // step)
+    first = next(at for i in itertools.count(1) if (at := min(i * step, rounds)) not in have or at == rounds)
+    return due - len(have), first
+
+
+def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
+    """Troubles of a run's summary and of ``clients.npz``, which must be those of its methods' files."""
+    troubles, summary = [], files.read_json(path / SUMMARY)
+    headline = stored_headline(summary)
+    for name, own in arrays.items():
+        mean = over_clients(own[f"after_{headline.name}"], lower=headline.lower)["mean"]
+        told = (summary["methods"][name].get(headline.personalized) or {}).get("mean")
+        if (mean is None or not math.isfinite(mean)) != (told is None) or (told is not None and mean != told):
+            troubles.append(f"{path / SUMMARY} says {told} of {name}, and its clients {mean}")
+    try:
+        stored = read_npz(path / "clients.npz")
+    except JaxpflError as error:
+        return [*troubles, str(error)]
+    for name, own in arrays.items():
+        for key, value in own.items():
+            found = stored.get(f"{name}/{key}")
+            if found is None or not np.array_equal(found, value, equal_nan=value.dtype.kind == "f"):
+                troubles.append(f"{path / 'clients.npz'} is not of these methods: {name}/{key} differs")
+    return troubles
+
+
+def _check_study(folder: Folder) -> tuple[list[str], dict[str, int]]:
+    told = files.read_json(folder.path / SUMMARY).get("files", [])
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+        raise JaxpflError(f"{folder.path / SUMMARY} is damaged: files must be names of files in the folder")
+    lost = [name for name in told if not os.path.isfile(files.inside(folder.path, name))]  # also of names too long
+    return [f"{folder.path / printable(name)} is missing" for name in lost], {"files": len(told) + 1}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxpfl.runs.sweep.tables import Sheet
+from jaxpfl.support.console import GRID, INK
 from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import contents
 
@@ -158,3 +161,106 @@ def picture(path: Path, label: str) -> str:
     except JaxpflError:
         return ""
     return f'<figure class="drawn"><img alt="{text(label)}" src="data:image/png;base64,{content}"></figure>'
+
+
+_MOST_SHOWN = 40
+
+
+def rich_table(given: Any) -> str:
+    """A rich table whose columns of words stand before those of numbers, its title as a heading."""
+    columns = [[str(cell) for cell in column.cells] for column in given.columns]
+    header = [str(column.header) for column in given.columns]
+    words = sum(column.justify != "right" for column in given.columns)
+    rows = list(zip(*columns, strict=True))
+    title = f"<h3>{text(given.title)}</h3>" if given.title else ""
+    return title + table(header, rows, caption=str(given.caption or ""), words=words)
+
+
+def sheet_table(given: Sheet) -> str:
+    """A sheet of a sweep; a long one is folded."""
+    shown = table(given.header, given.rows, caption=given.note, words=given.words, bold=given.bold)
+    return shown if len(given.rows) <= _MOST_SHOWN else folded(f"{len(given.rows)} rows", shown)
+
+
+def json_part(name: str, value: Any) -> str:
+    """A part of a study's results: numbers by name, or a table where several names have the same numbers."""
+    if not isinstance(value, Mapping):
+        return facts({_plain(name): _word(value)}) if not isinstance(value, list) or not _nested(value) else ""
+    heading = f"<h3>{text(_plain(name))}</h3>"
+    inner = [one for one in value.values() if isinstance(one, Mapping)]
+    if inner and len(inner) == len(value) and not any(_nested(one.values()) for one in inner):
+        columns = list(dict.fromkeys(column for one in inner for column in one))
+        rows = [
+            (_plain(key), *("-" if one.get(column) is None else _word(one[column]) for column in columns))
+            for key, one in value.items()
+        ]
+        return heading + table([_plain(name), *map(_plain, columns)], rows)
+    flat = {_plain(key): _word(one) for key, one in value.items() if not _nested([one])}
+    deeper = "".join(json_part(key, one) for key, one in value.items() if isinstance(one, Mapping))
+    return (heading + facts(flat) if flat else heading if deeper else "") + deeper
+
+
+def _nested(values: Any) -> bool:
+    return any(isinstance(one, Mapping) or (isinstance(one, list) and _nested(one)) for one in values)
+
+
+def _plain(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "-" if value is None else "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list):
+        shown = ", ".join(_word(one) for one in value[:20])
+        return shown + f", ... ({len(value)})" * (len(value) > 20)
+    return str(value)
+
+
+_PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
+"""Colours of ink and paper in figures, and the page's own that stand for them."""
+_MOST_DOTS = 2000
+"""Dots, or corners of bars, beyond which they are a picture inside the figure: a million clients would be 100 MB."""
+_FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
+
+
+def svg(figure: Any, name: str, label: str) -> str:
+    """A figure as SVG in HTML.
+
+    Args:
+      figure: of matplotlib.
+      name: of the figure, unique in the page: identifiers inside the SVG begin with it.
+      label: its content in words, for who does not see it.
+    """
+    import matplotlib
+
+    buffer = io.StringIO()
+    figure.patch.set_alpha(0)  # the page's paper
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        for dots in axes.collections:
+            dots.set_rasterized(max(len(dots.get_offsets()), len(dots.get_paths())) > _MOST_DOTS)
+        corners = sum(len(patch.get_path().vertices) for patch in axes.patches)
+        for patch in axes.patches:
+            patch.set_rasterized(corners > _MOST_DOTS)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+    found = buffer.getvalue()
+    found = found[found.index("<svg") :]
+    found = re.sub(r"<metadata>.*?</metadata>", "", found, flags=re.DOTALL)
+    prefix = re.sub(r"\W+", "-", name)
+    found = re.sub(r'\bid="', f'id="{prefix}-', found)
+    found = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", found)
+    for color, own in _PAGE_COLORS.items():
+        found = re.sub(rf"{color}\b", f"var({own})", found, flags=re.IGNORECASE)
+    # Text without a colour of its own is black.
+    found = re.sub(r'(<text [^>]*style=")(?![^"]*fill)', r"\1fill: var(--ink); ", found)
+    found = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, found)
+    size = re.search(r'viewBox="0 0 ([\d.]+)', found)
+    wide = f"{float(size[1]) * 4 / 3:.0f}px" if size else "100%"
+    found = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", found, count=2)
+    opening = f'<svg role="img" aria-label="{text(label)}" style="width: {wide}"'
+    # A wide figure scrolls on a narrow screen, by keys too.
+    return f'<figure tabindex="0">{found.replace("<svg", opening, 1)}</figure>'

@@ -1,14 +1,40 @@
-"""One page about one or several result folders."""
+"""One page about one or several result folders: runs and sweeps, finished or not, and studies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jaxpfl import __version__
-from jaxpfl.runs.reports import of_run, of_study, of_sweep
-from jaxpfl.runs.reports.folders import DAMAGED, RUN, STUDY, Folder, look
-from jaxpfl.runs.reports.page import Section, facts, page
+from jaxpfl.runs import plots, results, terminal
+from jaxpfl.runs.config import RunConfig, completed, to_json
+from jaxpfl.runs.records import Journal
+from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
+from jaxpfl.runs.reports.page import (
+    Section,
+    code,
+    facts,
+    folded,
+    json_part,
+    listing,
+    page,
+    paragraph,
+    picture,
+    rich_table,
+    sheet_table,
+    svg,
+    table,
+)
+from jaxpfl.runs.scores import Headline, find_headline, stored_headline
+from jaxpfl.runs.stored_run import StoredRun, flat, open_run
+from jaxpfl.runs.sweep import plots as sweep_plots
+from jaxpfl.runs.sweep import tables
+from jaxpfl.runs.sweep.definition import FILE, Definition, read
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting
 
@@ -31,7 +57,7 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
     sections: list[Section] = []
     for folder in looked:
         with expecting(folder.path, f"a {folder.kind} of this version"):
-            sections += _sections(folder, data_dir, len(looked) > 1)
+            sections += _folder_sections(folder, data_dir, len(looked) > 1)
     title = _title(looked[0]) if len(looked) == 1 else f"{len(looked)} results"
     lead = [facts(_about(looked[0]))] if len(looked) == 1 else []
     text = page(title, lead, sections)
@@ -39,13 +65,13 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
         file.write(text)
 
 
-def _sections(folder: Folder, data_dir: str | None, named: bool) -> list[Section]:
+def _folder_sections(folder: Folder, data_dir: str | None, named: bool) -> list[Section]:
     found = (
-        of_run.sections(folder, data_dir)
+        _run_sections(folder, data_dir)
         if folder.kind == RUN
-        else of_study.sections(folder)
+        else _study_sections(folder)
         if folder.kind == STUDY
-        else of_sweep.sections(folder)
+        else _sweep_sections(folder)
     )
     if not named:
         return found
@@ -69,3 +95,215 @@ def _about(folder: Folder) -> dict[str, object]:
         "progress": folder.done,
     }
     return {name: value for name, value in about.items() if str(value)} | {"report by": f"jaxpfl {__version__}"}
+
+
+_LABELS = {
+    "clients": "Scores of every client after the last round, by method",
+    "unseen": "Scores of every unseen client after its adaptation, by method",
+    "psi": "Estimated spread of the clients over the rounds, by method",
+    "uploads": "Norms of the uploads before clipping over the rounds, by method",
+    "loss-by-bytes": "Training loss against the bytes uploaded so far, by method",
+}
+_OVER_ROUNDS = ("psi", "uploads", "loss-by-bytes")
+_PRIVACY_OFF = "No noise was added: nothing is claimed about what the server learns of a client."
+
+
+def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
+    """Sections of the report.
+
+    Args:
+      folder: of the run.
+      data_dir: present folder of the data, for the picture of the split.
+
+    Raises:
+      JaxpflError: for damaged files.
+    """
+    run = open_run(folder.path)
+    summary = files.read_json(folder.path / SUMMARY) if folder.status == COMPLETE else None
+    records = files.Records(folder.path / "metrics.jsonl").read()
+    arrays = {name: results.read_arrays(folder.path, name)[1] for name in run.methods if _is_there(folder.path, name)}
+    headline = find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
+    drawn = plots.figures(records, {name: arrays.get(name, {}) for name in run.methods}, headline) if records else {}
+    shown = {name: svg(figure, f"{folder.path}-{name}", _label(name, headline)) for name, figure in drawn.items()}
+    return [
+        Section("Results", _results(summary, shown, headline)),
+        Section("Clients", _clients(folder.path, arrays, shown, headline)),
+        Section("Over the rounds", [shown[name] for name in _OVER_ROUNDS if name in shown]),
+        Section("Costs", _costs(folder.path, summary, shown, headline)),
+        Section("The split", _split(run, data_dir)),
+        Section("Privacy", _privacy(summary)),
+        Section("Settings, and how to run it again", _run_settings(folder.path, run)),
+    ]
+
+
+def _is_there(folder: Path, method: str) -> bool:
+    return (folder / "methods" / f"{method}.json").is_file()
+
+
+def _label(name: str, headline: Headline) -> str:
+    fallback = f"Test {headline.words} {'against uploaded bytes' if 'bytes' in name else 'over the rounds'}, by method"
+    return _LABELS.get(name, fallback)
+
+
+def _results(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
+    parts = [] if summary is None else [rich_table(one) for one in terminal.tables(summary)[:-1]]
+    parts += [shown[headline.name]] if headline.name in shown else []
+    if summary is not None:
+        parts.append(listing(terminal.notes(summary)))
+    return parts
+
+
+def _clients(
+    folder: Path, arrays: dict[str, dict[str, np.ndarray]], shown: dict[str, str], headline: Headline
+) -> list[str]:
+    parts = [shown[name] for name in ("clients", "unseen") if name in shown]
+    figure = plots.gains(arrays, headline)
+    if figure is not None:
+        parts.append(svg(figure, f"{folder}-gains", "Each client's gain over local training, by method"))
+    return parts
+
+
+def _costs(folder: Path, summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
+    if summary is None:
+        return []
+    parts = [rich_table(terminal.tables(summary)[-1])]
+    figure = plots.costs(summary, headline)
+    if figure is not None:
+        parts.append(svg(figure, f"{folder}-costs", "Scores against gradients and bytes of a client, by method"))
+    by_bytes = shown.get(f"{headline.name}-by-bytes")
+    parts += [by_bytes] if by_bytes else []
+    return parts
+
+
+def _split(run: StoredRun, data_dir: str | None) -> list[str]:
+    """Picture of the clients' classes; the reason where there is none."""
+    from jaxpfl import data
+    from jaxpfl.runs.inputs import has_checksum
+    from jaxpfl.runs.setup import clients_of, load_federation
+
+    try:
+        config = run.config if data_dir is None else replace(run.config, data_dir=data_dir)
+        source, federation = load_federation(config)
+        trained, unseen, _ = clients_of(config, source, federation)
+        if not has_checksum(run.record["data"], trained, unseen):
+            return [paragraph("Not drawn: the data that are found now are not those of the run.")]
+        figure = data.split_figure(data.summary(federation, source.num_classes))
+    except JaxpflError as error:
+        return [paragraph(f"Not drawn: {error}")]
+    return [svg(figure, f"{run.folder}-split", "Training examples of each class that each client holds")]
+
+
+def _privacy(summary: dict[str, Any] | None) -> list[str]:
+    if summary is None:
+        return []
+    claims = terminal.claims(summary["methods"])
+    without = [name for name, row in summary["methods"].items() if not row["privacy"]]
+    parts = [paragraph(f"{', '.join(names)}: {claim}") for claim, names in claims.items()]
+    if without:
+        parts.append(paragraph(f"{', '.join(without)}: {_PRIVACY_OFF}" if claims else _PRIVACY_OFF))
+    return parts
+
+
+def _run_settings(folder: Path, run: StoredRun) -> list[str]:
+    command = "compare" if len(run.methods) > 1 else "run"
+    again = f"jaxpfl {command} --config {shlex.quote(str(folder / 'config.json'))} --output NEW_FOLDER"
+    config, default = flat(completed(run.record["config"])), flat(to_json(RunConfig()))
+    chosen = {name: _word(value) for name, value in config.items() if value != default.get(name)}
+    rows = [(method, name, _word(value)) for method, own in run.record["hyper"].items() for name, value in own.items()]
+    versions = ", ".join(f"{name} {value}" for name, value in (run.record.get("versions") or {}).items())
+    return [
+        code(again),
+        facts({**chosen, "versions": versions}),
+        folded("Hyper-parameters of the methods", table(("method", "name", "value"), rows, words=2)),
+        folded("All settings", facts({name: _word(value) for name, value in config.items()})),
+    ]
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ", ".join(map(str, value)) or "-" if isinstance(value, list) else str(value)
+
+
+def _sweep_sections(folder: Folder) -> list[Section]:
+    """Sections of the report.
+
+    Raises:
+      JaxpflError: for damaged files.
+    """
+    definition = read(folder.path)
+    records = Journal(folder.path).read()
+    results, pictures = [], []
+    if folder.status == COMPLETE:
+        summary = files.read_json(folder.path / SUMMARY)
+        if summary["best"]:
+            results.append(sheet_table(tables.best_sheet(summary)))
+        results.append(sheet_table(tables.rows_sheet(summary)))
+        results.append(listing(summary.get("caveats", ())))
+        for name, figure in sweep_plots.figures(summary).items():
+            pictures.append(svg(figure, f"{folder.path}-{name}", f"Scores of the sweep: {name.replace('-', ' ')}"))
+    troubles = [
+        (one.method, tables.setting_words(one.settings, one.method) or "-", str(one.seed), one.status, one.reason)
+        for one in records
+        if one.status != "done"
+    ]
+    trouble = table(("method", "setting", "seed", "status", "reason"), troubles, words=5)
+    where = ("NEW_FOLDER",) if folder.status == COMPLETE else (str(folder.path), "--resume")
+    again = shlex.join(["jaxpfl", "sweep", "--config", str(folder.path / FILE), "--output", *where])
+    return [
+        Section("Results", results),
+        Section("Pictures", pictures),
+        Section("Runs that are not done", [folded(f"{len(troubles)} runs", trouble)] if troubles else []),
+        Section(
+            "Settings, and how to run it again",
+            [
+                code(again),
+                facts(_sweep_settings(definition)),
+                folded("The definition", code(files.contents(folder.path / FILE).decode())),
+            ],
+        ),
+    ]
+
+
+def _sweep_settings(definition: Definition) -> dict[str, object]:
+    """Methods, axes, seeds and search."""
+    grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
+    search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
+    return {"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}
+
+
+_ABOUT = ("study", "settings", "plots", "files", "command")
+
+
+def _study_sections(folder: Folder) -> list[Section]:
+    """Sections of the report.
+
+    Raises:
+      JaxpflError: for damaged files.
+    """
+    path = folder.path / SUMMARY
+    summary = files.read_json(path)
+    plots = summary.get("plots", [])
+    if not isinstance(plots, list) or not all(isinstance(one, str) for one in plots):
+        raise JaxpflError(f"{path} is damaged: plots must be names of files in the folder")
+    settings = summary.get("settings")
+    settings = settings if isinstance(settings, Mapping) else {}
+    return [
+        Section("Results", [json_part(name, one) for name, one in summary.items() if name not in _ABOUT]),
+        Section("Pictures", [picture(files.inside(folder.path, one), one) for one in plots]),
+        Section(
+            "Settings, and how to run it again",
+            [
+                *_again(summary.get("command")),
+                facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
+                folded("All results", code(files.contents(path).decode())),
+            ],
+        ),
+    ]
+
+
+def _again(command: Any) -> list[str]:
+    """The command that gives the same results; nothing for results of earlier versions, which do not hold it."""
+    if not command or not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        return []
+    return [code(f"{shlex.join(command)} --output NEW_FOLDER")]

@@ -20,7 +20,7 @@ from jaxpfl.runs import export
 from jaxpfl.runs.config import resolve, spec_for, to_json
 from jaxpfl.runs.control import Pace
 from jaxpfl.runs.inputs import protection_of
-from jaxpfl.runs.profile import CompileClock
+from jaxpfl.runs.control import CompileClock
 from jaxpfl.runs.setup import Experiment, prepare
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.privacy import SiloMechanism

@@ -1,12 +1,22 @@
-"""Early stopping of stored runs: what is kept, and that a killed run ends where the whole one does."""
+"""Early stopping of stored runs (what is kept, and that a killed run ends where the whole one does), and the clock of
+compiling.
+"""
 
 import json
+import threading
+import time
+from types import SimpleNamespace
 
+import jax
 import pytest
 from finished_run import SETTINGS, Silent, run
 
 from jaxpfl import JaxpflError
+from jaxpfl.engine import compiled
+from jaxpfl.engine.compiled import key_of
+from jaxpfl.runs import control
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.control import CompileClock
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 from jaxpfl.runs.stored_run import last_state, open_run
@@ -19,8 +29,6 @@ STOPPING = SETTINGS | {
     "patience": 3,
     "lr": 1.0,
 }
-
-pytestmark = pytest.mark.slow
 
 
 class Killed(Exception):
@@ -53,6 +61,7 @@ def resumed(folder, **changes):
     return run_methods(experiment, folder, Silent())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_whole(whole):
     summary = json.loads((whole / "summary.json").read_text())
     row = summary["methods"]["fedavg"]
@@ -65,6 +74,7 @@ def test_a_stopped_run_is_whole(whole):
     assert last_state(stored, stored.experiment(), "fedavg", 0)[1].round.tolist() == [last]
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_where_the_whole_one_does(whole, tmp_path):
     folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
     open_folder(folder, experiment, resume=False)
@@ -79,6 +89,7 @@ def test_a_killed_run_ends_where_the_whole_one_does(whole, tmp_path):
     assert records(folder) == records(whole)
 
 
+@pytest.mark.slow
 def test_a_run_whose_evaluations_are_lost_is_not_continued(tmp_path):
     folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
     open_folder(folder, experiment, resume=False)
@@ -87,3 +98,34 @@ def test_a_run_whose_evaluations_are_lost_is_not_continued(tmp_path):
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(JaxpflError, match=r"metrics.jsonl has lost the evaluation of fedavg after round 2, on which"):
         resumed(folder)
+
+
+def test_a_clock_counts_the_compiling_of_its_own_thread_once(monkeypatch):
+    monkeypatch.setattr(control, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    duration = jax.monitoring.record_event_duration_secs
+    with CompileClock() as clock:
+        duration("/jax/core/compile/jaxpr_trace_duration", 0.01)  # inside the next
+        duration("/jax/core/compile/backend_compile_duration", 0.03)
+        other = threading.Thread(target=duration, args=("/jax/core/compile/backend_compile_duration", 9.0))
+        other.start()
+        other.join()
+    duration("/jax/core/compile/backend_compile_duration", 9.0)
+    assert clock.seconds == pytest.approx(0.03)
+
+
+def test_a_clock_counts_the_wait_for_another_thread_that_compiles():
+    key, began = key_of("waited for"), threading.Event()
+
+    def make() -> int:
+        began.set()
+        time.sleep(0.05)
+        return 1
+
+    other = threading.Thread(target=compiled._found, args=(key, make))
+    with CompileClock() as clock:
+        other.start()
+        began.wait()
+        assert compiled._found(key, make) == 1
+        assert compiled._found(key, make) == 1
+    other.join()
+    assert 0.03 < clock.seconds < 1

@@ -1,0 +1,182 @@
+"""Control of a run's calls of rounds: their length, Ctrl-C, early stopping, and the seconds of compiling."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxpfl.engine import stopping
+from jaxpfl.engine.compiled import LOADED, WAITED
+from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.support import files, processes, signals
+from jaxpfl.support.errors import JaxpflError
+
+
+class Interrupted(Exception):
+    """A run was stopped on request and can be resumed.
+
+    Attributes:
+      status: the exit status of the signal: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.status = 128 + number
+
+
+class Interrupt:
+    """Context manager in which the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
+
+    Otherwise, and the second time, the signal has its usual effect.
+
+    Attributes:
+      asked: the signal that requested the stop; None without one.
+      saves: whether there are, or soon will be, rounds without a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self.saves = False
+        self._offered: AbstractContextManager[None] = signals.offered(self._take)
+
+    def __enter__(self) -> Self:
+        self._offered.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._offered.__exit__(kind, error, trace)
+
+    def asked_of_any(self) -> int | None:
+        """The signal that requested the stop of any process, which all of them then heed; all must call it."""
+        # What was exchanged counts, not what has arrived since: only that is the same in all of them.
+        asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
+        self.asked = self.asked or asked
+        return asked
+
+    def _take(self, number: int) -> bool:
+        if self.asked is not None or not self.saves:
+            return False
+        self.asked = number
+        return True
+
+
+_SECONDS_PER_CALL = 1.0
+
+
+class Pace:
+    """Rounds of one call: about a second's worth.
+
+    Every length runs the same compiled program, so the choice does not touch the numbers.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._length = 1
+
+    @contextmanager
+    def call(self, rounds: int) -> Iterator[int]:
+        """Time one call of at most ``rounds`` rounds; gives its length."""
+        # Clocks differ, the number of rounds must not.
+        length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
+        yield length
+        fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
+        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
+        self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
+
+
+class Patience:
+    """Validation scores of one method so far, and the end of the patience with it.
+
+    Args:
+      experiment: the run.
+      name: the method.
+      records: of the run up to the round where it goes on.
+      done: that round.
+
+    Raises:
+      JaxpflError: if the run's patience depends on evaluations whose records are lost.
+    """
+
+    def __init__(self, experiment: Experiment, name: str, records: files.Records, done: int):
+        config, self._headline = experiment.config, experiment.headline
+        self._patience, self._scores = config.patience, []
+        if self._patience is None or done == require(config.rounds):
+            return
+        key = self._headline.validation
+
+        def earlier() -> list[tuple[int, Any]]:
+            own = [r for r in records.read() if r["kind"] == "evaluation" and r["method"] == name]
+            return [(record["round"], record.get(key)) for record in own]
+
+        found = dict(processes.on_first(earlier))
+        for round in range(config.eval_every, done + 1, config.eval_every):
+            if found.get(round) is None:
+                raise JaxpflError(
+                    f"{records.path} has lost the evaluation of {name} after round {round}, on which its patience "
+                    "depends: start the run anew"
+                )
+            self.add({key: found[round]})
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add an evaluation's record."""
+        if self._patience is not None:
+            self._scores.append(np.asarray(record[self._headline.validation], float))
+
+    @property
+    def over(self) -> bool:
+        """True once no seed has patience left."""
+        if self._patience is None or not self._scores:
+            return False
+        return bool(stopping.chosen(np.stack(self._scores), self._patience, lower=self._headline.lower).over.all())
+
+
+_COMPILING = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+    LOADED,
+    WAITED,
+)
+
+
+class CompileClock:
+    """Seconds that this thread compiles, or waits for another that does, while the clock runs; a context manager.
+
+    Attributes:
+      seconds: so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self._thread = 0.0, threading.get_ident()
+        self._spans: list[tuple[float, float]] = []  # (start, seconds) of events that an outer one may hold
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear_duration)
+
+    def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event not in _COMPILING or threading.get_ident() != self._thread:
+            return
+        start, own = time.perf_counter() - duration_secs, duration_secs
+        # What ended inside this event was counted when it ended.
+        while self._spans and self._spans[-1][0] >= start:
+            own -= self._spans.pop()[1]
+        self._spans.append((start, duration_secs))
+        self.seconds += max(0.0, own)

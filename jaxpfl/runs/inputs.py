@@ -1,0 +1,122 @@
+"""Inputs of a run beside its settings, and the privacy claim that depends on them.
+
+The data are known by their checksum; a graph of clients is a CSV file with an edge of two client ids on each line, where
+a header and repeated edges are allowed; given parameters have an origin.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+
+from jaxpfl.core.trees import checksum
+from jaxpfl.core.types import Federation
+from jaxpfl.data.sources import csv_text
+from jaxpfl.engine.assembly import Assembled
+from jaxpfl.privacy import Mechanism, PrivacyConfig, SiloMechanism, Statement
+from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
+from jaxpfl.similarity import graphs
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, shown
+
+
+def data_checksum(*federations: Federation | None) -> int:
+    """CRC-32 of the clients with their examples; it does not depend on capacities."""
+    return checksum(
+        [
+            (given.client_ids, [(split.flat(), split.size) for split in given.all_splits])
+            for given in federations
+            if given is not None
+        ]
+    )
+
+
+def has_checksum(stored: int, *federations: Federation | None) -> bool:
+    """True if a stored checksum is of these data."""
+    return stored == data_checksum(*federations)
+
+
+GRAPH_HEADER = ("client", "neighbour")
+
+
+def is_graph_file(graph: str | Graph | None) -> TypeGuard[str]:
+    """Test for a ``--graph`` that is a file, not a space."""
+    return isinstance(graph, str) and graph.lower().endswith(".csv")
+
+
+def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
+    """Read a graph; clients that the file does not name have no neighbours.
+
+    Args:
+      client_ids: of the clients in the order of the stack, [m].
+
+    Raises:
+      JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
+    """
+    cells, _ = csv_text.rows(path)
+    if cells.shape[1] > 1 and not any(cell.lstrip("-").isdecimal() for cell in cells.iloc[0]):
+        cells = cells.iloc[1:]
+    place = {str(client): row for row, client in enumerate(client_ids.tolist())}
+    pairs = []
+    for line, row in zip(cells.index, cells.to_numpy().tolist(), strict=True):
+        if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
+            raise JaxpflError(
+                f"{path} line {line}: needs the ids of two clients of the run, got {shown(','.join(row))}"
+            )
+        pairs.append([place[cell] for cell in row])
+    return graphs.from_edges(pairs, len(client_ids))
+
+
+def write_graph(path: Path, graph: Graph, client_ids: np.ndarray) -> None:
+    """Write a graph, as `read_graph` takes it."""
+    with files.whole(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(GRAPH_HEADER)
+        writer.writerows(zip(client_ids[graph.first].tolist(), client_ids[graph.second].tolist(), strict=True))
+
+
+class Origin(NamedTuple):
+    """Origin of given parameters: the checksum of their training data, and whether they are private."""
+
+    data: int
+    private: bool
+
+
+def caveat(origin: Origin | None, *federations: Federation | None) -> str:
+    """Caveat of a run's claim due to its initial parameters, for these data."""
+    if origin is None or not has_checksum(origin.data, *federations):
+        return GIVEN_START
+    return SPENT_BEFORE if origin.private else SAME_USERS
+
+
+class Protection(NamedTuple):
+    """A mechanism and its guarantee; None if nothing can be claimed, as without noise."""
+
+    mechanism: Mechanism | SiloMechanism
+    statement: Statement | None
+
+
+def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
+    """Mechanism and claim of a method's uploads or of its silos' examples; None without privacy.
+
+    Args:
+      run: of one noise multiplier.
+      caveats: weaknesses of the claim.
+
+    Raises:
+      JaxpflError: for a run that cannot be accounted.
+    """
+    released = run.released(1)  # one for all seeds
+    if run.mechanism is None or released is None:
+        return None
+    plan, asked = released[0], run.spec.privacy
+    if plan is None:
+        return Protection(run.mechanism, None)
+    assert isinstance(asked, PrivacyConfig)
+    assert asked.delta is not None
+    statement = plan.statement(asked.delta, asked.accountant)
+    return Protection(run.mechanism, statement._replace(noise_seed=asked.noise_seed, caveats=caveats))

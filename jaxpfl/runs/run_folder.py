@@ -1,0 +1,170 @@
+"""Folders of results: their lock for one process at a time, and removal of earlier results."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jaxpfl.support.errors import JaxpflError, warn, writing
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Create a run folder if needed, and lock it for this process while the block runs.
+
+    Folders created here, those above it among them, that are still empty at the end are removed.
+
+    Raises:
+      JaxpflError: if another process holds it, or it cannot be created.
+    """
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # the whole folder may be gone
+                (folder / ".lock").unlink()
+            os.close(descriptor)
+        with suppress(OSError):  # one has something in it
+            for one in made:
+                one.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """True if a process is at work in a run folder, as far as locks tell; nothing is written."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    """Descriptor that holds the lock; None without lock support."""
+    path = folder / ".lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The previous holder removes its file at its end: a lock on that file excludes no one.
+            if _is_at(descriptor, path):
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor
+            os.close(descriptor)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise JaxpflError(f"{holder} is at work in {folder}: wait for it, or choose another --output") from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _NONE_HERE:
+                raise
+            path.unlink(missing_ok=True)
+            warn(f"{folder} is on a file system without locks: nothing keeps a second process out of it")
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+GRAPH = "graph.csv"
+"""Graph of the clients, in a run folder."""
+_FOLDERS = ("methods", "checkpoints", "clients", "profile", "tensorboard", "wandb")
+RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
+"""Names in a run folder beside ``config.json`` and `SHARED`."""
+
+SUMMARY = "summary.json"
+SHARED = (SUMMARY, "plots", "report.html")
+"""Names that any folder of results may hold."""
+
+
+_ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".toml",), "journal": (".jsonl",)}
+"""Endings of the files in the folders of results into which one might put a file of one's own."""
+
+
+def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
+    """Refuse a folder that also holds something else, at the top or in a folder of files of one kind.
+
+    Args:
+      folder: with results, as ``mark`` says.
+      mark: the file that makes it a folder of results.
+      parts: names of the other files and folders that are written there, beside `SHARED`.
+
+    Raises:
+      JaxpflError: with the name of what would be lost.
+    """
+    known = {mark, *SHARED, *parts}
+    inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
+    foreign = [path for path in inner if path.suffix not in _ENDINGS[path.parent.name]]
+    for path in [*(path for path in sorted(folder.iterdir()) if path.name not in known), *foreign]:
+        if not path.name.startswith("."):
+            raise JaxpflError(f"--force would delete {path}, which is no part of the results: move it away first")
+
+
+def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
+    """Remove the results in a folder, the summary first and ``mark`` last: whatever a kill leaves is taken for no whole
+    results, and can be replaced again.
+
+    Hidden files, such as the folder's lock, stay.
+
+    Raises:
+      JaxpflError: as `check_replaceable`, before anything is removed.
+    """
+    check_replaceable(folder, mark, parts)
+    with writing(folder):
+        (folder / SUMMARY).unlink(missing_ok=True)
+        for path in list(folder.iterdir()):
+            if path.name == mark or path.name.startswith("."):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (folder / mark).unlink(missing_ok=True)
+
+
+def discard_unstarted(folder: Path) -> None:
+    """Remove a run folder in which nothing was done, so that a refused run may be corrected and started there."""
+    done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
+    records = folder / "metrics.jsonl"
+    if any(done) or (records.exists() and records.stat().st_size):
+        return
+    for name in _FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in (folder / "config.json", records, folder / GRAPH):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # something of the user's
+        folder.rmdir()

@@ -1,0 +1,389 @@
+"""Display of a run on the terminal: its progress, its results, and the plan that would execute it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine.execution_plan import explain
+from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
+from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.support.console import new_table, shown_seconds
+
+
+class Terminal:
+    """A `Reporter` that draws one progress line per method; use it as a context manager."""
+
+    def __init__(self, console: Console, headline: Headline = ACCURACY):
+        self._headline = headline
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:>12}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress.tasks:
+            self._progress.stop()
+        else:  # nothing to leave on the screen but an empty line
+            self._progress.live.transient = True
+            self._progress.live.stop()
+
+    def start(self, method: str, done: int, rounds: int) -> None:
+        nothing = "   -  "
+        self._task = self._progress.add_task(
+            method, total=rounds, completed=done, loss=nothing, metric=self._headline.words, score=nothing
+        )
+        self._progress.refresh()
+
+    def progress(self, round: int, loss: float, score: float | None) -> None:
+        shown = "   -  "
+        if score is not None:
+            shown = f"{100 * score:5.2f}%" if self._headline.percent else f"{score:6.4g}"
+        self._progress.update(self._task, completed=round, loss=f"{loss:6.3f}", score=shown)
+
+    def finish(self, method: str) -> None:
+        self._progress.refresh()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> None:
+    """Print the exported files of each method."""
+    for name, entry in manifest["methods"].items():
+        clients = sum(len(group["client_ids"]) for group in entry["groups"])
+        parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
+        written = " and ".join(parts) or "nothing: it has no global model"
+        console.print(f"{name}, seed {manifest['seed']}, round {entry['round']}: {written}", highlight=False)
+    console.print(f"models: {folder} (manifest.json says what is where)", highlight=False, soft_wrap=True)
+
+
+def print_table(console: Console, summary: dict[str, Any]) -> None:
+    """Print the final tables: scores of each method's models, also on unseen clients, and their cost."""
+    for table in tables(summary):
+        console.print(table)
+        console.print()
+    for note in notes(summary):
+        console.print(note, highlight=False)
+    console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def tables(summary: dict[str, Any]) -> list[Any]:
+    """A run's rich tables: scores of each method's models, other metrics and unseen clients if there are any, costs."""
+    wanted = [_scores]
+    wanted += [_metrics] if any(row.get("metrics") for row in summary["methods"].values()) else []
+    wanted += [_unseen] if _has_unseen(summary) else []
+    return [table(summary) for table in [*wanted, _costs]]
+
+
+def notes(summary: dict[str, Any]) -> list[str]:
+    """Sentences about a run's methods: privacy claims, compression, divergence, clusters, lost and idle work."""
+    found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
+    found += _undefined(summary)
+    found += [_classes(summary["class_names"])] if "class_names" in summary else []
+    for name, row in summary["methods"].items():
+        if row.get("clipping_remark"):
+            found.append(f"{name}: {row['clipping_remark']}")
+        if row.get("compress"):
+            sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
+            found.append(f"{name}: uploads by {row['compress']}, {sizes}")
+        if row.get("simulated_seconds"):
+            found.append(f"{name}: {_simulated(row, summary)}")
+        if row.get("attackers"):
+            headline = stored_headline(summary)
+            against = f", against {row.get('aggregate', 'mean')}" if row["bytes_up"] else ""
+            found.append(
+                f"{name}: {len(row['attackers'])} of {summary['clients']} clients attack by {row['attack']}{against}; "
+                "scores above are of the others, the attackers' own "
+                f"{headline.words} is {_mean(row[f'attackers_{headline.name}'], headline)}"
+            )
+        if row["diverged_clients"]:
+            found.append(
+                f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
+                "their updates were dropped and they are scored with the state before"
+            )
+        if row.get("clusters"):
+            numbers = ", ".join(map(str, row["clusters"]))
+            found.append(f"{name}: clusters of clients (a number for each seed): {numbers}")
+        if row.get("rand_index"):
+            index = ", ".join(f"{value:.2f}" for value in row["rand_index"])
+            found.append(f"{name}: adjusted Rand index to the true clusters: {index}")
+        if row["lost_uploads"]:
+            found.append(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout")
+        if row["idle_rounds"]:
+            found.append(
+                f"{name}: clients outside the cohort worked {row['idle_rounds']} times alone; "
+                f"{row['client_steps']} client-steps in all"
+            )
+        if "best_on_validation" in row:
+            headline = stored_headline(summary)
+            if row["best_on_validation"] is None:
+                found.append(f"{name}: no client's validation examples define the {headline.words}: no round is best")
+            else:
+                best = _mean(row["best_on_validation"][headline.personalized], headline)
+                chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""
+                found.append(f"{name}: at the round of best validation {headline.words} {best}{chosen}")
+        if row.get("stopped_after"):
+            rounds = f"{row['stopped_after']} of {summary['rounds']}"
+            found.append(f"{name}: stopped after round {rounds}, without a better validation score")
+    return found
+
+
+def _classes(names: list[Any], most: int = 10) -> str:
+    """The labels of the classes 0, 1, ..."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"classes 0 .. {len(names) - 1} are the labels {', '.join(map(str, names[:most]))}{more}"
+
+
+def _undefined(summary: dict[str, Any]) -> list[str]:
+    """Sentences about metrics that some clients' test examples do not define, which are the same for all methods."""
+    found: dict[str, int] = {}
+    for row in summary["methods"].values():
+        found |= {stored_headline(summary).name: row["undefined"]} if "undefined" in row else {}
+        found |= {name: entry["undefined"] for name, entry in row.get("metrics", {}).items() if entry["undefined"]}
+    return [
+        f"{Headline(name).words}: the test examples of {count} of {summary['clients']} clients do not define "
+        "it; its means leave them out"
+        for name, count in found.items()
+    ]
+
+
+def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Simulated time of a method, and until its score of ``time_to``."""
+    total = f"{np.mean(row['simulated_seconds']):.4g} simulated seconds"
+    if "seconds_to" not in row:
+        return total
+    headline = stored_headline(summary)
+    score = f"{headline.words} {headline.number(summary['time_to'])}{' %' if headline.percent else ''}"
+    times = ", ".join("never" if one is None else f"after {one:.4g} s" for one in row["seconds_to"])
+    return f"{total}; {score} {times}"
+
+
+def _has_unseen(summary: dict[str, Any]) -> bool:
+    return any(row.get("unseen_rounds") for row in summary["methods"].values())
+
+
+def _scores(summary: dict[str, Any]) -> Any:
+    """Table of scores, over clients and seeds and relative to local training."""
+    methods, seeds, headline = summary["methods"], len(summary["seeds"]), stored_headline(summary)
+    hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
+    compared = any(value is not None for value in hurt.values())
+    tenth, name_of_tenth = ("90th", "p90") if headline.lower else ("10th", "p10")
+    says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; {name_of_tenth}, worst: {tenth} "
+    says += "percentile and "
+    says += f"worst decile of the clients{'; hurt: clients worse off than with local training' * compared}"
+    weighed = any(
+        _one(own.get("mean_examples"), headline) not in ("-", _one(own["mean"], headline))
+        for own in (row[headline.personalized] for row in methods.values())
+    )
+    if weighed:  # means that the table does not tell apart are not shown twice
+        pooled = headline.name in ("accuracy", "rmse")
+        says += f"; examples: {'of all test examples together' if pooled else 'mean weighted by test examples'}"
+    title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
+    table = _of_methods(
+        f"{title}{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round",
+        says,
+        ("personalised", *["examples"] * weighed, "global", name_of_tenth, "worst", *["hurt"] * compared),
+    )
+    for name, row in methods.items():
+        own = row[headline.personalized]
+        cells = [_mean(own, headline), *[_one(own.get("mean_examples"), headline)] * weighed]
+        cells.append(_mean(row[f"global_{headline.name}"], headline))
+        cells += [_one(own[name], headline) for name in ("p10", "worst_decile")]
+        cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
+        table.add_row(name, *cells)
+    return table
+
+
+def _metrics(summary: dict[str, Any]) -> Any:
+    """Table of the metrics beside the headline, of personalised models and, in parentheses, of the global one."""
+    methods = summary["methods"]
+    names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
+    says = f"mean over clients{', of R^2 the median' * ('r2' in names)}; in parentheses of the global model"
+    words = tuple(Headline(name).words for name in names)
+    table = _of_methods("other metrics of the same models", says, words)
+    for method, row in methods.items():
+        cells = (_metric(row.get("metrics", {}).get(name), name in UNBOUNDED) for name in names)
+        table.add_row(method, *cells)
+    return table
+
+
+def _metric(entry: dict[str, Any] | None, median: bool) -> str:
+    if entry is None:
+        return "-"
+    of_clients = "median" if median else "mean"
+    own, shared = (None if of is None else of.get(of_clients) for of in (entry["personalized"], entry["global"]))
+    text = "-" if own is None else f"{own:.4g}"
+    return text if shared is None else f"{text} ({shared:.4g})"
+
+
+def _unseen(summary: dict[str, Any]) -> Any:
+    """Table of unseen clients, after their rounds of adaptation and after as many as a trained client took."""
+    methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
+    headline = stored_headline(summary)
+    adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
+    table = _of_methods(
+        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
+        "part in",
+        "grad: gradients evaluated in these rounds and for the personalised model; the rounds change nothing where a "
+        "client keeps no model of its own",
+        ("arrival", f"after {adapted}", "grad", "as trained", "rounds", "grad"),
+    )
+    for name, row in methods.items():
+        gradients, rounds = row.get("gradients") or {}, row["unseen_rounds"]["as_trained"]
+        table.add_row(
+            name,
+            _mean(row[f"unseen_before_{headline.name}"], headline),
+            _mean(row[f"unseen_{headline.name}"], headline),
+            _count(gradients.get("unseen")),
+            _mean(row[f"unseen_as_trained_{headline.name}"], headline),
+            "-" if rounds is None else str(rounds),
+            _count(gradients.get("unseen_as_trained")),
+        )
+    return table
+
+
+def _costs(summary: dict[str, Any]) -> Any:
+    """Table of gradients, bytes and seconds."""
+    table = _of_methods(
+        "what it took",
+        "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
+        "over clients) and to make its personalised model; up, down: bytes of a run; compile, run: seconds of all "
+        "seeds",
+        ("train", "adapt", "up", "down", "compile", "run"),
+    )
+    for name, row in summary["methods"].items():
+        gradients = row.get("gradients") or {}  # none in the folders of an earlier version
+        table.add_row(
+            name,
+            _count(gradients.get("training")),
+            _count(gradients.get("personalization")),
+            _bytes(row["bytes_up"]),
+            _bytes(row["bytes_down"]),
+            shown_seconds(row.get("compile_seconds")),  # in an earlier version's folders it is part of the other
+            shown_seconds(row["seconds"]),
+        )
+    return table
+
+
+def _of_methods(title: str, caption: str, columns: tuple[str, ...]) -> Any:
+    """An empty table with a row per method and columns of numbers."""
+    table = new_table(title, caption)
+    table.add_column("method", style="bold", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _count(over: dict[str, float] | None) -> str:
+    return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
+
+
+def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
+    """Privacy statements, each with its methods."""
+    claims: dict[str, list[str]] = {}
+    for name, row in methods.items():
+        if row["privacy"]:
+            claims.setdefault(
+                row["privacy"].get("says", "clipped without noise: no epsilon can be claimed"), []
+            ).append(name)
+    return claims
+
+
+def _one(value: float | None, headline: Headline) -> str:
+    return "-" if value is None else headline.number(value)
+
+
+def _mean(stats: dict[str, float | None] | None, headline: Headline) -> str:
+    if stats is None or stats["mean"] is None:
+        return "-"
+    spread = "" if stats["std"] is None else f" ±{headline.number(stats['std'])}"
+    return f"{headline.number(stats['mean'])}{spread}"
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g}TB"
+
+
+def explain_plan(experiment: Experiment) -> dict[str, Any]:
+    """Compile one round of each method and report the choices behind it.
+
+    Returns:
+      Method -> ``choices`` (rows of subject, choice, reason), ``memory`` (bytes of data, states and working memory),
+      ``free`` (bytes available to a program, None if unknown), ``compile_seconds``, and ``exchange``: the bytes ``up``
+      and ``down`` of one client in one round.
+
+    Raises:
+      JaxpflError: if a round would not fit in memory.
+    """
+    report = {}
+    for name in experiment.methods:
+        simulation = experiment.simulation(name)
+        runs = require(experiment.config.seeds)
+        began = time.perf_counter()
+        held = simulation.memory(runs)
+        report[name] = {
+            "compile_seconds": time.perf_counter() - began,
+            "exchange": dict(zip(("up", "down"), simulation.bytes_per_client(), strict=True)),
+            "choices": [list(row) for row in explain(simulation.execution)],
+            "memory": held,
+            "free": memory.free(simulation.placement.devices),
+        }
+    return report
+
+
+def print_explanation(console: Console, report: dict[str, Any]) -> None:
+    """Print one table per method."""
+    for name, entry in report.items():
+        table = new_table(name)
+        table.add_column("what", style="bold", no_wrap=True)
+        table.add_column("choice")
+        table.add_column("why")
+        for row in entry["choices"]:
+            table.add_row(*row)
+        held = {what: memory.readable(amount) for what, amount in entry["memory"].items()}
+        left = "free memory unknown" if entry["free"] is None else f"{memory.readable(entry['free'])} may be taken"
+        table.add_row(
+            "memory",
+            f"{held['working']} for a round",
+            f"beside {held['data']} of data, {held['states']} of client states; {left}",
+        )
+        table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
+        up, down = (memory.readable(entry["exchange"][way]) for way in ("up", "down"))
+        table.add_row("exchange", f"{up} up, {down} down", "of one client in one round, uncompressed")
+        console.print(table)
