@@ -14,6 +14,7 @@ from jaxpfl.runs.sweep.axes import applied
 from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
 from jaxpfl.runs.sweep.grid import Axis, Grid
 from jaxpfl.runs.sweep.plan import runs_of as runs_of_sweep
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
@@ -210,7 +211,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists(), data=way.data)
     journal = sweep.journal()
     way.reporter.finish(len(journal.read()))
-    sweep.run_missing(way.reporter, stopped=way.stopped, failed=True)
+    run_missing(sweep, way.reporter, stopped=way.stopped, retry=True)
     records = sweep.in_order(journal.read())
     if sweep.missing(records):
         raise Interrupted

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -26,11 +26,6 @@ from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.output_paths import NEW_FOLDER
-
-if TYPE_CHECKING:
-    from jaxpfl.runs.control import Interrupt
-    from jaxpfl.runs.sweep.execute import Reporter
-    from jaxpfl.runs.sweep.sweep import Sweep
 
 T = TypeVar("T")
 
@@ -70,13 +65,9 @@ class _Session(Written):
     """Print the summary as one JSON object, the only thing on standard output."""
     table: Literal["md", "latex"] | None = None
     """Print the best settings as a Markdown or LaTeX table, the only thing on standard output."""
-    workers: int = 1
-    """Processes of this machine that share the groups of runs; the numbers are those of one."""
     ray: str | None = None
-    """Have Ray place the --workers: the address of a cluster whose machines all see the folder, or local, which starts
-    one here (pip install 'jaxpfl[ray]')."""
-    join: Path | None = None
-    """Work on the sweep of this folder, which another machine, or this one, began; in --workers processes."""
+    """Have Ray run the groups of runs: the address of a cluster whose machines all see the folder, or local, which
+    starts one here, for several GPUs (pip install 'jaxpfl[ray]')."""
     explain_plan: bool = False
     """Show the groups of runs with their programs, memory and time; nothing is trained or written."""
 
@@ -114,15 +105,6 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         names = [one.name.replace("-", "_") for one in given]
         every = (*(one for one in file.axes if one.name.replace("-", "_") not in names), *given)
         config = part_of(RunConfig, settings)
-        if session.workers < 1:
-            raise JaxpflError(f"workers must be at least 1, got {session.workers}")
-        if session.join is not None:
-            if session.force:
-                raise JaxpflError("--join works on a sweep that is there, and --force replaces it: give one")
-            if given or config != file.config or path is not None or methods != several or search != file.search:
-                raise JaxpflError(f"--join takes the sweep as {session.join} holds it: leave out what says another one")
-            _join(session.join, session)
-            return
         grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
@@ -159,14 +141,17 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.control import Interrupt
+    from jaxpfl.runs.sweep import runner
     from jaxpfl.runs.sweep.outcome import finish
     from jaxpfl.runs.sweep.progress import Terminal
     from jaxpfl.runs.sweep.sweep import Sweep
+    from jaxpfl.runs.sweep.tables import print_sweep, text_table
     from jaxpfl.support.console import Console
 
-    check_session(session)
-    if session.retry and (session.workers > 1 or session.ray is not None):
-        raise JaxpflError("--retry runs in one process: leave out --workers and --ray")
+    if session.json and session.table is not None:
+        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
+    if session.retry and not session.resume:
+        raise JaxpflError("--retry is for --resume")
     session.check_force(session.output, resume=session.resume)
     out, err = Console(), session.notes()
     if session.explain_plan:
@@ -179,7 +164,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
         return
     folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster(session))
+        ray = None if session.ray is None else stack.enter_context(runner.ray_cluster(session.ray))
         use_cpu_cores()
         compile_cache.enable()
         stack.enter_context(run_folder.held(folder))
@@ -193,88 +178,16 @@ def _sweep(definition: Definition, session: _Session) -> None:
         stack.enter_context(signals.noted(kept))
         done, planned = sweep.progress(sweep.journal().read())
         with Terminal(err, planned, done) as reporter:
-            if cluster is not None or session.workers > 1:
-                _share(sweep, session.workers, cluster, reporter, interrupt)
-            else:
-                sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
-        end_if_asked(interrupt, f"stopped{kept}")
+            run = runner.run_missing if ray is None else functools.partial(runner.run_on_ray, ray=ray)
+            run(sweep, reporter=reporter, stopped=lambda: interrupt.asked is not None, retry=session.retry)
+        if interrupt.asked is not None:
+            print(f"stopped{kept}", file=sys.stderr)
+            raise SystemExit(128 + interrupt.asked)
         summary = finish(sweep)
-    show(summary, session, folder, "jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run")
-
-
-def check_session(session: Any) -> None:
-    """Refuse flags of a sweep that exclude each other.
-
-    Raises:
-      JaxpflError: with their names.
-    """
-    if session.json and session.table is not None:
-        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
-    if session.retry and not session.resume:
-        raise JaxpflError("--retry is for --resume")
-
-
-def end_if_asked(interrupt: Interrupt, said: str) -> None:
-    """End the process, with a line, if a signal asked for it."""
-    if interrupt.asked is not None:
-        print(said, file=sys.stderr)
-        raise SystemExit(128 + interrupt.asked)
-
-
-def show(summary: dict[str, Any], session: Any, folder: Path, about: str) -> None:
-    """Print the summary of a sweep in the form that was asked for."""
-    from jaxpfl.runs.sweep.tables import print_sweep, text_table
-    from jaxpfl.support.console import Console
-
     if session.json:
         print(json.dumps(summary))
     elif session.table is not None:
         print(text_table(summary, session.table))
     else:
-        print_sweep(Console(), summary)
-        print(f"sweep: {folder} ({about})")
-
-
-@contextmanager
-def _cluster(session: _Session) -> Iterator[Any]:
-    """The Ray cluster of a sweep's workers; None without one. To be entered before JAX starts."""
-    if session.workers > 1 or session.ray is not None or session.join is not None:
-        # This process trains nothing, and its workers share an accelerator's memory.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if session.ray is None:
-        yield None
-        return
-    from jaxpfl.runs.sweep import ray_workers
-
-    with ray_workers.cluster(session.ray, session.workers) as ray:
-        yield ray
-
-
-def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt: Interrupt) -> None:
-    """Run what is missing in processes of this machine, or of a Ray cluster."""
-    from jaxpfl.runs.sweep import ray_workers, workers
-
-    if cluster is None:
-        workers.run(sweep, count, reporter, stopped=lambda: interrupt.asked)
-    else:
-        ray_workers.run(sweep, count, cluster, reporter, stopped=lambda: interrupt.asked)
-
-
-def _join(folder: Path, session: _Session) -> None:
-    """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
-    from jaxpfl.runs.control import Interrupt
-    from jaxpfl.runs.sweep.progress import Terminal
-    from jaxpfl.runs.sweep.sweep import Sweep
-
-    with _cluster(session) as cluster, Interrupt() as interrupt, signals.noted(f"; kept in {folder}"):
-        interrupt.saves = True
-        sweep = Sweep.read(folder)
-        done, planned = sweep.progress(sweep.journal().read())
-        with Terminal(session.notes(), planned, done) as reporter:
-            _share(sweep, session.workers, cluster, reporter, interrupt)
-        end_if_asked(interrupt, f"stopped; what is done is kept in {folder}")
-    records = len(sweep.journal().read())
-    if session.json:
-        print(json.dumps({"run_dir": str(folder), "records": records}))
-    else:
-        print(f"all {records} runs are recorded in {folder}; the command that began the sweep sums them up")
+        print_sweep(out, summary)
+        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")

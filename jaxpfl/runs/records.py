@@ -1,9 +1,8 @@
-"""Records of a sweep: one for each method, setting and seed, in journals that survive a kill at any moment.
+"""Records of a sweep: one for each method, setting and seed, in a journal that survives a kill at any moment.
 
-A sweep folder holds ``journal/WORKER.jsonl``, one file for each process that worked on it. A line is one record with
-its checksum. The records of one program are appended together, each with the number of those that are left, and count
-together: what a kill cut short is run again by the same program, to the same numbers. A record that stands in several
-journals counts once.
+A line of ``journal/main.jsonl`` is one record with its checksum. The records of one program are appended together, each
+with the number of those that are left, and count together: what a kill cut short is run again by the same program, to
+the same numbers.
 """
 
 from __future__ import annotations
@@ -75,11 +74,10 @@ def run_id(method: str, settings: Mapping[str, Value], seed: int) -> str:
 
 
 class Journal:
-    """The records of a sweep folder, and this process's own file among its journals."""
+    """The records of a sweep folder."""
 
-    def __init__(self, folder: Path, worker: str = "main"):
-        self.folder = folder / JOURNAL
-        self.path = self.folder / f"{worker}.jsonl"
+    def __init__(self, folder: Path):
+        self.path = folder / JOURNAL / "main.jsonl"
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records, on disk when the call returns; of an append that is cut short none is read.
@@ -90,7 +88,7 @@ class Journal:
         records = list(records)
         lines = b"".join(_line(record, len(records) - i) for i, record in enumerate(records, 1))
         with writing(self.path):
-            self.folder.mkdir(exist_ok=True)  # a sweep whose folder was taken away must not go on in another
+            self.path.parent.mkdir(exist_ok=True)  # a sweep whose folder was taken away must not go on in another
             with open(self.path, "ab+", opener=files.no_link) as file:
                 if file.tell():  # a line that a kill cut short must not swallow the next one
                     file.seek(-1, os.SEEK_END)
@@ -110,11 +108,10 @@ class Journal:
           JaxpflError: if a whole line is damaged.
         """
         found: dict[str, Record] = {}
-        for path in sorted(self.folder.glob("*.jsonl")):
-            for record in _read(path):
-                known = found.get(record.id)
-                if known is None or _got(known) < _got(record):
-                    found[record.id] = record
+        for record in _read(self.path) if self.path.exists() else ():
+            known = found.get(record.id)
+            if known is None or _got(known) < _got(record):
+                found[record.id] = record
         return list(found.values())
 
 

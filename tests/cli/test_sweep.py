@@ -145,13 +145,7 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "clients=5,6", "--halving", "2"], "clients cannot be an axis too"),
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
         (["local", "--grid", "lr=.1", "--retry"], "--retry is for --resume"),
-        (["local", "--grid", "lr=.1", "--workers", "0"], "workers must be at least 1, got 0"),
-        (
-            ["local", "--resume", "--retry", "--workers", "2"],
-            "--retry runs in one process: leave out --workers and --ray",
-        ),
         (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster there"),
-        (["--join", "nowhere", "--grid", "lr=.1"], "--join takes the sweep as nowhere holds it"),
         (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
         (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),
         (["local", "--grid", "lr=.1", "--patience", "2"], "patience is of run and compare: a sweep stops settings"),
@@ -173,19 +167,6 @@ def test_a_folder_of_something_else_is_refused(capsys, folder: Path, tmp_path: P
     assert "is not empty and holds no sweep" in result.err
     other = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(folder), "--resume")
     assert "--resume would change the sweep" in other.err
-
-
-def test_a_folder_without_a_sweep_cannot_be_joined(capsys, tmp_path: Path):
-    result = jaxpfl(capsys, "sweep", "--join", str(tmp_path))
-    assert result.status == 2
-    assert f"{tmp_path} holds no sweep" in result.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_finished_sweep_has_no_work_for_others(capsys, folder: Path):
-    result = jaxpfl(capsys, "sweep", "--join", str(folder), "--json")
-    assert result.json == {"run_dir": str(folder), "records": len(library.load_sweep(folder))}
-    assert not (folder / "workers").exists()
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
 """Kills of a random member of a group: ``python tests/faults/members.py KIND|all KILLS MINUTES [OUTPUT.json]``.
 
-``distributed`` is a run of two processes, ``workers`` a sweep whose two workers have a parent. At a random moment one
-of them gets a SIGKILL; the others must end by themselves, in one line each or with the work done; the same command
-then goes on, and must end with the numbers of a group that nothing disturbed. Goes on from the counts that OUTPUT has,
-and stops once there are so many kills, or after so many minutes. Kill i of a kind depends on the seed, the kind and i
-alone, but for the time that all takes.
+``distributed`` is a run of two processes. At a random moment one of them gets a SIGKILL; the other must end by itself,
+in one line; the same command then goes on, and must end with the numbers of a group that nothing disturbed. Goes on
+from the counts that OUTPUT has, and stops once there are so many kills, or after so many minutes. Kill i of a kind
+depends on the seed, the kind and i alone, but for the time that all takes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness import RUN, SMALL, results, same
+from harness import RUN, results, same
 
 SEED = 24
 FIRST = 0.3
@@ -34,19 +33,12 @@ ENVIRON = {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "XLA_FLAGS": "--xla_back
 JAXPFL = (sys.executable, "-m", "jaxpfl.cli")
 KINDS: dict[str, tuple[str, ...]] = {
     "distributed": ("run", "adaped", *RUN[: RUN.index("--plan.devices")], "--rounds", "12"),
-    "workers": (
-        *("sweep", "fedavg", "local", *SMALL, "--rounds", "20", "--seeds", "1", "--grid", "lr=.05,.1"),
-        *("--grid", "batch_size=4,5", "--workers", "2"),
-    ),
 }
 
 
 def commands(kind: str, folder: Path) -> list[list[str]]:
     """The command of each process that is started by hand, which goes on with what is in the folder."""
-    mark = "sweep.json" if kind == "workers" else "config.json"
-    own = [*JAXPFL, *KINDS[kind], "--output", str(folder), *["--resume"] * (folder / mark).exists()]
-    if kind == "workers":
-        return [own]
+    own = [*JAXPFL, *KINDS[kind], "--output", str(folder), *["--resume"] * (folder / "config.json").exists()]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{found.getsockname()[1]}"
@@ -78,11 +70,10 @@ def run(kind: str, folder: Path, cache: Path, kill: tuple[float, random.Random] 
             with suppress(subprocess.TimeoutExpired):
                 group[0].wait(kill[0])
             alive = [one.pid for one in group if one.poll() is None]
-            members = [*alive, *(child for one in alive for child in children(one))]
-            if members:
-                number = kill[1].randrange(len(members))
+            if alive:
+                number = kill[1].randrange(len(alive))
                 with suppress(ProcessLookupError):
-                    os.kill(members[number], signal.SIGKILL)
+                    os.kill(alive[number], signal.SIGKILL)
                     found["killed"] = number
         found["said"] = [one.communicate(timeout=300)[1] for one in group]
         found["statuses"] = [one.returncode for one in group]
@@ -91,14 +82,6 @@ def run(kind: str, folder: Path, cache: Path, kill: tuple[float, random.Random] 
             one.kill()
             one.wait()
     return found | {"seconds": time.monotonic() - began}
-
-
-def children(parent: int) -> list[int]:
-    """Processes that a process has started, in the order of their numbers."""
-    text = Path(f"/proc/{parent}/task/{parent}/children")
-    with suppress(OSError):
-        return sorted(map(int, text.read_text().split()))
-    return []
 
 
 def trial(kind: str, number: int, want: Any, seconds: float, place: Path) -> dict[str, Any]:

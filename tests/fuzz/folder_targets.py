@@ -29,7 +29,6 @@ from jaxpfl.runs.records import Journal, load_sweep
 from jaxpfl.runs.reports import compare, report
 from jaxpfl.runs.reports.folders import below, check
 from jaxpfl.runs.sweep import definition as definitions
-from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import read_table
@@ -200,6 +199,5 @@ FOLDERS: dict[str, Target] = {
     "parquet": alone(read_table, "results.parquet", 0.2),
     "paper's result": alone(papers.read, "result.json", seal=seal_results),
     "map of winners": alone(atlas.read, "map.json", 0.2, seal_results),
-    "claim": alone(lambda path: Claims(path.parent, "w1").holder("work"), "work.0.claim"),
     "undo": of_folder(good("alone"), undone, ("undo-1",)),
 }

@@ -23,7 +23,6 @@ from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.export import export
 from jaxpfl.runs.records import FAILED, Journal, Record
 from jaxpfl.runs.sweep import definition as definitions
-from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.support import files
@@ -95,9 +94,6 @@ def _others(folder: Path) -> None:
     files.write_checksummed(alone / "result.json", results.committed()[0].to_json())
     known = files.read_checksummed(atlas.COMMITTED)
     files.write_checksummed(alone / "map.json", known | {"places": known["places"][:2]})
-    claim = Claims(alone, "w0").take("work")
-    assert claim is not None
-    claim.end()
     undo = Undo(alone / "undo-1", ROWS, 8)
     for first in (0, 2):
         undo.keep(np.array([first, first + 1]), lambda numbers: [np.ones((len(numbers), 2), np.float32)])

@@ -27,7 +27,7 @@ FILES = sorted({*TARGETS} - DEAR)
 PARTS = {f"files {part}": (FILES[part::4], COUNT) for part in range(4)}  # none so long that CI could end within it
 PARTS |= {f"folders {part}": (sorted(DEAR)[part::2], COUNT // FEWER) for part in range(2)}
 
-UNREFUSED = ("run", "claim", "undo")
+UNREFUSED = ("run", "undo")
 """Readers that tell of damage by a value, or read what is left of it."""
 
 

@@ -24,7 +24,6 @@ from jaxpfl.runs import config_file, export, records, stored_run
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.reports import report
 from jaxpfl.runs.reports.folders import check
-from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.support import files
 
 ROOT = Path(__file__).parents[2] / "jaxpfl"
@@ -169,8 +168,6 @@ def test_names_of_methods_are_no_paths(tmp_path: Path, method: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(JaxpflError, match=r"config\.json is damaged: its methods are"):
         stored_run.open_run(tmp_path)
-    with pytest.raises(JaxpflError):
-        Claims(tmp_path, "w0").take(f"{method}/x")
 
 
 def test_members_of_an_archive_are_written_nowhere(tmp_path: Path) -> None:

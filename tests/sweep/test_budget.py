@@ -12,6 +12,7 @@ from jaxpfl.runs.records import load_sweep
 from jaxpfl.runs.sweep.budget import rounds_of
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
 
@@ -60,7 +61,7 @@ def test_clients_evaluate_equally_many_gradients(tmp_path: Path, methods: tuple[
     rounds = 40 if "adaped" in methods else 5
     definition = sweep_of("lr=.1", methods=methods, search=STEPS, rounds=rounds, seeds=1, **more)
     sweep = Sweep.open(tmp_path / "s", definition, resume=False)
-    sweep.run_missing(Reporter())
+    run_missing(sweep, Reporter())
     table = load_sweep(tmp_path / "s").set_index("method")
     reference = table.gradients["fedavg"]
     assert reference == rounds * 2 * definition.config.cohort / 6  # type: ignore[operator]

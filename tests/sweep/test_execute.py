@@ -16,6 +16,7 @@ from jaxpfl.runs.sweep.execute import Reporter, run_group
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.runs.sweep.outcome import caveats
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import OutOfMemoryError
@@ -136,10 +137,10 @@ def test_a_defect_is_not_a_failed_setting(monkeypatch: pytest.MonkeyPatch):
 def test_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ran: list[int] = []
     monkeypatch.setattr(Reporter, "start", lambda self, group, runs, rounds: ran.append(runs))
-    Sweep.open(tmp_path / "s", sweep_of("lr=.1,.2"), resume=False).run_missing(Reporter())
+    run_missing(Sweep.open(tmp_path / "s", sweep_of("lr=.1,.2"), resume=False), Reporter())
     first = load_sweep(tmp_path / "s")
     more = Sweep.open(tmp_path / "s", sweep_of("lr=.1,.2,.3", methods=("fedavg", "local"), seeds=3), resume=True)
-    more.run_missing(Reporter())
+    run_missing(more, Reporter())
     assert ran == [4, 5, 9]
     found = load_sweep(tmp_path / "s")
     assert len(found) == 18
@@ -149,7 +150,7 @@ def test_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_the_winner_runs_on_the_seeds_that_the_search_left_out(tmp_path: Path):
     definition = sweep_of("lr=1e-6,.1", seeds=4, search={"search_seeds": 2})
-    Sweep.open(tmp_path / "s", definition, resume=False).run_missing(Reporter())
+    run_missing(Sweep.open(tmp_path / "s", definition, resume=False), Reporter())
     found = load_sweep(tmp_path / "s")
     assert found.groupby("lr").seed.apply(list).to_dict() == {1e-6: [0, 1], 0.1: [0, 1, 2, 3]}
 
@@ -161,11 +162,11 @@ def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(execute, "_run", none)
-        Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=False).run_missing(Reporter())
+        run_missing(Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=False), Reporter())
     again = Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=True)
-    again.run_missing(Reporter())
+    run_missing(again, Reporter())
     assert set(load_sweep(tmp_path / "s").status) == {"failed"}
-    again.run_missing(Reporter(), failed=True)
+    run_missing(again, Reporter(), retry=True)
     assert set(load_sweep(tmp_path / "s").status) == {"done"}
 
 

@@ -15,6 +15,7 @@ from jaxpfl.runs.sweep.explain import explain_plan, print_explanation
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.runs.sweep.outcome import finish
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import OutOfMemoryError
 
@@ -45,7 +46,7 @@ def test_groups_of_equal_shapes_share_a_program_and_the_sweep_counts_it_once(
     assert "4 runs, 1 program," in said
 
     sweep = Sweep.open(tmp_path / "s", definition, resume=False)
-    sweep.run_missing(Reporter())
+    run_missing(sweep, Reporter())
     assert finish(sweep)["programs"] == 1
 
 

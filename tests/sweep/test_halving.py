@@ -10,10 +10,11 @@ from small import sweep_of
 
 from jaxpfl.engine import Simulation
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, load_sweep
-from jaxpfl.runs.sweep import halving
+from jaxpfl.runs.sweep import halving, runner
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.halving import rungs
 from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.states import States
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
@@ -107,9 +108,9 @@ def test_settings_across_programs_compete(tmp_path: Path):
     """Rates as rows, batch sizes as programs: one setting of all is left, and the same as without halving."""
     axes = ("lr=.001,.3", "batch_size=2,5")
     halved = Sweep.open(tmp_path / "halved", of(*axes, by=4, rounds=4), resume=False)
-    halved.run_missing(Reporter())
+    run_missing(halved, Reporter())
     whole = Sweep.open(tmp_path / "whole", sweep_of(*axes, rounds=4, seeds=1), resume=False)
-    whole.run_missing(Reporter())
+    run_missing(whole, Reporter())
     found, every = load_sweep(tmp_path / "halved"), load_sweep(tmp_path / "whole")
     assert found.groupby("status").rounds.apply(list).to_dict() == {DONE: [4], STOPPED: [1, 1, 1]}
     stopped = found[found.status == STOPPED]
@@ -135,15 +136,17 @@ def test_survivors_go_on_from_their_states_or_begin_anew(tmp_path: Path, monkeyp
         return real(self, state, length)
 
     monkeypatch.setattr(Simulation, "advance", advance)
+    kept_states: list[States] = []
+    monkeypatch.setattr(runner, "States", lambda: kept_states.append(States()) or kept_states[-1])
     sweep = Sweep.open(tmp_path / "kept", definition, resume=False)
-    sweep.run_missing(Reporter())
+    run_missing(sweep, Reporter())
     assert sum(rounds) == 2 + 2
     gone_on = {one.id for one in sweep.journal().read() if one.rounds == 4}
-    assert set(sweep._states._kept) == gone_on, "states of runs that were dropped are let go"
+    assert set(kept_states[0]._kept) == gone_on, "states of runs that were dropped are let go"
     rounds.clear()
     with monkeypatch.context() as patch:
         patch.setattr(States, "take", lambda *given: None)
-        Sweep.open(tmp_path / "anew", definition, resume=False).run_missing(Reporter())
+        run_missing(Sweep.open(tmp_path / "anew", definition, resume=False), Reporter())
     assert sum(rounds) == 2 + 4
     kept, anew = load_sweep(tmp_path / "kept"), load_sweep(tmp_path / "anew")
     told = ["lr", "seed", "status", *COUNTS]

@@ -17,7 +17,6 @@ COMMAND = [
     *("fedavg", "local", "--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2"),
     *("--rounds", "40", "--seeds", "2", "--grid", "lr=.05,.1,.2", "--grid", "batch_size=4,5", "--json"),
 ]
-STUDY = ["estimate", "bernoulli", "--samples", "6", "--repetitions", "3", "--grid", "clients=6,8,10", "--json"]
 KILLS = 2
 """Kills of each case; `tests/faults` kills sweeps at each of their calls."""
 
@@ -47,8 +46,8 @@ def told(folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
-    [COMMAND, [*COMMAND, "--halving", "3", "--halving-first", "5"], [*STUDY, "--seeds", "2"]],
-    ids=["all", "halving", "study"],
+    [COMMAND, [*COMMAND, "--halving", "3", "--halving-first", "5"]],
+    ids=["all", "halving"],
 )
 def test_a_killed_sweep_ends_with_the_records_of_one_that_was_not(tmp_path: Path, args: list[str]):
     whole, killed, cache = tmp_path / "whole", tmp_path / "killed", tmp_path / "cache"

@@ -9,6 +9,7 @@ from small import sweep_of
 
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import Choice, select
 from jaxpfl.runs.sweep.sweep import Sweep
 
@@ -27,7 +28,7 @@ def swept(folder: Path, poisoned: bool, search: dict[str, Any]) -> tuple[list[Re
     given = {"data": "npz:own.npz", "data_dir": str(folder), "partition": "iid"}
     definition = sweep_of("lr=.001,.03,.3", methods=("fedavg",), search=search, **given)
     sweep = Sweep.open(folder / "sweep", definition, resume=False)
-    sweep.run_missing(Reporter())
+    run_missing(sweep, Reporter())
     records = sweep.in_order(sweep.journal().read())
     return records, select(records, definition.searched)
 

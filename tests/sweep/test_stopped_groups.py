@@ -15,6 +15,7 @@ from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep import saves
 from jaxpfl.runs.sweep.definition import Definition
 from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflWarning, UnwritableError
 
@@ -54,7 +55,7 @@ def session(folder: Path, stop_at: int | None = None, **changes: Any) -> Seen:
     """Run what is missing of the sweep, until a group has so many rounds."""
     seen = Seen(stop_at)
     sweep = Sweep.open(folder, definition(**changes), resume=(folder / "sweep.json").exists())
-    sweep.run_missing(seen, stopped=seen.stopped)
+    run_missing(sweep, seen, stopped=seen.stopped)
     return seen
 
 
@@ -116,7 +117,7 @@ def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypa
 
     folder, sweep = tmp_path, Sweep.open(tmp_path / "a", definition(), resume=False)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_missing(Killed())
+        run_missing(sweep, Killed())
     assert [int(path.parent.name) for path in states(folder / "a")] == [2, 3]
     assert session(folder / "a").rounds == [4, 5, 6]
     session(folder / "b")
@@ -150,15 +151,6 @@ def test_a_state_that_memory_does_not_suffice_for_is_not_used(
     seen = session(tmp_path, **changes)
     assert seen.rounds == list(range(1, ROUNDS + 1))
     assert seen.lines == ["what was saved on the way is not used: out of memory"]
-
-
-@pytest.mark.slow
-def test_a_group_that_another_worker_has_is_not_saved(tmp_path: Path):
-    seen, sweep = Seen(3), Sweep.open(tmp_path, definition(), resume=False)
-    (group,) = sweep.groups
-    sweep.run(group, sweep.journal(), seen, lost=seen.stopped)
-    assert seen.rounds == [1, 2, 3]
-    assert not states(tmp_path)
 
 
 @pytest.mark.slow

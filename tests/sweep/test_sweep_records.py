@@ -1,4 +1,4 @@
-"""Records of a sweep: whole lines only, in any number of journals."""
+"""Records of a sweep: whole lines only."""
 
 import dataclasses
 import os
@@ -11,7 +11,6 @@ import pytest
 import jaxpfl
 from jaxpfl.runs.records import STOPPED, Journal, Record, load_sweep, rows
 from jaxpfl.runs.sweep.best import write_best
-from jaxpfl.runs.sweep.claims import Claims
 from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 ONE = Record("local", {"lr": 0.1, "clients": 10}, 0, metrics={"validation_accuracy": 0.5}, seconds=1.0, group="g0")
@@ -69,7 +68,6 @@ def test_a_folder_that_was_taken_away_is_not_made_anew(tmp_path: Path):
     gone = tmp_path / "gone"
     for write in (
         lambda: Journal(gone).append([ONE]),
-        lambda: Claims(gone / "claims", "a").take("g"),
         lambda: write_best(gone / "best", "local", ""),
     ):
         with pytest.raises(UnwritableError, match="No such file or directory"):
@@ -83,12 +81,6 @@ def test_a_changed_number_is_seen(tmp_path: Path):
     journal.path.write_bytes(journal.path.read_bytes().replace(b"0.5", b"0.6"))
     with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: without the line, its run is missing"):
         journal.read()
-
-
-def test_journals_of_several_workers_are_one(tmp_path: Path):
-    Journal(tmp_path, "a").append([ONE])
-    Journal(tmp_path, "b").append([ONE, TWO])
-    assert len(Journal(tmp_path).read()) == 2
 
 
 def test_a_run_that_went_on_replaces_the_one_that_was_stopped(tmp_path: Path):
@@ -119,19 +111,19 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
 
 
 def test_pandas_is_imported_only_for_the_table():
-    code = "import sys, jaxpfl, jaxpfl.records; jaxpfl.load_sweep; assert 'pandas' not in sys.modules"
+    code = "import sys, jaxpfl, jaxpfl.runs.records; jaxpfl.load_sweep; assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_record_of_the_most_rounds_counts_whichever_worker_wrote_it(tmp_path: Path):
+def test_the_record_of_the_most_rounds_counts_and_of_these_the_first_that_did_not_fail(tmp_path: Path):
     run = {"method": "fedavg", "settings": {"lr": 0.1}, "seed": 0}
-    for worker, *records in [
-        ("a", Record(**run, status="stopped", rounds=9)),
-        ("b", Record(**run, status="stopped", rounds=3), Record(**run, status="failed", rounds=9)),
+    journal = Journal(tmp_path)
+    for status, rounds, counts in [
+        ("stopped", 9, "stopped"),
+        ("stopped", 3, "stopped"),
+        ("failed", 9, "stopped"),
+        ("failed", 27, "failed"),
+        ("done", 27, "done"),
     ]:
-        Journal(tmp_path, worker).append(records)
-    assert [(one.status, one.rounds) for one in Journal(tmp_path).read()] == [("stopped", 9)]
-    Journal(tmp_path, "0").append([Record(**run, status="failed", rounds=27)])
-    assert [one.status for one in Journal(tmp_path).read()] == ["failed"]
-    Journal(tmp_path, "c").append([Record(**run, rounds=27)])
-    assert [one.status for one in Journal(tmp_path).read()] == ["done"]
+        journal.append([Record(**run, status=status, rounds=rounds)])
+        assert [one.status for one in journal.read()] == [counts]

@@ -11,17 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 
 from jaxpfl import algorithms
-from jaxpfl.core import choices
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts.hyper import PAPER, rates
+from jaxpfl.core import choices
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.config_file import from_mapping
-from jaxpfl.runs.scores import OF_TASKS
-from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.records import Value
+from jaxpfl.runs.scores import OF_TASKS
 from jaxpfl.runs.sweep.grid import Axis, Grid, distinct
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _TABLES: Mapping[str, type] = {"privacy": PrivacyConfig, "plan": ExecutionPlan}
 _OTHERWISE = {

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.support.errors import JaxpflError, printable, unknown_name, writing
 from jaxpfl.runs.config import RunConfig, to_json
-from jaxpfl.support.files import whole
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.sweep.axes import applied
+from jaxpfl.support.errors import JaxpflError, printable, unknown_name, writing
+from jaxpfl.support.files import whole
 
 _TABLES = ("privacy", "plan")
 

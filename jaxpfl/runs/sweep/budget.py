@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.engine.assemble import build
-from jaxpfl.support.errors import JaxpflError
-from jaxpfl.runs.config import RunConfig, resolve, spec_for
 from jaxpfl.core.protocol import Algorithm
+from jaxpfl.engine.assemble import build
+from jaxpfl.runs.config import RunConfig, resolve, spec_for
 from jaxpfl.similarity.graphs import from_edges
+from jaxpfl.support.errors import JaxpflError
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:

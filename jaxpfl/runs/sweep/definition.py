@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import algorithms
-from jaxpfl.support import files
 from jaxpfl.algorithms import Method
+from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec_parts import Training
-from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
 from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.runs.config_file import from_mapping
 from jaxpfl.runs.records import Value
-from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.runs.sweep.axes import applied, concerns, named, with_privacy
 from jaxpfl.runs.sweep.budget import rounds_of
 from jaxpfl.runs.sweep.grid import Axis, Grid
 from jaxpfl.runs.sweep.problems import problem_axes
+from jaxpfl.support import files
+from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
 
 FILE = "sweep.json"
 UNFINISHED = "unfinished"
 """Folder of the states of groups that were stopped on their way."""
-PARTS = ("journal", "claims", "workers", "results.parquet", "best", UNFINISHED)
+PARTS = ("journal", "results.parquet", "best", UNFINISHED)
 """Names in a sweep folder beside that file and those of any results."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")

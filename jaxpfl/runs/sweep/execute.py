@@ -12,26 +12,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxpfl.core.trees import checksum
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
-from jaxpfl.support.errors import JaxpflError, is_exhausted
-from jaxpfl.runs import export
-from jaxpfl.runs.config import resolve, spec_for, to_json
-from jaxpfl.runs.control import Pace
-from jaxpfl.runs.inputs import protection_of
-from jaxpfl.runs.control import CompileClock
-from jaxpfl.runs.setup import Experiment, prepare
-from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.privacy import SiloMechanism
+from jaxpfl.runs import export
+from jaxpfl.runs.checkpoint import Unfinished
+from jaxpfl.runs.config import resolve, spec_for, to_json
+from jaxpfl.runs.control import CompileClock, Pace
+from jaxpfl.runs.inputs import protection_of
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
+from jaxpfl.runs.setup import Experiment, prepare
 from jaxpfl.runs.sweep.axes import applied, cohort_of
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.runs.sweep.measures import measured, splits_of
 from jaxpfl.runs.sweep.plan import Group, Run
 from jaxpfl.runs.sweep.saves import Saves
 from jaxpfl.runs.sweep.states import States, Stopped
-from jaxpfl.core.trees import checksum
+from jaxpfl.support.errors import JaxpflError, is_exhausted
 
 
 class Reporter:
@@ -45,9 +44,6 @@ class Reporter:
 
     def finish(self, runs: int) -> None:
         """The chunk's runs are recorded."""
-
-    def wait(self, workers: str) -> None:
-        """All that is missing is at these workers."""
 
     def say(self, text: str) -> None:
         """A line for the user."""
@@ -151,7 +147,6 @@ def run_group(
     reporter: Reporter,
     *,
     stopped: Callable[[], bool] = lambda: False,
-    lost: Callable[[], bool] = lambda: False,
     ready: Prepared | None = None,
     states: States | None = None,
     unfinished: Path | None = None,
@@ -167,7 +162,6 @@ def run_group(
       record: receives the records of a chunk.
       reporter: receives the progress.
       stopped: true once the chunk at work is to be given up.
-      lost: true once another process has the group, so that the chunk at work is given up and not saved.
       ready: the group, prepared before.
       states: of runs that were stopped and now go on; receives those of the runs that stop here.
       unfinished: folder of this group alone, in which a chunk is saved every minute and when it is given up, and from
@@ -179,12 +173,12 @@ def run_group(
         record([_failed(run, group, str(error)) for run in group.runs])
         return
     rows, todo = len(group.runs), 0
-    while todo < len(group.runs) and not (stopped() or lost()):
+    while todo < len(group.runs) and not stopped():
         chunk = slice(todo, todo + rows)
         kept = None if unfinished is None else _unfinished(unfinished, ready, chunk)
         try:
             with CompileClock() as clock:
-                found = _run(ready, chunk, reporter, stopped, lost, states, kept, clock)
+                found = _run(ready, chunk, reporter, stopped, states, kept, clock)
         except Exception as error:
             if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
@@ -232,7 +226,6 @@ def _run(
     chunk: slice,
     reporter: Reporter,
     stopped: Callable[[], bool],
-    lost: Callable[[], bool],
     states: States | None,
     kept: Unfinished | None,
     clock: CompileClock,
@@ -260,8 +253,6 @@ def _run(
         return spent[1] + (building + clock.seconds) / len(runs)
 
     while done < ready.rounds:
-        if lost():
-            return None
         if (end := stopped()) or saves.due:
             saves.save(state, done, seconds())
         if end:

@@ -17,8 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 from jaxpfl.core import choices
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.runs.records import Value
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _SPACED = ("log", "linear")
 DRAWS = ("sobol", "uniform")

@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxpfl.support.errors import JaxpflError
 from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Record, Value
 from jaxpfl.runs.sweep.axes import with_privacy
@@ -20,6 +19,7 @@ from jaxpfl.runs.sweep.definition import Definition
 from jaxpfl.runs.sweep.order import setting_key
 from jaxpfl.runs.sweep.plan import Group, Run, groups_of, runs_of, settings_of
 from jaxpfl.runs.sweep.selection import headline_of, validation_scores
+from jaxpfl.support.errors import JaxpflError
 
 _Settings = Mapping[str, Value]
 

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from jaxpfl import data
+from jaxpfl.core.trees import checksum
+from jaxpfl.core.types import Federation
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.setup import load_federation
 from jaxpfl.runs.sweep.problems import DATA_FIELDS
-from jaxpfl.core.trees import checksum
-from jaxpfl.core.types import Federation
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.engine.example_means import example_weights, is_root
-from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.scores import over_clients, undefined
+from jaxpfl.runs.setup import Experiment
 
 UNDEFINED = "_undefined"
 """Ending of the number of clients whose test examples do not define a metric; there only where it is not 0."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.records import DONE, Value
+from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.order import setting_key
 from jaxpfl.runs.sweep.summary import choices_of
 from jaxpfl.runs.sweep.tables import value_words

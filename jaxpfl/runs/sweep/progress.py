@@ -60,12 +60,5 @@ class Terminal(Reporter):
         self._done += runs
         self._progress.update(self._task, completed=self._done, refresh=True)
 
-    def wait(self, workers: str) -> None:
-        self._progress.update(self._task, description=f"waiting for {workers}")
-
-    def more(self, runs: int) -> None:
-        """Runs that were added to the sweep."""
-        self._progress.update(self._task, total=runs)
-
     def say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, soft_wrap=True)

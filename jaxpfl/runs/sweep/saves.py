@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jaxpfl.core.trees import num_bytes
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.support.errors import JaxpflError, is_exhausted
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.sweep.states import Stopped
-from jaxpfl.core.trees import num_bytes
+from jaxpfl.support.errors import JaxpflError, is_exhausted
 
 _MOST_BYTES = 2**30
 """Largest state that is saved on its way; two are on disk at times."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.support.errors import JaxpflError, unknown_name
-from jaxpfl.runs.scores import ACCURACY, HEADLINES, Headline, find_headline
 from jaxpfl.runs.records import DONE, Record, Value
+from jaxpfl.runs.scores import ACCURACY, HEADLINES, Headline, find_headline
 from jaxpfl.runs.sweep.order import by_setting
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 METRICS = {one.validation: not one.lower for one in HEADLINES.values()} | {"validation_loss": False}
 """The metrics of validation examples; true where larger is better."""

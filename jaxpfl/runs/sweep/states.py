@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.support import host_memory
 from jaxpfl.core import trees
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.runs.sweep.plan import Run
+from jaxpfl.support import host_memory
 
 _SHARE = 0.25
 """Largest share of the free memory of the host that one chunk's states may take."""

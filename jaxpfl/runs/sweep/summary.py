@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.support.files import jsonable
-from jaxpfl.runs.scores import ACCURACY, Headline
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
+from jaxpfl.runs.scores import ACCURACY, Headline
 from jaxpfl.runs.sweep.order import by_setting, setting_key
 from jaxpfl.runs.sweep.selection import Choice, headline_of
+from jaxpfl.support.files import jsonable
 
 UNFINISHED = "unfinished"
 """Status of a row that lacks runs of the search."""

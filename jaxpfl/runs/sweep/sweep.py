@@ -1,19 +1,15 @@
-"""A sweep in its folder: what is done, what is missing, and the running of it.
+"""A sweep in its folder: what is done and what is missing.
 
-The folder holds ``sweep.json`` (the definition), ``journal/`` (a record of every run, see `jaxpfl.runs.records`), and once
-the sweep is complete ``results.parquet``, ``plots/``, ``best/`` and, last, ``summary.json``.
+The folder holds ``sweep.json`` (the definition), ``journal/`` (a record of every run, see `jaxpfl.runs.records`), and,
+once the sweep is complete, ``results.parquet``, ``plots/``, ``best/`` and, last, ``summary.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -22,20 +18,16 @@ from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep import halving
-from jaxpfl.runs.sweep.claims import LEASE, Claim, Claims
-from jaxpfl.runs.sweep.definition import FILE, UNFINISHED, Definition
-from jaxpfl.runs.sweep.execute import Prepared, Reporter, prepared, run_group
+from jaxpfl.runs.sweep.definition import FILE, Definition
+from jaxpfl.runs.sweep.execute import prepared
 from jaxpfl.runs.sweep.loaded import Data
 from jaxpfl.runs.sweep.order import in_grid_order
 from jaxpfl.runs.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.runs.sweep.problems import select_each
-from jaxpfl.runs.sweep.states import States
-from jaxpfl.support import files, signals
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown
 
 SUMMARY = "summary.json"
-CLAIMS = "claims"
-_LOOK_SECONDS = 1.0  # between two looks at the groups of other workers
 _FIRST = 8  # groups that are tried before the folder is made
 
 
@@ -45,11 +37,12 @@ class Sweep:
     Attributes:
       folder: of the sweep.
       definition: of the sweep.
+      data: last loaded.
     """
 
     def __init__(self, folder: Path, definition: Definition, data: Data | None = None):
         self.folder, self.definition = folder, definition
-        self._data, self._states = data or Data(), States()
+        self.data = data or Data()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -71,7 +64,7 @@ class Sweep:
 
         Raises:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
-            true; or if ``force`` would replace what is no sweep, or one that a worker is at.
+            true; or if ``force`` would replace what is no sweep.
         """
         definitions.check_folder(folder, resume=resume, force=force)
         sweep = cls(folder, definition, data)
@@ -82,8 +75,8 @@ class Sweep:
             halving.check_grown(old, definition)
             sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
-        if force:
-            give_way(folder)
+        if force and (folder / FILE).exists():
+            run_folder.clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices: workers make as many, whatever their cores.
@@ -100,7 +93,7 @@ class Sweep:
         groups, first = self.groups, None
         for group in groups[:_FIRST]:
             try:
-                prepared(group, self._data)
+                prepared(group, self.data)
             except JaxpflError as error:
                 first = first or error
             else:
@@ -110,7 +103,7 @@ class Sweep:
                 raise first
         named = {(name, value): group for group in groups for name, value in group.static.items() if _is_name(value)}
         for group in {group.name: group for group in named.values()}.values():
-            prepared(group, self._data)
+            prepared(group, self.data)
 
     def _check_data(self, checksums: Mapping[str, int]) -> None:
         """Refuse data sets whose checksums are not those that the sweep began with.
@@ -129,19 +122,39 @@ class Sweep:
         """Checksum of each data set."""
         names = [a.values for a in self.definition.grid.axes if a.name == "data"] or [(self.definition.config.data,)]
         config = self.definition.config
-        return {str(name): self._data.checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
+        return {str(name): self.data.checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
 
-    def journal(self, worker: str = "main") -> Journal:
-        """The journals of the folder, to which a worker appends in its own."""
-        return Journal(self.folder, worker)
+    def journal(self) -> Journal:
+        """The journal of the folder."""
+        return Journal(self.folder)
+
+    def cpu_devices(self) -> int | None:
+        """Number of CPU devices that the sweep began with; None where it is on others."""
+        versions = files.read_json(self.folder / FILE).get("versions", {})
+        devices = versions.get("devices")
+        return devices if versions.get("platform") == "cpu" and type(devices) is int and devices > 0 else None
+
+    def failed(self) -> set[str]:
+        """Names of the runs that failed."""
+        return {record.id for record in self.journal().read() if record.status == FAILED}
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of the search."""
         return groups_of(self.definition, runs_of(self.definition))
 
-    def missing(self, records: Sequence[Record]) -> tuple[Group, ...]:
-        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds."""
+    def missing(self, records: Sequence[Record], again: Collection[str] = ()) -> tuple[Group, ...]:
+        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds.
+
+        Args:
+          records: of the journal.
+          again: names of runs that failed and are run once more.
+        """
+        # As if they had stopped just before: they are missing, and what they had got to is not.
+        records = [
+            dataclasses.replace(one, status=STOPPED, rounds=one.rounds - 1) if one.id in again else one
+            for one in records
+        ]
         found = {record.id: record for record in records}
         if self.definition.search.halving and (groups := halving.missing(self.definition, found)):
             return groups
@@ -182,128 +195,6 @@ class Sweep:
         """The records in the order of the grid."""
         axes = {axis.name: axis.values for axis in self.definition.grid.axes}
         return in_grid_order(records, self.definition.methods, axes)
-
-    def run(self, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
-        """Run one group, its records appended to a journal chunk by chunk."""
-        more = {"states": self._states, "unfinished": self.folder / UNFINISHED / group.name, **more}
-        run_group(group, self._data, journal.append, reporter, **more)
-
-    def run_missing(
-        self,
-        reporter: Reporter,
-        *,
-        stopped: Callable[[], bool] = lambda: False,
-        failed: bool = False,
-        worker: str = "main",
-        ahead: bool = True,
-        lease: float = LEASE,
-    ) -> None:
-        """Run what is missing until nothing is, beside any other workers: each group is claimed before it is run.
-
-        Args:
-          reporter: receives the progress.
-          stopped: true once no more is to be done.
-          failed: whether runs that failed before are run again.
-          worker: name of this process's journal and claims.
-          ahead: whether to prepare and compile the next group while one runs.
-          lease: seconds after which the group of a worker that shows no life is taken over.
-        """
-        journal, claims = self.journal(worker), Claims(self.folder / CLAIMS, worker, lease=lease)
-        journal.append([])  # on a network file system a new file may stay unseen for a while
-        retried = {record.id for record in journal.read() if failed and record.status == FAILED}
-
-        def missing() -> tuple[Group, ...]:
-            return self.missing([_again(one) if one.id in retried else one for one in journal.read()])
-
-        rung: set[tuple[str, int | None]] = set()
-        compiling: Future[Prepared] | None = None
-        with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            while (groups := missing()) and not stopped():
-                if not any((one.name, one.until) in rung for one in groups):
-                    rung = {(one.name, one.until) for one in groups}
-                    self._states.only(run for one in groups for run in one.runs)
-                groups = [one for one in groups if (one.name, one.until) in rung]
-                claim = _first_free(claims, groups)
-                if claim is None:
-                    reporter.wait(_holders(claims, groups))
-                    time.sleep(min(_LOOK_SECONDS, lease / 10))
-                    continue
-                with claim, signals.offered(claim.give_up):
-                    group = next((one for one in missing() if one.name == claim.name), None)
-                    if group is None:  # its last holder has finished it meanwhile
-                        continue
-                    ready = _prepared(group, compiling, self._data)
-                    others = [one for one in groups if ahead and one.name != group.name]
-                    compiling = _begun(thread, others[0], self._data) if others else None
-                    self.run(group, journal, reporter, stopped=stopped, lost=lambda c=claim: c.is_lost, ready=ready)
-                    retried -= {run.id for run in group.runs}
-            thread.shutdown(cancel_futures=True)
-        if not groups:
-            shutil.rmtree(self.folder / UNFINISHED, ignore_errors=True)
-
-
-def _begun(thread: ThreadPoolExecutor, group: Group, loaded: Data) -> Future[Prepared] | None:
-    """The compiling of a group, begun; None where there is no room for a thread: it is compiled when its turn comes."""
-    try:
-        return thread.submit(_compiled, group, loaded)
-    except RuntimeError:
-        return None
-
-
-def _first_free(claims: Claims, groups: Sequence[Group]) -> Claim | None:
-    """A claim on a group that is free; one whose worker died comes last, as the group may have been the reason."""
-
-    def is_left(group: Group) -> bool:
-        holder = claims.holder(group.name)
-        return holder is not None and not holder.ended
-
-    for group in sorted(groups, key=is_left):
-        if claim := claims.take(group.name):
-            return claim
-    return None
-
-
-def _holders(claims: Claims, groups: Sequence[Group]) -> str:
-    """The workers that hold groups, in words."""
-    holders = [holder for group in groups if (holder := claims.holder(group.name))]
-    return ", ".join(sorted({f"{holder.worker} on {holder.host}" for holder in holders})) or "another worker"
-
-
-def _prepared(group: Group, ahead: Future[Prepared] | None, loaded: Data) -> Prepared | None:
-    """A group with its data, made ahead or here; None if that fails, which is recorded where the group is run."""
-    if ahead is not None:
-        with suppress(Exception):
-            ready = ahead.result()
-            if ready.group == group:  # none of its runs was recorded since
-                return ready
-    with suppress(Exception):
-        return prepared(group, loaded)
-    return None
-
-
-def _again(record: Record) -> Record:
-    """A run that failed as one that stopped just before it: it is missing, and what it had got to is not."""
-    return dataclasses.replace(record, status=STOPPED, rounds=record.rounds - 1)
-
-
-def _compiled(group: Group, loaded: Data) -> Prepared:
-    """A group with its data, its programs compiled and in the process's cache."""
-    ready = prepared(group, loaded)
-    with suppress(Exception):
-        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
-    return ready
-
-
-def give_way(folder: Path) -> None:
-    """Remove the sweep in a folder, if there is one.
-
-    Raises:
-      JaxpflError: while a worker, which may be another machine's, is at it: it would write into the new one.
-    """
-    for name, holder in Claims(folder / CLAIMS, "").standing():
-        raise JaxpflError(f"{holder.worker} on {holder.host} is at {name} of the sweep in {folder}: wait for it")
-    if (folder / FILE).exists():
-        run_folder.clear(folder, FILE, definitions.PARTS)
 
 
 def _is_name(value: Value) -> bool:

@@ -1,0 +1,223 @@
+"""Runners of a sweep: one group after the other in this process, or groups as tasks of a Ray cluster.
+
+Either asks the sweep what is missing, runs it, and is the only one that appends to the journal, until nothing is
+missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.engine import use_cpu_cores
+from jaxpfl.runs import compile_cache
+from jaxpfl.runs.records import Record
+from jaxpfl.runs.sweep.definition import UNFINISHED
+from jaxpfl.runs.sweep.execute import Prepared, Reporter, prepared, run_group
+from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep.states import States
+from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.support import signals
+from jaxpfl.support.errors import JaxpflError
+
+LOCAL = "local"
+_THREADS = "NPROC"
+"""Environment variable of the threads of XLA on a CPU, read when the first device is made."""
+_LOOK_SECONDS = 0.5
+_RETRIES = 2  # of a task whose process dies
+
+
+def run_missing(
+    sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, retry: bool = False
+) -> None:
+    """Run what a sweep lacks in this process.
+
+    Args:
+      sweep: the sweep, whose folder no other process has.
+      reporter: receives the progress.
+      stopped: true once no more is to be done.
+      retry: whether runs that failed before are run once more.
+    """
+    journal, states = sweep.journal(), States()
+    again = sweep.failed() if retry else set()
+    while groups := sweep.missing(journal.read(), again):
+        states.only(run for group in groups for run in group.runs)
+        for group, ready in _prepared_ahead(groups, sweep.data):
+            if stopped():
+                return
+            more = {"ready": ready, "states": states, "unfinished": sweep.folder / UNFINISHED / group.name}
+            run_group(group, sweep.data, journal.append, reporter, stopped=stopped, **more)
+            again -= {run.id for run in group.runs}
+        if stopped():
+            return
+    shutil.rmtree(sweep.folder / UNFINISHED, ignore_errors=True)
+
+
+def _prepared_ahead(groups: Sequence[Group], loaded: Data) -> Iterator[tuple[Group, Prepared | None]]:
+    """Each group with its data, None where they cannot be had; a thread compiles the next while the caller runs one."""
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+        compiling: Future[Prepared] | None = None
+        for group, following in zip(groups, [*groups[1:], None], strict=True):
+            ready = None
+            with contextlib.suppress(Exception):  # it fails once more where the group is run, and is recorded there
+                ready = prepared(group, loaded) if compiling is None else compiling.result()
+            compiling = None
+            with contextlib.suppress(RuntimeError):  # no room for a thread
+                compiling = None if following is None else thread.submit(_compiled, following, loaded)
+            yield group, ready
+
+
+def _compiled(group: Group, loaded: Data) -> Prepared:
+    """A group with its data, its programs compiled and in the process's cache."""
+    ready = prepared(group, loaded)
+    with contextlib.suppress(Exception):
+        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
+    return ready
+
+
+def run_on_ray(
+    sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[[], bool] = lambda: False, retry: bool = False
+) -> None:
+    """Run what a sweep lacks on a Ray cluster, each group a task, which Ray runs again if its process dies.
+
+    Args:
+      sweep: the sweep, in a folder that all machines of the cluster see under this path.
+      reporter: receives the progress, and a line for each group that is lost.
+      ray: the package, connected to the cluster (see `ray_cluster`).
+      stopped: true once no more is to be done.
+      retry: whether runs that failed before are run once more.
+
+    Raises:
+      JaxpflError: if groups were lost; the others' records are kept.
+    """
+    journal, submit = sweep.journal(), _submission(ray, sweep)
+    again = sweep.failed() if retry else set()
+    tasks: dict[Any, Group] = {}
+    begun: set[tuple[str, int | None]] = set()
+    lost: list[str] = []
+    ended: list[Any] | None = None
+    while not stopped():
+        for group in () if ended == [] else sweep.missing(journal.read(), again):
+            runs = {(run.id, group.until) for run in group.runs}
+            if not runs & begun:
+                begun |= runs
+                tasks[submit(group)] = group
+        if not tasks:
+            break
+        ended, _ = ray.wait(list(tasks), timeout=_LOOK_SECONDS)
+        for task in ended:
+            group = tasks.pop(task)
+            try:
+                records = ray.get(task)
+            except Exception as error:  # Ray's own, or the task's within it
+                lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+                lost.append(f"{group.name} is lost: {lines[-1].strip()}")
+                reporter.say(lost[-1])
+                continue
+            journal.append(records)
+            reporter.finish(len(records))
+            again -= {record.id for record in records}
+    for task in tasks:
+        ray.cancel(task, force=True)
+    if lost:
+        more = f" (and {len(lost) - 1} more)" * (len(lost) > 1)
+        raise JaxpflError(f"{lost[0]}{more}; --resume goes on with what is missing")
+    if not stopped():
+        shutil.rmtree(sweep.folder / UNFINISHED, ignore_errors=True)
+
+
+def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
+    """The function that makes a group a task: for a GPU, or for as many CPUs as its runs have devices."""
+    folder, devices = str(sweep.folder.resolve()), sweep.cpu_devices()
+    options: dict[str, Any] = {"max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
+    if devices is None:
+        task = ray.remote(**options, num_gpus=1)(_run_there)
+        return lambda group: task.remote(folder, group, None)
+    options |= {"runtime_env": {"env_vars": {_THREADS: str(devices)}}}
+    most = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
+
+    def submit(group: Group) -> Any:
+        asked = group.config.plan.devices
+        cpus = min(asked if isinstance(asked, int) else devices, most)
+        return ray.remote(**options, num_cpus=cpus)(_run_there).remote(folder, group, devices)
+
+    return submit
+
+
+def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
+    """Records of a group, in a process of Ray's.
+
+    The devices and XLA's threads are those that the sweep began with, whatever cores this process may use: the order
+    of additions depends on both.
+    """
+    use_cpu_cores(devices)
+    compile_cache.enable()
+    sweep, records = _sweep_there(folder), list[Record]()
+    run_group(group, sweep.data, records.extend, Reporter(), unfinished=sweep.folder / UNFINISHED / group.name)
+    return records
+
+
+@functools.cache
+def _sweep_there(folder: str) -> Sweep:
+    """The sweep of a folder, with the data that earlier groups of this process left."""
+    return Sweep.read(Path(folder))
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster while the block runs; to be entered before JAX starts, as Ray forks.
+
+    Args:
+      address: of the cluster, as ``ray.init`` takes it; ``local`` starts one on this machine and ends it.
+
+    Raises:
+      JaxpflError: if Ray is not installed, and for an address without a cluster.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    # This process trains nothing, and the tasks share an accelerator's memory with it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import ray
+    except ImportError:
+        raise JaxpflError("--ray needs the package ray: pip install 'jaxpfl[ray]'") from None
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        # Bound to this machine alone: nobody else is to join.
+        options |= {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    else:
+        _check_listens(address)
+    handlers = {number: signal.getsignal(number) for number in signals.NUMBERS}
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise JaxpflError(f"--ray {address}: {' '.join(str(error).split())[:200]}") from None
+    for number, handler in handlers.items():
+        signal.signal(number, handler)  # Ray has one of its own, which raises
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Refuse an address HOST:PORT at which nobody listens, for which Ray would wait for minutes.
+
+    Raises:
+      JaxpflError: with the reason.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise JaxpflError(f"--ray {address}: no cluster there ({error})") from None
