@@ -12,7 +12,6 @@ Bits are the exact lengths of the messages' codes, per client, averaged over cli
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +25,9 @@ import numpy as np
 from jaxpfl import data
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key
-from jaxpfl.studies.report import log_ticks, number
+from jaxpfl.studies.report import Curve, number, write_curves
 from jaxpfl.studies.study import Block, Read, Results, Settings, Study, at_least, within
-from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
+from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import error_feedback, total_variation
 from jaxpfl.uploads.compression.compressors import Compressor, resolve
@@ -379,19 +378,15 @@ def _shortest(result: dict[str, Any], updates: list[str]) -> list[str]:
 
 
 def _draw(folder: Path, name: str, result: dict[str, Any], shown: list[str]) -> Path:
-    setting = f"{result['settings']['data'].partition(':')[0]}, {result['clients']} clients"
-    figure, axes = new_axes("kbit that a client has uploaded", "gap of the loss to the optimum", setting)
-    longest, least = 1.0, 1.0
-    for text, color in zip(shown, itertools.cycle((INK, *COLORS)), strict=False):
+    curves, ends = {}, [1.0]
+    for text in shown:
         curve = result["compressors"][text]["curve"]
-        bits, gap = np.array(curve["bits"])[1:] / 1000, np.array(curve["gap"])[1:]
-        axes.plot(bits, gap, color=color, linewidth=1.5, label=text)
-        longest, least = max(longest, bits[-1]), min(least, bits[0])
-    axes.set_yscale("log")
-    axes.grid(axis="y", which="both", color=GRID, linewidth=0.6)
-    log_ticks(axes.xaxis, [least, longest])
-    figure.legend(frameon=False, fontsize=8, loc="outside lower left", ncols=2)
-    return save(figure, folder, name)
+        bits = np.array(curve["bits"])[1:] / 1000
+        curves[text.replace(",", " ")] = Curve((), (), (), curve["gap"][1:], bits)
+        ends += [bits[0], bits[-1]]
+    setting = f"{result['settings']['data'].partition(':')[0]}, {result['clients']} clients"
+    style = {"xlabel": "kbit that a client has uploaded", "ylabel": "gap of the loss to the optimum", "title": setting}
+    return write_curves(folder / f"{name}.png", [min(ends), max(ends)], curves, logarithmic="xy", **style)
 
 
 def _results(given: CompressionSettings, source: data.Source) -> Results:

@@ -36,9 +36,9 @@ from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.studies.repetitions import measure
-from jaxpfl.studies.report import FEW_ERRORS, log_ticks, number, with_error
+from jaxpfl.studies.report import Curve, number, with_error, write_curves
 from jaxpfl.studies.study import Block, Results, Settings, Study, within
-from jaxpfl.support.console import COLORS, INK, new_table, plain, save
+from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
@@ -311,45 +311,28 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the path into ``folder``: errors, Rand indices and numbers of clusters over lambda (or weight decay)."""
-    from matplotlib.figure import Figure
-
+    """Plot errors, Rand indices and numbers of clusters over lambda (or weight decay) into ``folder``; of a method with
+    several starts the chosen one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(7.2, 9.0), layout="constrained")
-    panels = figure.subplots(len(_SHOWN), 1, sharex=True)
-    for axes, (part, label) in zip(panels, _SHOWN.items(), strict=True):
-        axes.set_ylabel(label)
-        for (name, row), color in zip(result["methods"].items(), COLORS, strict=False):
-            if part != "clusters" or name == "network-lasso":  # the others are given the number, or have one
-                _draw(axes, name, row, part, color)
-        plain(axes)
     given = result["settings"]
-    panels[0].set_title(
-        f"{given['clients']} clients in {given['clusters']} planted clusters",
-        loc="left",
-        fontsize=11,
-        fontweight="bold",
-    )
-    log_ticks(panels[0].yaxis, [1, 100])
-    panels[1].set_ylim(-0.05, 1.05)
-    log_ticks(panels[2].yaxis, [1, given["clients"]])
-    panels[2].axhline(given["clusters"], color=INK, linewidth=1, linestyle=":", label="true")
-    panels[-1].set_xlabel("lambda; weight decay of local and fedavg")
-    log_ticks(panels[-1].xaxis, given["strengths"])
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
-    return [save(figure, folder, "path")]
-
-
-def _draw(axes: Any, name: str, row: dict[str, Any], part: str, color: str) -> None:
-    """A method's path, with bars; for a method with several starts, the chosen one as a dashed line."""
-    if row["swept"] == "start":
-        axes.axhline(
-            row["chosen"][part]["mean"], color=color, linestyle="--", linewidth=1.5, label=f"{name}, chosen start"
-        )
-        return
-    means = [point["mean"] for point in row["path"][part]]
-    errors = FEW_ERRORS * np.array([point["stderr"] or 0.0 for point in row["path"][part]])
-    axes.errorbar(row["values"], means, yerr=errors, color=color, marker="o", markersize=4, capsize=2, label=name)
+    title = f"{given['clients']} clients in {given['clusters']} planted clusters"
+    found = []
+    for part, label in _SHOWN.items():
+        curves = {}
+        for name, row in result["methods"].items():
+            if part == "clusters" and name != "network-lasso":  # the others are given the number, or have one
+                continue
+            if row["swept"] == "start":
+                curves[f"{name}, chosen start"] = Curve.level(row["chosen"][part]["mean"], given["strengths"])
+            else:
+                curves[name] = Curve.measured(row["values"], row["path"][part])
+        if part == "clusters":
+            curves["true"] = Curve.level(given["clusters"], given["strengths"])
+        style = {"xlabel": "lambda; weight decay of local and fedavg", "ylabel": label, "title": title}
+        scale = "x" if part == "ari" else "xy"
+        found.append(write_curves(folder / f"{part}.png", given["strengths"], curves, logarithmic=scale, **style))
+    return found
 
 
 STUDY = Study(NetworkSettings, simulated)

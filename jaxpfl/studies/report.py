@@ -100,13 +100,15 @@ class Curve(NamedTuple):
 
     Attributes:
       x, mean, stderr: measured, [points] each; empty where nothing was.
-      line: exact values at `Curves.x`, [fine points], or None.
+      line: exact values, or None.
+      at: positions of the line; those of the plot's ``fine`` if None.
     """
 
     x: Values
     mean: Values
     stderr: Values
     line: Values | None = None
+    at: Values | None = None
 
     @classmethod
     def measured(cls, x: Values, rows: Iterable[Any], line: Values | None = None, scale: float = 1) -> Self:
@@ -174,7 +176,7 @@ def write_curves(
         style = {"color": own, "linestyle": "--" if own in drawn else "-"}
         drawn.append(own)
         if curve.line is not None:
-            axes.plot(fine, curve.line, linewidth=1.8, label=name, **style)
+            axes.plot(fine if curve.at is None else curve.at, curve.line, linewidth=1.8, label=name, **style)
         if len(curve.x):
             errors = FEW_ERRORS * np.asarray(curve.stderr, float)
             label = None if curve.line is not None else name

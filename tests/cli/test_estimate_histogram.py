@@ -15,11 +15,6 @@ SMALL = [
     *("--kept-tokens", "10", "--candidates", "20", "--repetitions", "2", "--block", "32"),
 ]
 
-TUNE = [
-    *("--tune", "--try-clusters", "1", "2", "--try-rounds", "2", "--try-radii", "0.3", "--try-shares", "0.2", "0.5"),
-    *("--folds", "2"),
-]
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,25 +68,6 @@ def test_export(made: Path):
 
 
 @pytest.mark.slow
-def test_every_try_is_kept_and_the_least_loss_chosen(capsys: pytest.CaptureFixture[str]):
-    found = json.loads(jaxpfl(capsys, *SMALL, *TUNE, "--epsilon", "15", "--json").out)
-    for column, row in found["best"].items():
-        own = found["tuning"][column]
-        losses = {method: [t["loss"] for t in tries] for method, tries in own["tries"].items()}
-        numbers = {len(tries) for method, tries in losses.items() if (method, column) != ("FedAvg", "non-private")}
-        assert numbers == {2 if column == "non-private" else 4}  # as many for each
-        for method, chosen in own["chosen"].items():
-            best = own["tries"][method][int(np.argmin(losses[method]))]
-            assert chosen == {name: best[name] for name in chosen}
-        first = min((m for m in losses if m != "FedAvg"), key=lambda m: min(losses[m]))
-        assert row.startswith(first)
-        gap = found["rows"][column][row]["difference"]
-        expected = found["rows"][column][row]["mean"] - found["rows"][column]["FedAvg + FT"]["mean"]
-        assert gap["mean"] == pytest.approx(expected, abs=1e-6)
-        assert gap["over_users"] > 0
-
-
-@pytest.mark.slow
 def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Users of one's own from a CSV file, without privacy: the floor stands above the table."""
     rng = np.random.default_rng(0)
@@ -132,14 +108,6 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--radius", "-1"], "radius must be > 0 and finite, got -1.0"),
         (["--lam", "2"], "lam must be >= 0 and <= 1, got 2.0"),
         (["--tokens", "1"], "tokens"),
-        (["--try-rounds", "0"], "try_rounds must be"),
-        (["--try-clusters"], "try_clusters must be at least one value, got none"),
-        (["--try-shares", "1.5"], "try_shares must be"),
-        (["--folds", "1"], "folds must be at least 2 and finite, got 1"),
-        (
-            ["--tune", "--users", "20", "--folds", "3"],
-            "folds must be at most 2, two of the 4 validation users each, got 3",
-        ),
         (["--export-epsilon", "2"], "export_epsilon must be one of --epsilon 1, 3, 8, 15, got 2"),
         (["--export", "no/such/folder/a.npz"], "export: no folder no/such/folder"),
     ],

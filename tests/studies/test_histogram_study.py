@@ -1,6 +1,5 @@
-"""The histogram study: settings on small data, those chosen on validation users, and mis-clustering rates."""
+"""The histogram study: settings on small data, and mis-clustering rates."""
 
-import dataclasses
 import math
 from dataclasses import replace
 
@@ -8,17 +7,11 @@ import numpy as np
 import pytest
 
 from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts, build
-from jaxpfl.studies.histogram import convergence
-from jaxpfl.studies.histogram import tune as histogram_tune
-from jaxpfl.studies.histogram.methods import PRIVATE_METHODS
+from jaxpfl.studies.histogram import study as histogram_study
 from jaxpfl.studies.histogram.settings import HistogramSettings, follow, prepare
 from jaxpfl.support.errors import JaxpflError
 
 OWN = HistogramSettings(data="csv:own.csv")
-GIVEN = HistogramSettings(
-    users=90, tokens=30, components=2, samples=40, kept_tokens=10, candidates=20, block=32, try_clusters=(1, 2),
-    try_rounds=(1,), try_radii=(0.3,), try_shares=(0.2,), folds=2,
-)  # fmt: skip
 
 
 def counts(users: int, tokens: int, each: int) -> TokenCounts:
@@ -41,7 +34,6 @@ def test_defaults_follow_small_data():
     fitted.check()
     data = prepare(fitted, counts(30, 20, 2))
     assert int(data.clients.users.number) == 21
-    assert follow(replace(OWN, tune=True), counts(30, 20, 2))[1]["folds"] == 3
 
 
 def test_what_was_given_is_kept():
@@ -57,8 +49,6 @@ def test_what_was_given_is_kept():
         ({"candidates": 30}, "candidates must be at most 20, got 30"),
         ({"floor": 0.2}, "floor must be > 0 and below 1/20, got 0.2"),
         ({"clusters": 25}, r"clusters must be at most 21 \(the users that estimate, of 30\), got 25"),
-        ({"tune": True, "folds": 5}, "folds must be at most 3, two of the 6 validation users each, got 5"),
-        ({"tune": True, "validation": 0.1}, "tune needs 4 validation users, two in each of two folds, got 3"),
     ],
 )
 def test_what_the_data_cannot_hold_is_refused(change, message):
@@ -71,39 +61,18 @@ def test_three_users_are_needed():
         follow(OWN, counts(2, 20, 1))
 
 
-def test_every_method_has_as_many_tries():
-    assert {len(histogram_tune.grid(method, GIVEN)) for method in PRIVATE_METHODS} == {2}
-    wide = HistogramSettings()
-    assert {len(histogram_tune.grid(method, wide)) for method in PRIVATE_METHODS} == {48}
-    assert 1 in {choice.clusters for choice in histogram_tune.grid("Standardised", wide)}  # FedAvg is among them
-
-
-@pytest.mark.slow
-def test_private_settings_are_chosen_without_the_users(monkeypatch: pytest.MonkeyPatch):
-    """The users' place is taken by as many others: every try's loss stays as it was; of the validation users' it does
-    not."""
-    monkeypatch.setattr(histogram_tune, "PRIVATE_METHODS", ("FedAvg", "Standardised"))
-    data = prepare(GIVEN)
-    others = prepare(dataclasses.replace(GIVEN, seed=1))
-    made = histogram_tune.private(GIVEN, data, {"epsilon 15": 0.5})
-    again = histogram_tune.private(GIVEN, data._replace(clients=others.clients), {"epsilon 15": 0.5})
-    assert made == again
-    changed = histogram_tune.private(GIVEN, data._replace(validation=others.validation), {"epsilon 15": 0.5})
-    assert changed["epsilon 15"].tries != made["epsilon 15"].tries
-
-
 def test_labels_are_matched_before_they_are_counted():
     true = np.array([0, 0, 0, 1, 1, 2, 2, 2])
-    assert convergence.wrong(np.array([2, 2, 2, 0, 0, 1, 1, 1]), true, 3) == 0
-    assert convergence.wrong(np.array([2, 2, 1, 0, 0, 1, 1, 1]), true, 3) == pytest.approx(1 / 8)
-    assert convergence.wrong(np.zeros(8, int), true, 3) == pytest.approx(5 / 8)
+    assert histogram_study.wrong(np.array([2, 2, 2, 0, 0, 1, 1, 1]), true, 3) == 0
+    assert histogram_study.wrong(np.array([2, 2, 1, 0, 0, 1, 1, 1]), true, 3) == pytest.approx(1 / 8)
+    assert histogram_study.wrong(np.zeros(8, int), true, 3) == pytest.approx(5 / 8)
 
 
 def test_the_bound():
     """Two centers (.6, .4) and (.4, .6), alpha = 99, m = 50: Delta^2 = .08, sigma^2 = .24 (1/100 + 99/5000)."""
     population = DirichletMixture(np.array([[0.6, 0.4], [0.4, 0.6]]), np.full(2, 0.5), 99.0)
     expected = math.exp(-0.08 / (8 * 0.24 * (0.01 + 0.99 / 50)))
-    assert convergence.rate(population, 50) == pytest.approx(expected)
+    assert histogram_study.rate(population, 50) == pytest.approx(expected)
 
 
 def test_separated_clusters_are_found_and_ifca_is_slower():
@@ -111,6 +80,6 @@ def test_separated_clusters_are_found_and_ifca_is_slower():
     population = {"users": 120, "tokens": 40, "components": 2, "samples": 200, "spread": 1.5, "block": 64}
     dimred = {"kept_tokens": 10, "candidates": 20}
     given = HistogramSettings(**population, **dimred, clusters=2, rounds=6, repetitions=3)
-    found = convergence.misclustering(prepare(given), given)["wrong"]
+    found = histogram_study.misclustering(prepare(given), given)["wrong"]
     assert found["Algorithm 2"][-1] <= 0.01
     assert sum(found["IFCA"]) >= sum(found["Algorithm 2"])

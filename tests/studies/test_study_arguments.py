@@ -23,7 +23,7 @@ def test_a_study_by_itself_needs_none(name: str):
 
 
 def test_values_of_every_kind():
-    assert of("histogram", epsilon=(), try_clusters=(2, 4)) == ["--try-clusters", "2", "4", "--epsilon"]
+    assert of("histogram", epsilon=(), clusters=2) == ["--clusters", "2", "--epsilon"]
     assert of("gaussian", {"csv": Path("g.csv"), "value": "-v", "client": "c"}, mean=-1.0) == [
         *("--mean=-1.0", "--client", "c", "--value=-v", "--csv", str(Path("g.csv").absolute())),
     ]

@@ -37,12 +37,12 @@ PRIVATE_METHODS = ONE_RELEASE + CLUSTERINGS
 ALGORITHM_3 = "Algorithm 3 (printed)"
 
 
-def exact_centers(method: str, key: Key, users: Users, clusters: int, given: HistogramSettings) -> Array:
+def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings) -> Array:
     """Centers by a non-private method, [1 or k, d].
 
     Without noise ``Standardised`` is Algorithm 2 from random multiples of the mean.
     """
-    k, s = clusters, given.floor
+    k, s = given.clusters, given.floor
     mean = floored(histogram.mean(users), s)
     if method == "FedAvg":
         return mean[None]
@@ -98,18 +98,15 @@ def rows_of(
     return rows
 
 
-def exact_rows(
-    key: Key, data: Prepared, clusters: Mapping[str, int], given: HistogramSettings
-) -> dict[str, tuple[Personal, Array]]:
+def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
     """All non-private rows except `reference_rows`.
 
     Args:
       key: of the starts.
       data: the users.
-      clusters: k of every method.
-      given: everything else.
+      given: the settings.
     """
-    centers = {name: exact_centers(name, key, data.clients.users, clusters[name], given) for name in METHODS}
+    centers = {name: exact_centers(name, key, data.clients.users, given) for name in METHODS}
     return {"Local": (local(given.floor), jnp.asarray(jnp.nan))} | rows_of(centers, data, given)
 
 
@@ -190,7 +187,7 @@ def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
 
 
 def given_choices(given: HistogramSettings) -> dict[str, Choice]:
-    """Settings of every method if nothing is tuned."""
+    """Settings of every private method."""
     clusters = given.private_clusters or given.clusters
     shared = Choice(clusters, given.private_rounds, given.radius, given.mean_share)
     return {name: one_release(given.radius) if name in ONE_RELEASE else shared for name in PRIVATE_METHODS}

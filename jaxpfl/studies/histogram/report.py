@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.studies.histogram.methods import ALGORITHM_3, BASELINE, EXACT, ORDER, Made
-from jaxpfl.studies.report import number
+from jaxpfl.studies.report import FEW_ERRORS, Curve, number, write_curves
 from jaxpfl.studies.study import Block
-from jaxpfl.support.console import COLORS, INK, new_axes, new_table, save
+from jaxpfl.support.console import COLORS, INK, new_table, save
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
@@ -67,47 +67,16 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
-    """The best row of every column against FedAvg + FT, and the source of its settings."""
-    lines, given, users = [], result["settings"], result["users"]["validation"]
+    """The row of every column that is exported against FedAvg + FT."""
+    lines = []
     for column, name in result["best"].items():
         gap = result["rows"][column][name]["difference"]
-        text = f"{column}: {name}{_setting(result, column, name)} minus {BASELINE}: {gap['mean']:+.4f}"
-        if gap["over_runs"] is not None:
-            text += f" ±{gap['over_runs']:.4f} over runs"
-        if gap["over_users"] is not None:
-            text += f" (±{gap['over_users']:.4f} over users)"
+        text = f"{column}: {name} minus {BASELINE}: {gap['mean']:+.4f}"
+        for of in ("runs", "users"):
+            if gap[f"over_{of}"] is not None:
+                text += f", ±{gap[f'over_{of}']:.4f} over {of}"
         lines.append(text)
-    if not result["tuning"]:
-        return [
-            *lines,
-            "settings as given, not chosen here: if they were chosen by looking at data, no eps covers that",
-        ]
-    tried = len(result["tuning"][EXACT]["tries"]["Algorithm 2"])
-    private = [own for column, own in result["tuning"].items() if column != EXACT]
-    if not private:
-        return [*lines, f"k chosen among {tried} on the {users} validation users"]
-    number = len(private[0]["tries"]["FedAvg"])
-    return [
-        *lines,
-        f"settings chosen for every method among {number} ({tried} without privacy) on the validation users: under "
-        f"privacy learned on all but one of their {given['folds']} parts and scored on that one, noise in proportion",
-        f"hyper-parameter selection on validation users is not covered by epsilon: those {users} are taken for public; "
-        "the users' data had no part in it",
-    ]
-
-
-def _setting(result: dict[str, Any], column: str, name: str) -> str:
-    if column not in result["tuning"]:
-        return ""
-    own = result["tuning"][column]["chosen"][name.removesuffix(" + FT").removesuffix(", blended")]
-    if column == EXACT:
-        return f" (k = {own['clusters']})"
-    if not own["rounds"]:
-        return f" (C = {own['radius']:.3g})"
-    return (
-        f" (k = {own['clusters']}, T = {own['rounds']}, C = {own['radius']:g}, "
-        f"{100 * own['mean_share']:.0f} % for the mean)"
-    )
+    return [*lines, "settings as given: if they were chosen by looking at data, no eps covers that"]
 
 
 def _releases(multipliers: list[float]) -> str:
@@ -134,19 +103,18 @@ def write_plots(folder: Path, study: Made) -> list[Path]:
 
 def _against_epsilon(folder: Path, study: Made) -> Path:
     rows, epsilons = study.result["rows"], sorted(study.result["settings"]["epsilon"])
-    figure, axes = new_axes("epsilon of a user", "KL(Q || estimate)", _title(study))
-    for name, color in zip(DRAWN, COLORS, strict=False):
+    curves = {}
+    for name in DRAWN:
         private = [rows[f"epsilon {e:g}"][name] for e in epsilons]
-        errors = [row["interval"] or 0 for row in private]
-        means = [row["mean"] for row in private]
-        axes.errorbar(epsilons, means, yerr=errors, fmt="o-", color=color, capsize=2.5, linewidth=1.4, label=name)
-        if name in rows[EXACT]:
-            axes.axhline(rows[EXACT][name]["mean"], color=color, linewidth=0.9, linestyle="--")
-    axes.set_xscale("log")
-    axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-    axes.minorticks_off()
-    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title="dashed: without privacy")
-    return save(figure, folder, "kl-epsilon")
+        own = rows[EXACT].get(name)
+        line = None if own is None else [own["mean"]] * len(epsilons)
+        pairs = [{"mean": row["mean"], "stderr": (row["interval"] or 0) / FEW_ERRORS} for row in private]
+        curves[name] = Curve.measured(epsilons, pairs, line)
+    given, users = study.result["settings"], study.result["users"]
+    source = given["data"].split("/")[-1]
+    title = f"{source}: {users['clients']} users, d = {given['tokens']}; lines: without privacy"
+    style = {"ylabel": "KL(Q || estimate)", "logarithmic": "xy"}
+    return write_curves(folder / "kl-epsilon.png", epsilons, curves, xlabel="epsilon of a user", title=title, **style)
 
 
 def _tokens_of_clusters(folder: Path, study: Made) -> Path:
@@ -172,17 +140,10 @@ def _tokens_of_clusters(folder: Path, study: Made) -> Path:
     return save(figure, folder, "cluster-tokens")
 
 
-def _title(study: Made) -> str:
-    given, users = study.result["settings"], study.result["users"]
-    return f"{given['data'].split('/')[-1]}: {users['clients']} users, d = {given['tokens']}, s = {given['floor']:g}"
-
-
 def _misclustering(folder: Path, found: dict[str, Any]) -> Path:
     """Plot the rates over rounds."""
-    figure, axes = new_axes("round", "share of users in a wrong cluster", "Mis-clustering, mean over runs")
-    for (name, shares), color in zip(found["wrong"].items(), COLORS, strict=False):
-        axes.plot(range(len(shares)), shares, "o-", color=color, markersize=3.5, label=name)
-    axes.axhline(found["bound"], color=INK, linewidth=1, linestyle=":", label="exp(-Delta^2 / (8 sigma^2))")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return save(figure, folder, "misclustering")
+    curves = {name: Curve.measured(range(len(own)), [(x, 0) for x in own]) for name, own in found["wrong"].items()}
+    rounds = range(max(map(len, found["wrong"].values())))
+    curves["exp(-Delta^2 / (8 sigma^2))"] = Curve.level(found["bound"], rounds)
+    style = {"ylabel": "share of users in a wrong cluster", "title": "Mis-clustering, mean over runs"}
+    return write_curves(folder / "misclustering.png", rounds, curves, xlabel="round", **style)

@@ -64,18 +64,6 @@ class HistogramSettings(Settings):
     """Folder that holds irc/; JAXPFL_DATA_DIR unless given."""
     encoding: str | None = None
     """Encoding of csv:FILE, such as latin-1; UTF-8 unless given."""
-    tune: bool = False
-    """Choose k, T, C and the mean's share for every method and eps on the validation users."""
-    try_clusters: tuple[int, ...] = within((1, 2, 3, 5), checks.count)
-    """k; one is FedAvg."""
-    try_rounds: tuple[int, ...] = within((1, 2, 4), checks.count)
-    """T under privacy."""
-    try_radii: tuple[float, ...] = within((0.1, 0.25), checks.positive)
-    """C of clusterings; FedAvg, which has no other setting, tries as many radii as they try settings."""
-    try_shares: tuple[float, ...] = within((0.2, 0.5), checks.probability)
-    """The mean's share of a clustering's budget."""
-    folds: int = within(4, at_least(2))
-    """Folds of the validation users, two users or more in each: scored by the others' model, with scaled noise."""
     clusters: int = within(10, checks.count)
     """k; one per four users if they are few."""
     rounds: int = within(20, checks.count)
@@ -187,11 +175,6 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
         few, why = max(1, together // _USERS_OF_A_CLUSTER), f" (the users that estimate, of {users})"
         at_most("clusters", few if given.clusters == HistogramSettings.clusters else together, few, why)
         at_most("private_clusters", together, few, why)
-    if given.tune:
-        if validation < 4:
-            raise JaxpflError(f"tune needs 4 validation users, two in each of two folds, got {validation}")
-        most = validation // 2
-        at_most("folds", most, most, f", two of the {validation} validation users each")
     return replace(given, **taken), taken
 
 

@@ -14,20 +14,18 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources.npz import npz_keys
-from jaxpfl.data.sources.token_counts import TokenCounts
+from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.studies.histogram import report
-from jaxpfl.studies.histogram import tune as histogram_tune
-from jaxpfl.studies.histogram.convergence import misclustering
 from jaxpfl.studies.histogram.methods import (
     ALGORITHM_3,
     BASELINE,
     CLUSTERING,
     EXACT,
     EXPORTED,
-    METHODS,
     ORDER,
     PRINTED,
     Choice,
@@ -39,6 +37,7 @@ from jaxpfl.studies.histogram.methods import (
     exact_centers,
     exact_rows,
     exported,
+    given_choices,
     noise_of,
     reference_rows,
     rows_of,
@@ -52,13 +51,13 @@ from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, partial
 
 
-def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:
+def _exact(given: HistogramSettings, population: Any) -> Any:
     @full_precision.jit
     def run(keys: Key, clients: Group, validation: Group, unseen: Group) -> tuple[dict[str, Scored], Array]:
         data = Prepared(clients, validation, unseen, np.array([]), np.array([]), population)
-        scored = jax.vmap(lambda key: score(exact_rows(key, data, clusters, given), data))(keys)
+        scored = jax.vmap(lambda key: score(exact_rows(key, data, given), data))(keys)
         name = CLUSTERING[True]
-        centers = exact_centers(name, keys[0], clients.users, clusters[name], given)
+        centers = exact_centers(name, keys[0], clients.users, given)
         once = score(reference_rows(centers, data, given), data)
         return scored | jax.tree.map(lambda a: a[None], once), centers
 
@@ -93,10 +92,9 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
       With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
       its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, the mean lambda or
       alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
-      user's mean over runs, over users; ``best``, a row for each column: that of the least loss on the validation users
-      where settings were tuned, else `exported`; ``tuning``: every try; ``privacy`` of each eps; ``floor``; ``users``;
-      ``printed``: the paper's table; ``followed_the_data``: settings that `settings.follow` made smaller; of
-      synthetic users ``misclustering`` (`convergence.misclustering`).
+      user's mean over runs, over users; ``best``, the row `exported` of each column; ``privacy`` of
+      each eps; ``floor``; ``users``; ``printed``: the paper's table; ``followed_the_data``: settings that
+      `settings.follow` made smaller; of synthetic users ``misclustering`` (`misclustering`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
@@ -114,20 +112,13 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
         jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
     )
     names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
-    tuned: dict[str, histogram_tune.Tuned] = {}
-    if given.tune:
-        alone = {column: noise.alone for column, noise in zip(names, noises, strict=True)}
-        tuned = {EXACT: histogram_tune.exact(given, data)} | histogram_tune.private(given, data, alone)
-    clusters = {m: tuned[EXACT].choices[m].clusters if tuned else given.clusters for m in METHODS}
-    scored, centers = _exact(given, data.population, clusters)(keys, *groups)
+    scored, centers = _exact(given, data.population)(keys, *groups)
     columns: dict[str, dict[str, Scored]] = {EXACT: scored}
     arrays = {EXACT: np.asarray(centers)}
-    choices = {column: histogram_tune.choices_of(tuned.get(column), given) for column in names}
-    programs: dict[tuple[Choice, ...], Any] = {}
+    choices = given_choices(given)
+    private = _private(given, choices)
     for column, noise in zip(names, noises, strict=True):
-        own = choices[column]
-        program = programs.setdefault(tuple(own.values()), _private(given, own))
-        columns[column], centers = program(private_keys, jax.tree.map(jnp.float32, noise), *groups)
+        columns[column], centers = private(private_keys, jax.tree.map(jnp.float32, noise), *groups)
         arrays[column] = np.asarray(centers)
     columns = {column: {name: part[name] for name in ORDER if name in part} for column, part in columns.items()}
     rows = {
@@ -142,10 +133,9 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
         "tokens_per_user": _sizes(data.clients.users),
         "floor": given.floor,
         "rows": rows,
-        "best": {column: tuned[column].best if tuned else exported(column) for column in columns},
-        "tuning": {column: {"tries": own.tries, "chosen": _as_dicts(own.choices)} for column, own in tuned.items()},
+        "best": {column: exported(column) for column in columns},
         "privacy": {
-            column: _spent(given, e, noise, choices[column])
+            column: _spent(given, e, noise, choices)
             for column, e, noise in zip(names, given.epsilon, noises, strict=True)
         },
         "printed": {name: {"non-private": p[0], "epsilon 15": p[1]} for name, p in PRINTED.items()},
@@ -210,10 +200,6 @@ def _interval(values: Any) -> float | None:
     return None if stderr is None else float(stdtrit(len(values) - 1, 0.975) * stderr)
 
 
-def _as_dicts(choices: dict[str, Choice]) -> dict[str, dict[str, Any]]:
-    return {method: choice._asdict() for method, choice in choices.items()}
-
-
 def _sizes(users: histogram.Users) -> dict[str, float]:
     sizes = np.asarray(users.size)[np.asarray(users.valid)]
     return {"min": float(sizes.min()), "median": float(np.median(sizes)), "max": float(sizes.max())}
@@ -236,6 +222,86 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
             "stddev": noise.printed_stddev,
             "not_covered": "the start, which is users' raw histograms",
         }
+    }
+
+
+RATES = {"Algorithm 2": 1.0, "IFCA": None}
+"""Rate of a step towards the mean; None for the settings'."""
+
+
+def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
+    """Share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
+    from scipy.optimize import linear_sum_assignment
+
+    table = np.zeros((clusters, clusters))
+    np.add.at(table, (labels, true), 1)
+    return float(1 - table[linear_sum_assignment(-table)].sum() / len(true))
+
+
+def rate(population: DirichletMixture, tokens: float) -> float:
+    """Rate ``exp(-Delta^2 / (8 sigma^2))`` of the bound, with sigma^2 the largest variance of a histogram's entry.
+
+    That variance about the center is ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``; the largest eigenvalue of
+    the covariance is not much larger for small P.
+    """
+    centers, about = population.centers, 1 / (population.alpha + 1)
+    apart = ((centers[:, None] - centers) ** 2).sum(axis=-1)
+    nearest = apart[~np.eye(len(centers), dtype=bool)].min() if len(centers) > 1 else np.inf
+    variance = (centers * (1 - centers)).max() * (about + (1 - about) / tokens)
+    return float(np.exp(-nearest / (8 * variance)))
+
+
+def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
+    r"""Misclustering rates of the users after 0 ... T rounds, averaged over runs, by method; and the bound's rate.
+
+    Appendix D of the paper bounds it by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish, with Delta
+    the least distance of two centers and sigma^2 a sub-Gaussian parameter of a user's histogram about its center. The
+    analysis is of Lloyd's algorithm in Euclidean distance with such noise, not of the divergence: the bound is shown
+    for comparison.
+
+    Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
+
+    Implements: Setlur et al. 2023, appendix D.
+    """
+    assert data.population is not None
+    assert data.kinds is not None
+    steps = {name: given.ifca_rate if r is None else r for name, r in RATES.items()}
+
+    @full_precision.jit
+    def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:
+        def of_run(key: Key) -> dict[str, Array]:
+            start = histogram_clusters.far_apart(
+                key,
+                users,
+                given.clusters,
+                temperature=given.temperature,
+                floor=given.floor,
+                direction=given.direction,
+            )
+
+            def rounds(step: float) -> Array:
+                def one(centers: Array, _: None) -> tuple[Array, Array]:
+                    near = jax.lax.map(lambda b: histogram.nearest(histogram.histograms(b), centers), users)
+                    after = histogram_clusters.cluster(users, centers, 1, floor=given.floor, rate=step).centers
+                    return after, near.astype(jnp.int32)
+
+                return jax.lax.scan(one, start, None, length=given.rounds + 1)[1]
+
+            return {name: rounds(step) for name, step in steps.items()}
+
+        return jax.lax.map(of_run, keys)
+
+    key = jax.random.key(given.seed)
+    keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(given.repetitions))
+    clusters = max(given.clusters, len(data.population.shares))
+    found = {name: histogram.each(own, data.clients.users) for name, own in labels(keys, data.clients.users).items()}
+    sizes = np.asarray(data.clients.users.size)[np.asarray(data.clients.users.valid)]
+    return {
+        "bound": rate(data.population, float(np.median(sizes))),
+        "wrong": {
+            name: [float(np.mean([wrong(run[t], data.kinds, clusters) for run in own])) for t in range(own.shape[1])]
+            for name, own in found.items()
+        },
     }
 
 
