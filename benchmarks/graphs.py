@@ -157,9 +157,9 @@ def _lasso(nodes: int, numbers: int, repetitions: int, strength: float) -> dict[
 
 
 def _neighbours(number: int, how: str) -> dict[str, Any]:
-    from jaxpfl.similarity import graphs, nearest
+    from jaxpfl.similarity import graphs
 
-    find = graphs.nearest_vectors if how == "exact" else nearest.approximate
+    find = graphs.nearest_vectors if how == "exact" else graphs.approximate
     rng = np.random.default_rng(0)
     vectors = np.cos(rng.normal(size=(number, 6)) @ rng.normal(size=(6, Q))).astype(np.float32)
     began = time.perf_counter()

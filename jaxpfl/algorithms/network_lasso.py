@@ -63,7 +63,7 @@ from jaxpfl.core.protocol import (
 )
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
-from jaxpfl.similarity import admm, graphs, proximal
+from jaxpfl.similarity import admm, graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -146,7 +146,7 @@ def network_lasso(
       JaxpflError: without a graph or with one of other clients, for other p or scaling, patterns without a parameter,
         nothing to train, fewer than one step, and a tolerance outside (0, 1).
     """
-    proximal.check_norm(p)
+    admm.check_norm(p)
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
     if work.epochs is not None:

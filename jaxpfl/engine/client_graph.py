@@ -6,7 +6,7 @@ for a few rounds from a common start ("models"). The first two ignore labels, an
 these alone. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on
 the run's seed.
 
-Of more than `nearest.MOST_EXACT` clients the graph is approximate, and depends on their order.
+Of more than `graphs.MOST_EXACT` clients the graph is approximate, and depends on their order.
 
 It is computed on the host before a run. In a deployment clients would upload the compared vector once; this is not
 counted among the bytes of a run.
@@ -31,7 +31,7 @@ from jaxpfl.data.passes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.models import Task
 from jaxpfl.models.base import start_from
-from jaxpfl.similarity import features, nearest
+from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -89,19 +89,19 @@ def client_graph(
 
     Raises:
       JaxpflError: for an unknown space, less than one neighbour, except for "models" inputs that are not one array of
-        real numbers, and as `nearest.nearest`.
+        real numbers, and as `graphs.nearest`.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
-    nearest.check_possible(federation.num_clients)
+    graphs.check_possible(federation.num_clients)
     if space != "models":
         return graph_by_inputs(space, federation, neighbours=neighbours)
-    return nearest.nearest(_models(federation, task, work), neighbours)
+    return graphs.nearest(_models(federation, task, work), neighbours)
 
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
     """`client_graph` for "data" or "features", which need no training."""
-    return nearest.nearest(_of_inputs(space, federation), neighbours)
+    return graphs.nearest(_of_inputs(space, federation), neighbours)
 
 
 def _of_inputs(space: str, federation: Federation) -> Array:
@@ -120,11 +120,11 @@ def _of_inputs(space: str, federation: Federation) -> Array:
     key = jax.random.key(0)
     if space == "data":
         bandwidth = median_distance(clients, np.asarray(federation.client_ids))
-        return _each(lambda x, mask: features.mean_embedding(key, x, mask, bandwidth, RANDOM_FEATURES), clients)
+        return _each(lambda x, mask: graphs.mean_embedding(key, x, mask, bandwidth, RANDOM_FEATURES), clients)
     if x.shape[1] <= MOST_FEATURES:
-        return _each(features.covariance, clients)
+        return _each(graphs.covariance, clients)
     projection = jax.random.normal(key, (x.shape[1], MOST_FEATURES), x.dtype) / np.sqrt(MOST_FEATURES)
-    return _each(lambda x, mask: features.covariance(x @ projection, mask), clients)
+    return _each(lambda x, mask: graphs.covariance(x @ projection, mask), clients)
 
 
 def _each(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:

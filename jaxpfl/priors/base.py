@@ -117,3 +117,66 @@ def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
 def as_float(value: Scalar) -> Array:
     """Array of the value in the default float type."""
     return jnp.asarray(value, jnp.result_type(float))
+
+
+class Family(NamedTuple):
+    """Location-scale family of densities, as pure functions.
+
+    Attributes:
+      gamma: the NamedTuple of the two parameters, location ``mu`` first; the scale's field names it in reports.
+      penalty: minus the log density, as `Prior.penalty`.
+      sample: as `Prior.sample`.
+      prox: as `Prior.prox`.
+      descend: ``(rate, gamma, theta) -> mu``, one natural-gradient step on the location.
+      locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; anything where none is valid.
+      spread: ``theta - mu -> []``, whose mean over models is the maximum-likelihood scale at that location.
+    """
+
+    gamma: Callable[[PyTree, Any], Any]
+    penalty: Penalty
+    sample: Callable[[Key, Any], PyTree]
+    prox: Callable[[Scalar, Any, PyTree], PyTree]
+    descend: Callable[[Scalar, Any, PyTree], PyTree]
+    locate: Callable[[PyTree, Array], PyTree]
+    spread: Callable[[PyTree], Array]
+
+
+def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
+    """Prior of a location-scale family, estimated by gradient messages or from all models.
+
+    Args:
+      family: its densities.
+      scale_init: the scale before any estimation.
+      floor: the least scale, positive.
+    """
+
+    def project(gamma: Any) -> Any:
+        mu, scale = gamma
+        return family.gamma(mu, jnp.maximum(scale, floor))
+
+    def init(theta: PyTree) -> Any:
+        return project(family.gamma(theta, as_float(scale_init)))
+
+    def descend(rates: Rates, gamma: Any, theta: PyTree, on: Examples | None = None) -> Any:
+        mu = family.descend(rates.location, gamma, theta)
+        scale = moved(rates.scale, gamma[1], family.spread(optax.tree.sub(theta, mu)))
+        return project(family.gamma(mu, scale))
+
+    def fit(gamma: Any, thetas: PyTree, valid: Array) -> Any:
+        return trees.where(valid.any(), project(estimate(family, thetas, valid)), gamma)
+
+    def report(gamma: Any) -> Metrics:
+        return {gamma._fields[1]: gamma[1]}
+
+    prox = family.prox
+    return Prior(init, lambda gamma: gamma.mu, family.penalty, report, descend, fit, family.sample, project, prox)
+
+
+def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
+    """Maximum-likelihood estimate from models with leaves [C, ...], of which some are valid, [C].
+
+    The scale is that of valid models and entries about the location: zero for one model.
+    """
+    mu = family.locate(thetas, valid)
+    spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)
+    return family.gamma(mu, trees.valid_mean(valid, spreads))

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
-from jaxpfl.priors import location_scale
-from jaxpfl.priors.base import Examples, Prior, mean_square, moved, weighted_mean
+from jaxpfl.priors.base import Examples, Family, Prior, location_scale, mean_square, moved, weighted_mean
 
 
 class Gaussian(NamedTuple):
@@ -44,7 +43,7 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
       s2_init: s2 in round 0; mu is then the initial model.
       floor: the least s2, positive.
     """
-    return location_scale.prior(FAMILY, s2_init, floor)
+    return location_scale(FAMILY, s2_init, floor)
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:
@@ -77,5 +76,5 @@ def _toward(rate: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
     return moved(rate, gamma.mu, theta)
 
 
-FAMILY = location_scale.Family(Gaussian, penalty, sample, prox, _toward, mean, mean_square)
-"""For `location_scale.prior` and `location_scale.estimate`."""
+FAMILY = Family(Gaussian, penalty, sample, prox, _toward, mean, mean_square)
+"""For `priors.base.location_scale` and `priors.base.estimate`."""

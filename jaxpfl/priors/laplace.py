@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
-from jaxpfl.priors import location_scale
-from jaxpfl.priors.base import Examples, Prior
+from jaxpfl.priors.base import Examples, Family, Prior, location_scale
 
 
 class Laplace(NamedTuple):
@@ -40,7 +39,7 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
       b_init: the scale before any estimation.
       floor: the least scale, positive.
     """
-    return location_scale.prior(FAMILY, b_init, floor)
+    return location_scale(FAMILY, b_init, floor)
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
@@ -90,5 +89,5 @@ def _mean_absolute(difference: PyTree) -> Array:
     return jax.tree.reduce(jnp.add, absolute) / optax.tree.size(difference)
 
 
-FAMILY = location_scale.Family(Laplace, penalty, sample, prox, _toward, median, _mean_absolute)
-"""For `location_scale.prior` and `location_scale.estimate`."""
+FAMILY = Family(Laplace, penalty, sample, prox, _toward, median, _mean_absolute)
+"""For `priors.base.location_scale` and `priors.base.estimate`."""

@@ -1,5 +1,5 @@
-"""Similarity of clients: graphs, proximal operators and ADMM that fuse the models of neighbours."""
+"""Similarity of clients: graphs, and ADMM with its proximal operators, which fuses the models of neighbours."""
 
-from jaxpfl.similarity import admm, features, graphs, nearest, proximal
+from jaxpfl.similarity import admm, graphs
 
-__all__ = ["admm", "features", "graphs", "nearest", "proximal"]
+__all__ = ["admm", "graphs"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.similarity import features, graphs
+from jaxpfl.similarity import graphs
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -149,7 +149,7 @@ def test_random_features_approach_the_discrepancies():
     """The error of a mean of 20000 features in [-2, 2] is about 0.01; 0.05 are five of them."""
     x, mask = (jnp.asarray(a) for a in clients())
     key = jax.random.key(0)
-    vectors = jax.vmap(lambda x, mask: features.mean_embedding(key, x, mask, 1.5, 20_000))(x.astype(jnp.float32), mask)
+    vectors = jax.vmap(lambda x, mask: graphs.mean_embedding(key, x, mask, 1.5, 20_000))(x.astype(jnp.float32), mask)
     exact = exact_discrepancies()
     np.testing.assert_allclose(square_distances(vectors), exact, atol=0.05)
     assert exact.max() > 0.5
@@ -157,7 +157,7 @@ def test_random_features_approach_the_discrepancies():
 
 def test_covariances_and_their_distances():
     x, mask = clients()
-    vectors = jax.vmap(features.covariance)(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
+    vectors = jax.vmap(graphs.covariance)(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
     own = [np.cov(a[seen].T, bias=True) for a, seen in zip(x, mask, strict=True)]
     want = [[((a - b) ** 2).sum() for b in own] for a in own]
     np.testing.assert_allclose(square_distances(vectors), want, rtol=1e-4, atol=1e-4)
@@ -168,10 +168,10 @@ def test_clients_of_one_distribution_are_neighbours():
     x = x.astype(jnp.float32)
     apart = jnp.asarray(exact_discrepancies())
     assert pairs(graphs.nearest_neighbours(lambda ids: apart[ids], 6, 1, block=4)) == {(0, 1), (2, 3), (4, 5)}
-    assert (4, 5) in pairs(graphs.nearest_vectors(jax.vmap(features.covariance)(x, mask), 1))
+    assert (4, 5) in pairs(graphs.nearest_vectors(jax.vmap(graphs.covariance)(x, mask), 1))
 
 
 def test_a_client_without_examples_is_zero_not_nan():
     x, mask = jnp.full((3, 2), jnp.nan), jnp.zeros(3, bool)
-    assert not np.asarray(features.covariance(x, mask)).any()
-    assert not np.asarray(features.mean_embedding(jax.random.key(0), x, mask, 1.0, 8)).any()
+    assert not np.asarray(graphs.covariance(x, mask)).any()
+    assert not np.asarray(graphs.mean_embedding(jax.random.key(0), x, mask, 1.0, 8)).any()

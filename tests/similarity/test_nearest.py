@@ -7,7 +7,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl.engine.client_graph import client_graph
-from jaxpfl.similarity import graphs, nearest
+from jaxpfl.similarity import graphs
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -23,11 +23,11 @@ def curved(number: int) -> np.ndarray:
 
 def test_few_vectors_are_compared_exactly():
     points = curved(50)
-    assert pairs(nearest.nearest(points, 3)) == pairs(graphs.nearest_vectors(points, 3))
+    assert pairs(graphs.nearest(points, 3)) == pairs(graphs.nearest_vectors(points, 3))
 
 
 def test_many_clients_without_the_package_are_refused_before_any_work(monkeypatch):
-    monkeypatch.setattr(nearest, "MOST_EXACT", 5)
+    monkeypatch.setattr(graphs, "MOST_EXACT", 5)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     clients = [(np.full((2, 3), np.float32(i)), np.zeros(2, np.int32)) for i in range(6)]
     federation = jaxpfl.stack_clients(clients, test=clients)
@@ -44,10 +44,10 @@ def test_the_approximate_graph_is_nearly_the_exact_one():
     pytest.importorskip("pynndescent")
     few, many = curved(300), curved(3000)
     few[7], few[8] = np.nan, few[9]
-    assert pairs(nearest.approximate(few, 5)) == pairs(graphs.nearest_vectors(few, 5))
-    exact, found = pairs(graphs.nearest_vectors(many, 5)), pairs(nearest.approximate(many, 5))
+    assert pairs(graphs.approximate(few, 5)) == pairs(graphs.nearest_vectors(few, 5))
+    exact, found = pairs(graphs.nearest_vectors(many, 5)), pairs(graphs.approximate(many, 5))
     assert len(exact & found) / len(exact) > 0.995
-    assert pairs(nearest.approximate(many, 5)) == found
-    assert nearest.approximate(few[:1], 5).edges == 0
+    assert pairs(graphs.approximate(many, 5)) == found
+    assert graphs.approximate(few[:1], 5).edges == 0
     with pytest.raises(JaxpflError, match="at least 1, got 300 and 0"):
-        nearest.approximate(few, 0)
+        graphs.approximate(few, 0)
