@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from jaxpfl.studies import probability_priors as priors
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.probability_priors import ProbabilityPrior
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
-from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
+from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Results, Settings, Study, at_least, check_uploads, within
-from jaxpfl.support.console import INK, new_axes, save
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -170,13 +169,6 @@ def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
 
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-PRINTED_GAINS = {
-    "truncnorm:.5,.15": (0.371, 0.039),
-    "uniform": (0.120, 0.016),
-    "spikes": (0.243, 0.028),
-    "beta:4.25,4.25": (0.340, 0.037),
-}
-"""The paper's gains with their spreads; the parameters of its Beta prior are unstated, these reproduce it."""
 
 
 def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
@@ -196,54 +188,17 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
 
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
-    """Plot the gain against eps at the settings, and the gains under the paper's populations with the printed ones."""
+    """Plot the gain against eps at the settings into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_epsilon_plot(folder, given), _priors_plot(folder, given)]
-
-
-def _epsilon_plot(folder: Path, given: BernoulliSettings) -> Path:
     errors = over_epsilon(given)
     local = errors.pop("local")
     best = gain(errors.pop("personalized"), local)
     curves = {"personalized": Curve.level(100 * best.mean, EPSILONS)}
     for name, values in errors.items():
         curves[name] = Curve.measured(EPSILONS, [gain(column, local) for column in values.T], scale=100)
-    return write_gains(
-        folder / "gain-epsilon.png",
-        EPSILONS,
-        curves,
-        xlabel="epsilon of a client's bit",
-        title=f"Private bits, m = {given.clients}, n = {given.samples}, {given.prior}",
-    )
-
-
-def _priors_plot(folder: Path, given: BernoulliSettings) -> Path:
-    """Measured gains with two standard errors, exact ones as strokes, and the printed with their spread."""
-    title = f"Gain by population, m = {given.clients}, n = {given.samples}"
-    figure, axes = new_axes("", "gain over the local estimate, %", title)
-    names = list(dict.fromkeys([*PRINTED_GAINS, given.prior]))
-    for place, name in enumerate(names):
-        own = replace(given, prior=name, epsilon=None)
-        prior, result = own.check(), run(own)
-        local, n = prior.population.local(own.samples), own.samples
-        exact = {"personalized": prior.population.weight(n)}
-        exact["printed"] = prior.population.printed_weight(n)
-        for shift, estimator in ((-0.2, "personalized"), (0.0, "printed")):
-            row = result["gains"][estimator]
-            label = {"personalized": "corrected", "printed": "as printed"}[estimator] if place == 0 else None
-            bar = 200 * (row["stderr"] or 0)
-            axes.errorbar(place + shift, 100 * row["mean"], yerr=bar, fmt="o", color=color(estimator), label=label)
-            mse = theory(own, prior.population, exact[estimator])
-            level = 100 * (1 - mse / float(local))
-            axes.hlines(level, place + shift - 0.08, place + shift + 0.08, color=color(estimator), linewidth=1.5)
-        if name in PRINTED_GAINS:
-            mean, spread = PRINTED_GAINS[name]
-            label = "the paper's figure" if place == 0 else None
-            axes.errorbar(place + 0.2, 100 * mean, yerr=100 * spread, fmt="s", color=INK, capsize=3, label=label)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9)
-    return save(figure, folder, "gain-priors")
+    title = f"Private bits, m = {given.clients}, n = {given.samples}, {given.prior}"
+    path = folder / "gain-epsilon.png"
+    return [write_gains(path, EPSILONS, curves, xlabel="epsilon of a client's bit", title=title)]
 
 
 STUDY = Study(BernoulliSettings, own_or_simulated("bernoulli", simulated), BernoulliOptions)

@@ -17,9 +17,8 @@ from jaxpfl.data import Elections, load_elections
 from jaxpfl.estimators import base, bernoulli, beta_binomial
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.studies.repetitions import measure, repeat
-from jaxpfl.studies.report import Curve, color, estimator_table, write_gains
+from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
-from jaxpfl.support.console import GRID, INK, new_axes, save
 
 PRINTED_GAIN = (0.107, 0.019)
 """The paper's gain, with its spread over six runs."""
@@ -170,34 +169,8 @@ def _shrinkage(train: np.ndarray, test: np.ndarray, estimates: dict[str, np.ndar
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the outcome for each number of wins, and the gain against eps."""
+    """Plot the gain against eps into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_shrinkage_plot(folder, result), _gain_plot(folder, result)]
-
-
-def _shrinkage_plot(folder: Path, result: dict[str, Any]) -> Path:
-    rows, years = result["shrinkage"], result["years"]
-    figure, axes = new_axes(
-        "local estimate: share of the other five elections won by Republicans",
-        "probability of a Republican win",
-        f"Shrinkage of {result['counties']} counties' tendencies, {years[0]} to {years[-1]}",
-    )
-    local = [row["local"] for row in rows]
-    axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.5, zorder=0)
-    axes.annotate("no shrinkage", (0.52, 0.49), color="#999999", fontsize=8, rotation=31)
-    for name, style in (("personalized", "-"), ("printed", "--"), ("beta-binomial", ":")):
-        axes.plot(local, [row[name] for row in rows], style, color=color(name), linewidth=2, label=name)
-    for row in rows:
-        p, n = row["held_out"], row["counties"]
-        axes.errorbar(row["local"], p, yerr=2 * np.sqrt(p * (1 - p) / n), color=INK, capsize=2.5, linewidth=1)
-        axes.annotate(f"{n}", (row["local"], p), textcoords="offset points", xytext=(8, -3), fontsize=8, color=INK)
-    axes.plot(local, [row["held_out"] for row in rows], "o", color=INK, label="held-out election (cases beside)")
-    axes.set(xlim=(-0.03, 1.09), ylim=(-0.03, 1.03))
-    axes.legend(frameon=False, loc="upper left", fontsize=9)
-    return save(figure, folder, "shrinkage")
-
-
-def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
     epsilons = result["settings"]["epsilon"]
     gains = result["gains"]
     curves = {
@@ -207,7 +180,8 @@ def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
     for name in ("personalized", "beta-binomial"):
         curves[name] = Curve.level(100 * gains[name]["mean"], epsilons)
     title = "Held-out error of counties (bars: two standard errors over folds)"
-    return write_gains(folder / "gain-epsilon.png", epsilons, curves, xlabel="epsilon of a county's bit", title=title)
+    path = folder / "gain-epsilon.png"
+    return [write_gains(path, epsilons, curves, xlabel="epsilon of a county's bit", title=title)]
 
 
 def _read(given: ElectionSettings) -> Read:

@@ -140,17 +140,6 @@ def test_mini_batches_are_of_the_client_and_unbiased():
     assert abs(noisy.mean() - full) < 4.5 * noisy.std() / 4000**0.5 + 2e-5  # curvature: 0.02^2 L |noise|^2 / 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": "digits"}, "data set 'digits' has 10 classes, expected 2"),
-        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-        ({"rates": ()}, "rates must be at least one value, got none"),
-        ({"rates": (-1.0,)}, "rates must be > 0 and finite"),
-        ({"l2": 0.0}, "l2 must be > 0 and finite, got 0.0"),
-        ({"compressors": ("tv",)}, "compressor tv needs gamma"),
-    ],
-)
-def test_refusals(change: dict, message: str):
-    with pytest.raises(JaxpflError, match=message):
-        compression.run(replace(SMALL, **change))
+def test_data_of_more_classes_are_refused():
+    with pytest.raises(JaxpflError, match="data set 'digits' has 10 classes, expected 2"):
+        compression.run(replace(SMALL, data="digits"))

@@ -12,7 +12,6 @@ from rich.console import Console
 from jaxpfl.data import PlantedSettings, draw_planted
 from jaxpfl.studies import network
 from jaxpfl.studies.network import METHODS, NetworkSettings
-from jaxpfl.support.errors import JaxpflError
 
 SMALL = NetworkSettings(
     clients=12,
@@ -118,25 +117,6 @@ def test_distinct_models_are_clusters_and_others_are_clustered():
     for labels in (exact, near):
         assert ((labels[:, None] == labels) == (member[:, None] == member)).all()
     assert len(np.unique(network.distinct(np.zeros((7, 2)), 3))) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"clusters": 1}, "clusters must be 2 to the 12 clients, got 1"),
-        ({"clusters": 13}, "clusters must be 2 to the 12 clients, got 13"),
-        ({"samples": 1}, "samples must be at least 2, to train and to validate, got 1"),
-        ({"strengths": ()}, "strengths must be at least one value, got none"),
-        ({"strengths": (0.1, -1.0)}, "strengths must be > 0 and finite, got -1.0"),
-        ({"rate": 0.0}, "rate must be > 0 and finite, got 0.0"),
-        ({"methods": ("fedprox",)}, "unknown method of the study 'fedprox'"),
-        ({"neighbours": 0}, "neighbours must be a whole number of at least 1, got 0"),
-        ({"dim": 0}, "planted:dim must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_refusals(change: dict, message: str):
-    with pytest.raises(JaxpflError, match=message):
-        network.simulated(replace(SMALL, **change))
 
 
 @pytest.mark.slow
