@@ -196,7 +196,7 @@ def _with_parameters(dtype: str) -> Any:
     """The papers' CNN with parameters of this type; its layers compute in the type of their parameters."""
     import jax
 
-    from jaxpfl.models import cnn
+    from jaxpfl.models.images import cnn
 
     model = cnn(10)
 

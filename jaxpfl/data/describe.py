@@ -106,31 +106,41 @@ def summary(
 
 def describe(counts: Summary) -> dict[str, Any]:
     """The summary as JSON-able values: totals, min / median / max over clients, and a table by client."""
-    return {
+    shape = counts.input_shape
+    described: dict[str, Any] = {
         "clients": len(counts.client_ids),
-        "input_shape": _jsonable(counts.input_shape),
-        **({"classes": counts.class_counts.shape[1]} if counts.has_classes else {}),
-        **({} if counts.labels is None else {"labels": _of_labels(counts)}),
+        "input_shape": {name: list(own) for name, own in shape.items()} if isinstance(shape, dict) else list(shape),
         "examples": {s: int(sizes.sum()) for s, sizes in counts.sizes.items()},
-        **({} if counts.unused is None else {"unused_examples": counts.unused}),
         "examples_per_client": {s: _spread(sizes) for s, sizes in counts.sizes.items()},
-        **({} if counts.tokens is None else _of_tokens(counts.tokens)),
         "capacity": dict(counts.capacities),
-        **(
-            {"classes_per_client": _spread(counts.classes_held), "clients_per_class": counts.holders.tolist()}
-            if counts.has_classes
-            else {}
-        ),
-        **({} if counts.clusters is None else {"clusters": _clusters(counts)}),
-        "per_client": [
-            {
-                "client_id": int(client),
-                **{s: int(sizes[i]) for s, sizes in counts.sizes.items()},
-                **_labels_of(counts, i),
-            }
-            for i, client in enumerate(counts.client_ids)
-        ],
     }
+    if counts.unused is not None:
+        described["unused_examples"] = counts.unused
+    if counts.clusters is not None:
+        number = counts.clusters.max() + 1
+        described["clusters"] = [counts.client_ids[counts.clusters == c].tolist() for c in range(number)]
+    own: list[dict[str, Any]]
+    if counts.tokens is not None:
+        described["tokens"] = {s: int(number.sum()) for s, number in counts.tokens.items()}
+        described["tokens_per_client"] = {s: _spread(number) for s, number in counts.tokens.items()}
+        rows = zip(*counts.tokens.values(), strict=True)
+        own = [{"tokens": dict(zip(counts.tokens, map(int, row), strict=True))} for row in rows]
+    elif counts.labels is not None:
+        mean, std = counts.labels.T
+        total = float(np.average(mean, weights=counts.sizes["train"]))
+        spread = float(np.sqrt(np.average(std**2 + (mean - total) ** 2, weights=counts.sizes["train"])))
+        described["labels"] = {"mean": total, "std": spread}
+        own = [{"label_mean": a, "label_std": b} for a, b in counts.labels.tolist()]
+    else:
+        described["classes"] = counts.class_counts.shape[1]
+        described["classes_per_client"] = _spread(counts.classes_held)
+        described["clients_per_class"] = counts.holders.tolist()
+        own = [{"class_counts": row} for row in counts.class_counts.tolist()]
+    described["per_client"] = [
+        {"client_id": int(client), **{s: int(sizes[i]) for s, sizes in counts.sizes.items()}, **own[i]}
+        for i, client in enumerate(counts.client_ids)
+    ]
+    return described
 
 
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
@@ -144,7 +154,8 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     if has_tokens:
         kind = f"{sum(described['tokens'].values())} tokens with a label"
     else:
-        kind = f"{described['classes']} classes" if has_classes else _label_words(**described["labels"])
+        of = described.get("labels", {})
+        kind = f"{described['classes']} classes" if has_classes else f"labels {of['mean']:.4g} ± {of['std']:.4g}"
     lines = [f"{described['clients']} clients, {kind}, inputs {shape}"]
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
@@ -202,33 +213,6 @@ def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarr
     return np.stack([mean, np.sqrt(squares / entries)], axis=1)
 
 
-def _of_tokens(tokens: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Totals of labelled tokens, and their spread over clients, by split."""
-    totals = {s: int(own.sum()) for s, own in tokens.items()}
-    return {"tokens": totals, "tokens_per_client": {s: _spread(own) for s, own in tokens.items()}}
-
-
-def _labels_of(counts: Summary, i: int) -> dict[str, Any]:
-    """Words on client i's labels."""
-    if counts.tokens is not None:
-        return {"tokens": {s: int(own[i]) for s, own in counts.tokens.items()}}
-    if counts.labels is not None:
-        return {"label_mean": float(counts.labels[i, 0]), "label_std": float(counts.labels[i, 1])}
-    return {"class_counts": counts.class_counts[i].tolist()}
-
-
-def _of_labels(counts: Summary) -> dict[str, float]:
-    """Mean and deviation of all training labels."""
-    assert counts.labels is not None
-    sizes, (mean, std) = counts.sizes["train"], counts.labels.T
-    total = float(np.average(mean, weights=sizes))
-    return {"mean": total, "std": float(np.sqrt(np.average(std**2 + (mean - total) ** 2, weights=sizes)))}
-
-
-def _label_words(mean: float, std: float) -> str:
-    return f"labels {mean:.4g} ± {std:.4g}"
-
-
 def _shapes(x: Any) -> Any:
     """Shape of one input: a tuple, or a dictionary of tuples by the arrays' names."""
     paths = jax.tree_util.tree_flatten_with_path(x)[0]
@@ -237,18 +221,8 @@ def _shapes(x: Any) -> Any:
     return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[1:]) for path, leaf in paths}
 
 
-def _clusters(counts: Summary) -> list[list[int]]:
-    """Client ids of each cluster."""
-    assert counts.clusters is not None
-    return [counts.client_ids[counts.clusters == c].tolist() for c in range(counts.clusters.max() + 1)]
-
-
 def _listed(ids: list[int], most: int) -> str:
     return " ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
-
-
-def _jsonable(shape: Any) -> Any:
-    return {name: list(own) for name, own in shape.items()} if isinstance(shape, dict) else list(shape)
 
 
 def _shape_text(shape: Any) -> str:

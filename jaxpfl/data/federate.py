@@ -15,7 +15,7 @@ from jaxpfl.core.types import Federation
 from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
-from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
+from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
 from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
 from jaxpfl.data.stack import Dealt, alike, chosen, listed, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
@@ -130,7 +130,7 @@ def federate(given: _Federate) -> Federation:
     """
     source, clients, split_seed, drop_empty = given.source, given.clients, given.split_seed, given.drop_empty
     test_share, validation_share = given.test_share, given.validation_share
-    dealer = partitioner(given.partition, given.options)
+    check_options(given.partition, given.options)
     _check_source(source)
     if given.standardize:
         check_standardizable(source)
@@ -152,7 +152,7 @@ def federate(given: _Federate) -> Federation:
             f"{'several each' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
-    dealt = dealer.assign(source if classes else _of_one_class(source), clients, rng)
+    dealt = assign(given.partition, source if classes else _of_one_class(source), clients, given.options, rng)
     train, test = dealt.train, dealt.test
     if given.partition == "natural" and source.users_test is not None:
         _warn_of_unseen(source, split=test is None and test_share > 0.0)
@@ -163,7 +163,7 @@ def federate(given: _Federate) -> Federation:
     assert y_test is not None
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
     kept = np.arange(len(train))
-    if dealer.needs_test and test_share > 0.0:
+    if given.partition == "natural" and test_share > 0.0:
         kept = _with_test(train, test, drop_empty)
 
     x_train, x_test = alike(source.x_train, x_test, source.name)

@@ -81,7 +81,7 @@ def save_federation(
     splits = {name: getattr(federation, name) for name in _SPLITS}
     for data in splits.values():
         data.check()
-    structures = {name: _numbered(data.examples.x, []) for name, data in splits.items()}
+        _check_structure(data.examples.x)
     said = _about(federation, source)
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def save_federation(
         with partial(folder) as place:
             place.mkdir()
             ids = _write(place / "client_ids.npy", np.asarray(federation.client_ids))
-            entries = {name: _write_split(place, name, data, structures[name]) for name, data in splits.items()}
+            entries = {name: _write_split(place, name, data) for name, data in splits.items()}
             manifest = {"format": FORMAT, **said, "split": dict(split or {}), "client_ids": ids, "splits": entries}
             files.write_json(place / MANIFEST, manifest)
 
@@ -191,38 +191,29 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
 
 def _bytes(data: ClientData) -> int:
     """Bytes of a split's files."""
-    leaves: list[Any] = [data.examples.y]
-    _numbered(data.examples.x, leaves)
     examples = int(np.asarray(data.size).sum(dtype=np.int64))
-    return sum(examples * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)
+    return sum(
+        examples * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tuple(data.examples))
+    )
 
 
-def _numbered(x: Any, leaves: list[Any]) -> Any:
-    """The structure of inputs: the number of an array, or a dictionary of such; the arrays are appended to a list."""
+def _check_structure(x: Any) -> None:
+    """Refuse inputs other than arrays, and dictionaries of them by text."""
     if isinstance(x, Mapping) and all(isinstance(name, str) for name in x):
-        return {name: _numbered(x[name], leaves) for name in sorted(x)}
-    if not hasattr(x, "shape"):
+        for own in x.values():
+            _check_structure(own)
+    elif not hasattr(x, "shape"):
         raise JaxpflError(f"inputs must be arrays or dictionaries of arrays to be saved, got {type(x).__name__}")
-    leaves.append(x)
-    return len(leaves) - 1
 
 
-def _rebuilt(structure: Any, leaves: list[Any]) -> Any:
-    if isinstance(structure, dict):
-        return {name: _rebuilt(own, leaves) for name, own in structure.items()}
-    return leaves[structure]
-
-
-def _write_split(folder: Path, name: str, data: ClientData, structure: Any) -> dict[str, Any]:
-    leaves: list[Any] = []
-    _numbered(data.examples.x, leaves)
-    size = np.asarray(data.size)
+def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:
+    leaves, structure = jax.tree.flatten(data.examples.x)
     return {
         "capacity": data.capacity,
         "chunk": data.chunk,
-        "size": _write(folder / f"{name}-size.npy", size),
+        "size": _write(folder / f"{name}-size.npy", np.asarray(data.size)),
         "y": _write(folder / f"{name}-y.npy", data.examples.y, data),
-        "structure": structure,
+        "structure": jax.tree.unflatten(structure, range(len(leaves))),
         "x": [_write(folder / f"{name}-x-{i}.npy", leaf, data) for i, leaf in enumerate(leaves)],
     }
 
@@ -278,7 +269,8 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
 
     def split(name: str, entry: dict[str, Any], clients: int) -> ClientData:
         size, y = opened(f"{name}-size", entry["size"], into_memory=True), opened(f"{name}-y", entry["y"])
-        x = _rebuilt(entry["structure"], [opened(f"{name}-x-{i}", leaf) for i, leaf in enumerate(entry["x"])])
+        leaves = [opened(f"{name}-x-{i}", leaf) for i, leaf in enumerate(entry["x"])]
+        x = jax.tree.map(lambda place: leaves[place], entry["structure"])
         examples = Examples(x, y)
         lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
         if size.shape != (clients,) or lengths != {int(size.sum(dtype=np.int64))}:

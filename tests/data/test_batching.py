@@ -16,7 +16,6 @@ from jaxpfl.core.types import ClientData
 from jaxpfl.data import draw_batches, plan_batches, take
 from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, Batching, Draw, Sizes, _cursor
 from jaxpfl.data.orders import order_at
-from jaxpfl.support.errors import JaxpflError
 
 KEY = jax.random.key(11)
 DRAWS = get_args(Draw)
@@ -297,21 +296,3 @@ def test_draws_are_the_same_with_64_bit_numbers_and_strict_ranks() -> None:
         for a, b in zip(plain, wide, strict=True):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([5], 0, 3), "local steps must be at least 1, got 0"),
-        (([5], 1, 0), "batch size must be at least 1, got 0"),
-        (([5], 1, 3, "epochs"), "unknown draw 'epochs': did you mean 'epoch'"),
-        (([0, 0], 1, 3), "no client has a training example"),
-        (([], 1, 3), "no client has a training example"),
-        (([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
-        (([10**6], 10**4, 10**6), "too many for one round"),
-    ],
-)
-def test_bad_plans(arguments: tuple, message: str) -> None:
-    sizes, *rest = arguments
-    with pytest.raises(JaxpflError, match=message):
-        plan_batches(np.array(sizes), *rest)

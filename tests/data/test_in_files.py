@@ -73,61 +73,6 @@ def test_leafs_numbers(tmp_path: Path, standardize: bool) -> None:
         assert_same(a, b)
 
 
-SONG = 'To be, or not to be, that is the "question": Whether \'tis nobler in the mind\n to suffer The [slings] {and'
-WORDS = [["<BOS>", "the", "cat"], ["sat", "on", "<PAD>"]]
-
-
-def test_leafs_texts(tmp_path: Path) -> None:
-    song = SONG.replace("{", "")  # which is not in LEAF's alphabet
-    texts = [song[i : i + 20] for i in range(9)]
-    leaf_file(tmp_path / "song/train/a.json", {'b\\"{': (texts, list(song[20:29])), "a": (texts[:2], list("ab"))})
-    both("leaf:song", tmp_path)
-    label = {"target_tokens": [["the", "cat", "sat"], ["on", "mat", "<PAD>"]]}
-    leaf_file(tmp_path / "talk/train/a.json", {"b": ([WORDS], [label]), "a": ([WORDS] * 2, [label] * 2)})
-    leaf_file(tmp_path / "talk/test/a.json", {"a": ([WORDS], [label])})
-    both("leaf:talk", tmp_path)
-
-
-GOOD = '"user_data": {"a": {"x": [[1.5, 2]], "y": [0]}, "b": {"x": [[1, 2.5]], "y": [1]}}'
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[1]",
-        "3",
-        "[" * 100_000,
-        "{" + GOOD,
-        "{" + GOOD + "} x",
-        "{" + GOOD + ", }",
-        "{" + GOOD + ", 3: 4}",
-        '{"user_data": 3}',
-        "{" + GOOD.replace('"b"', '"a"') + "}",
-        "{" + GOOD.replace("]]", "]}") + "}",
-        "{" + GOOD + ', "users": ["a", "c"]}',
-        "{" + GOOD.replace("2.5", "NaN") + "}",
-        "{" + GOOD.replace("[1]}", "[1, 2]}") + "}",
-        "{" + GOOD.replace("[1, 2.5]", "[1, 2.5, 3]") + "}",
-        "{" + GOOD.replace("[[1.5, 2]]", "[[1.5, 2, 3]]") + "}",
-        "{" + GOOD.replace("[1]}", "[-1]}") + "}",
-        "{" + GOOD.replace("[1]}", "[1.5]}") + "}",
-        "{" + GOOD.replace("2.5", '"\\ud8"') + "}",
-    ],
-)
-def test_damaged_leaf_files_say_the_same(tmp_path: Path, content: str) -> None:
-    (tmp_path / "own/train").mkdir(parents=True)
-    (tmp_path / "own/train/a.json").write_text(content)
-    said = []
-    for in_files in (False, True):
-        with pytest.raises(JaxpflError) as error:
-            load("leaf:own", str(tmp_path), in_files=in_files)
-        said.append(str(error.value))
-        assert "\n" not in said[-1]
-    assert said[0] == said[1]
-
-
 def archive(path: Path, **arrays: Any) -> None:
     np.savez_compressed(path, **arrays)
 

@@ -271,74 +271,6 @@ def test_reddit_with_a_label_at_each_position(tmp_path: Path) -> None:
     assert words[source.y_test].tolist() == [["the", "-", "sat", "<EOS>", "-"]]  # "dog" is unknown: no label
 
 
-def test_images_have_no_label_at_each_position(tmp_path: Path) -> None:
-    write(tmp_path / "femnist" / "train" / "a.json", writers())
-    with pytest.raises(JaxpflError, match="train: holds images, and the task next-token is of text or sequences"):
-        load("femnist", str(tmp_path), task="next-token")
-
-
-def one(x: Any, y: Any) -> dict:
-    return {"good": ([[0.5, 1.0]], [1]), "bad": (x, y)}
-
-
-@pytest.mark.parametrize(
-    ("users", "message"),
-    [
-        (one([[0.5, 1.0]], [1, 2]), "user 'bad': 1 inputs but 2 labels"),
-        (one([[0.5, 1.0], [0.5]], [1, 2]), "user 'bad': inputs must be numbers, as many in each"),
-        (
-            one([[0.5, 1.0, 2.0]], [1]),
-            r"one input is \(3,\) of float64, others are \(2,\)|others are \(3,\) of float64",
-        ),
-        (one([[0.5, float("nan")]], [1]), "user 'bad': example 0 holds a NaN"),
-        (one([[0.5, 1.0]], [1.5]), "user 'bad': labels must be integers >= 0"),
-        (one([[0.5, 1.0]], [-1]), "user 'bad': labels must be integers >= 0"),
-        (one(["text"], ["t"]), "inputs must be numbers|inputs such as|needs strings"),
-        (one([["words"]], [1]), "user 'bad'|inputs such as"),
-        (one("no list", [1]), "user 'bad': needs lists 'x' and 'y'"),
-        ({"a": ([], [])}, "no user has an example"),
-        ({"a": ([{"image": "1.png"}], [1])}, "inputs such as .* are neither numbers"),
-        ({"a": (["ab", "abc"], ["c", "d"])}, "user 'a': strings of 2 to 3 characters"),
-        ({"a": (["ab", "a~"], ["c", "d"])}, "the character '~' is not in LEAF's alphabet of 80"),
-        ({"a": (["ab"], ["é"])}, "the character 'é' is not in LEAF's alphabet of 80"),
-        ({"a": ([[["w"]]], [{"target_tokens": [["w", "v"]]}])}, "target_tokens and count_tokens must be shaped alike"),
-        ({"a": ([[["w"]], "w"], [{"target_tokens": [["w"]]}] * 2)}, "must be a list of sequences"),
-        ({"a": ([[["w"], "v"]], [{"target_tokens": [["w"], "v"]}])}, "must be shaped alike"),
-        ({"a": ([[[1, 2]]], [{"target_tokens": [[2, -3]]}])}, r"tokens must be integers in 0 .. 2"),
-    ],
-)
-def test_bad_users(tmp_path: Path, users: dict, message: str) -> None:
-    write(tmp_path / "own" / "train" / "a.json", users)
-    with pytest.raises(JaxpflError, match=message) as error:
-        load("leaf:own", str(tmp_path))
-    assert "\n" not in str(error.value)
-    assert str(tmp_path / "own" / "train") in str(error.value)
-
-
-def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(JaxpflError, match=r"data set 'femnist': no LEAF files \(\*.json\) in"):
-        load("femnist", str(tmp_path))
-    file = tmp_path / "femnist" / "train" / "a.json"
-    write(file, writers())
-    content = file.read_text()
-    for broken, message in [
-        (content[: len(content) // 2], "a.json: no JSON, or truncated"),
-        ("[1]", "no 'user_data' in it: not a LEAF file"),
-        ("[" * 100_000, "no JSON, or truncated"),
-        ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [[1]], "y": [1]}}}', "'a' stands twice in one object"),
-        (content.replace('["f0003_41"', '["f0004_41"'), "user 'f0004_41' is listed but has no data"),
-        (content.replace('["f0003_41", ', "["), "user 'f0003_41' has data but is not listed in 'users': add it there"),
-    ]:
-        file.write_text(broken)
-        with pytest.raises(JaxpflError, match=message) as error:
-            load("femnist", str(tmp_path))
-        assert "\n" not in str(error.value)
-    file.write_text(content)
-    write(file.with_name("b.json"), writers({"f0003_41": 2}))
-    with pytest.raises(JaxpflError, match=r"user 'f0003_41' is in .*a.json and in .*b.json: files of an earlier"):
-        load("femnist", str(tmp_path))
-
-
 def test_a_folder_of_another_kind_and_labels_beyond_the_classes(tmp_path: Path) -> None:
     write(tmp_path / "femnist" / "train" / "a.json", speakers())
     with pytest.raises(JaxpflError, match="holds text, but 'femnist' is images"):
@@ -350,36 +282,6 @@ def test_a_folder_of_another_kind_and_labels_beyond_the_classes(tmp_path: Path) 
     write(tmp_path / "femnist" / "test" / "a.json", {"a": ([[0.5] * 9], [61])})
     with pytest.raises(JaxpflError, match=r"test inputs are \(9,\) but training inputs \(784,\)"):
         load("femnist", str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        ([[1.0], [2.0]], [[1], [2]], "labels must be integers"),
-        ([[1.0], [2.0]], [[1], [2, 3]], "labels must be integers"),
-        ([[1.0], [2.0]], [0, {}], "labels must be integers"),
-        ([[1.0], [2.0]], [0, 2**32], "labels must be integers"),
-        ([[1.0], [2.0]], [0, 10**30], "labels must be integers"),
-        ([[1], [2**32]], [0, 1], "inputs must be numbers, .*more than 32 bits"),
-        ([[1.0], [10**400]], [0, 1], "inputs must be numbers"),
-        ([[1.0], [1e300]], [0, 1], "NaN or infinite"),
-        ([[1.0], []], [0, 1], "inputs must be numbers"),
-        ([[1.0], [2.0]], {"a": 1}, "needs lists 'x' and 'y'"),
-        (["", ""], ["a", "b"], "strings of 0 to 0 characters"),
-        ([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}], "count_tokens must be numbers"),
-        ([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": 3}], "shaped alike"),
-        ([[["a"], ["b", "c"]]], [{"target_tokens": [["b"], ["c"]]}], "shaped alike"),
-        ([[[3]]], [{"target_tokens": [[2**40]]}], "tokens must be integers in 0 .. 3"),
-        ([[[2**40]]], [{"target_tokens": [[1]]}], "tokens must be integers in 0 .."),
-    ],
-)
-def test_odd_users(tmp_path: Path, x: list, y: Any, message: str) -> None:
-    folder = tmp_path / "own" / "train"
-    folder.mkdir(parents=True)
-    (folder / "a.json").write_text(json.dumps({"users": ["u"], "user_data": {"u": {"x": x, "y": y}}}))
-    with pytest.raises(JaxpflError, match=message) as error:
-        load("leaf:own", str(tmp_path))
-    assert "\n" not in str(error.value)
 
 
 def test_one_long_sequence_does_not_make_all_windows_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import real, source_of
+from data_files import real
 
-from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
+from jaxpfl.data import available, describe, federate, format_description, load, summary, unseen
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
@@ -161,91 +161,6 @@ def test_labels_that_are_numbers_or_several_keep_their_values_and_clients(
         start, size = (int(of[client]) for of in (federation.train.start, federation.train.size))
         found = federation.train.examples.y[start : start + size]
         np.testing.assert_array_equal(sorted(found.tolist()), sorted(labels[writer == WRITERS].astype(dtype).tolist()))
-
-
-BASE = {"x_train": X, "y_train": Y}
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"x_train": X}, r"no array 'y_train' \(it holds x_train\)"),
-        ({"a\nb": X}, r"no array 'x_train' \(it holds 'a\\nb'\)"),
-        ({"a" * 200: X}, r"it holds 'a{99} ...\)"),
-        ({}, "no array 'x_train'"),
-        (BASE | {"x_test": X}, "x_test and y_test must both be there"),
-        (
-            BASE | {"y_train": Y[:3]},
-            r"x_train must be numbers \[N, ...\] and y_train \[N\] or \[N, d\], got \(6, 4, 4\) of uint8",
-        ),
-        (BASE | {"y_train": np.where(Y[2] == Y, np.inf, 0.5)}, r"y_train: the label of example \d is inf"),
-        (BASE | {"y_train": Y + 0.5, "x_test": X, "y_test": Y}, r"y_test is \(\) of int32, y_train \(\) of float32"),
-        (BASE | {"y_train": X + 0.5}, "x_train must be numbers"),
-        (BASE | {"y_train": Y - 1}, "y_train must be integers >= 0"),
-        (BASE | {"x_train": np.full((6, 2), np.nan)}, "x_train: example 0 holds a NaN"),
-        (BASE | {"x_train": np.full((6, 2), "a")}, "x_train must be numbers"),
-        (BASE | {"x_test": X[:, :2], "y_test": Y}, r"x_test is \(2, 4\) of uint8, x_train \(4, 4\) of uint8"),
-        (BASE | {"users_train": Y[:2]}, "users_train must name a user for each of 6 examples"),
-        (BASE | {"users_train": Y, "x_test": X, "y_test": Y}, "users_test must name a user"),
-        (BASE | {"x_train": np.array([{}] * 6, dtype=object)}, "no .npz archive of plain arrays"),
-        (BASE | {"y_train": Y.astype("m8[s]")}, "y_train must be integers >= 0, got timedelta64"),
-        (
-            {"x_train": np.full((6, 3), 2**31), "y_train": Y, "vocabulary": np.array(9)},
-            "x_train must be integers >= -2147483648 and at most 2147483647",
-        ),
-        (BASE | {"x_train": X.astype("m8[s]")}, "x_train must be numbers .* timedelta64"),
-        (BASE | {"x_train": X + 1j}, "x_train must be numbers .* complex128"),
-        (BASE | {"x_train": X[:, :0]}, "x_train must be numbers"),
-        (BASE | {"x_train": X * 1e300}, "x_train: example 0 holds a NaN or infinite"),
-        (BASE | {"users_train": Y + 0.5}, "users_train must name a user for each of 6 examples, by numbers or text"),
-    ],
-)
-def test_bad_arrays(tmp_path: Path, arrays: dict, message: str) -> None:
-    save(tmp_path / "a.npz", **arrays)
-    with pytest.raises(JaxpflError, match=message) as error:
-        load("npz:a.npz", str(tmp_path))
-    assert str(tmp_path / "a.npz") in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_damaged_archives(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    with pytest.raises(JaxpflError, match="no such file"):
-        load("npz:a.npz", str(tmp_path))
-    save(path, **BASE)
-    content = path.read_bytes()
-    middle = bytearray(content)
-    middle[len(content) // 4] ^= 255
-    for damaged in (content[: len(content) // 2], b"", b"no archive", bytes(middle)):
-        path.write_bytes(damaged)
-        with pytest.raises(JaxpflError, match=r"damaged, or no .npz archive") as error:
-            load("npz:a.npz", str(tmp_path))
-        assert "\n" not in str(error.value)
-    with path.open("wb") as file:
-        np.save(file, X)
-    with pytest.raises(JaxpflError, match=r"a single array, not an .npz archive"):
-        load("npz:a.npz", str(tmp_path))
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(JaxpflError, match="no array 'x_train'"):
-        load("npz:a.npz", str(tmp_path))
-
-
-def test_pooled_and_unseen() -> None:
-    users = np.repeat(np.arange(4), 3)
-    source = source_of(users % 2, users % 2, users=users, users_test=users + 4)
-    others = unseen(source)
-    np.testing.assert_array_equal(others.users_train, users + 4)
-    assert (others.x_test, others.users_test) == (None, None)
-    assert federate(others, partition="natural").num_clients == 4
-    together = pooled(source)
-    assert together.users_train is not None
-    assert (len(together.y_train), together.x_test, len(np.unique(together.users_train))) == (24, None, 8)
-    assert pooled(together) is together
-    with pytest.raises(JaxpflError, match="test users also have training examples"):
-        unseen(source_of(users, users, users=users, users_test=users))
-    with pytest.raises(JaxpflError, match="has no users"):
-        unseen(source_of(users, users))
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from jaxpfl.data.partition.skew import (
     lognormal_by_class,
     lognormal_sizes,
 )
-from jaxpfl.support.errors import JaxpflError
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -162,36 +161,6 @@ def test_lognormal_sizes_have_their_spread() -> None:
     sizes = lognormal_sizes(103, 10, 0.0, np.random.default_rng(0))
     assert sorted(sizes.tolist()) == [10] * 7 + [11] * 3
     assert lognormal_sizes(12, 10, 5.0, np.random.default_rng(0)).min() == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"partition": "dirichlet"}, "the partition 'dirichlet' needs alpha"),
-        ({"partition": "dirichlet-class"}, "the partition 'dirichlet-class' needs alpha"),
-        ({"partition": "lognormal"}, "the partition 'lognormal' needs sigma"),
-        ({"partition": "dirichlet", "alpha": 0.0}, "alpha must be > 0 and finite, got 0.0"),
-        ({"partition": "dirichlet", "alpha": float("nan")}, "alpha must be > 0 and finite, got nan"),
-        ({"partition": "lognormal", "sigma": -1.0}, "sigma must be >= 0 and finite, got -1.0"),
-        ({"partition": "dirichlet", "alpha": 1.0, "clients": 61}, "61 clients are more than the 60 examples"),
-        ({"partition": "lognormal", "sigma": 1.0, "clients": 61}, "61 clients are more than the 60 examples"),
-        ({"partition": "dirichlet-class", "alpha": 1.0, "clients": 7}, "must be 0 to 8 for 7 clients .*got 10"),
-        ({"partition": "dirichlet-class", "alpha": 1e-3, "clients": 5, "min_examples": 12}, "none of 1000 Dirichlet"),
-        ({"partition": "dirichlet", "alpha": 1.0, "clients": None}, "the number of clients must be given"),
-        ({"partition": "dirichlet", "alpha": 1.0, "sigma": 1.0}, "'dirichlet' takes alpha, not sigma"),
-        ({"partition": "dirichlet-class", "sigma": 1.0}, "takes alpha and min examples, not sigma"),
-        ({"partition": "classes", "classes_per_client": 2, "min_examples": 3}, "takes min examples only with sigma"),
-        ({"partition": "classes", "classes_per_client": 2, "sigma": -1.0}, "sigma must be >= 0 and finite, got -1.0"),
-        ({"partition": "classes", "classes_per_client": 2, "sigma": 1.0, "min_examples": 30}, "too few for . clients"),
-        ({"partition": "iid", "classes_per_client": 2}, "'iid' takes no option, not classes per client"),
-        ({"partition": "dirchlet", "alpha": 1.0}, "did you mean 'dirichlet'"),
-    ],
-)
-def test_bad_options(options: dict, message: str) -> None:
-    source = source_of(np.arange(60) % 3)
-    with pytest.raises(JaxpflError, match=message) as error:
-        federate(source, **{"clients": 4, **options})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

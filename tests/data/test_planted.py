@@ -20,7 +20,6 @@ from jaxpfl.data import (
     true_clusters,
 )
 from jaxpfl.data.sources import planted
-from jaxpfl.data.sources.planted import parse
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.support.errors import JaxpflError
 
@@ -63,21 +62,6 @@ def test_the_description_shows_the_clusters() -> None:
     first = " ".join(map(str, described["clusters"][0][:4]))
     assert lines[start + 1] == f"0       {first} and 6 more"
     assert "clusters" not in describe(summary(federation, 5))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "the partition 'clusters' needs the number of clusters"),
-        ({"clusters": 0}, r"clusters must be 1 to 6 \(the 6 clients\), got 0"),
-        ({"clusters": 7}, r"clusters must be 1 to 6 \(the 6 clients\), got 7"),
-        ({"clusters": 2, "clients": None}, "the number of clients must be given"),
-        ({"clusters": 2, "alpha": 1.0}, "the partition 'clusters' takes clusters, not alpha"),
-    ],
-)
-def test_refusals_of_the_partition(options: dict, message: str) -> None:
-    with pytest.raises(JaxpflError, match=message):
-        federate(source_of(LABELS), partition="clusters", **{"clients": 6, **options})
 
 
 def test_two_classes_have_two_permutations() -> None:
@@ -124,25 +108,6 @@ def test_the_inputs_are_normal_and_a_name_is_a_population() -> None:
     np.testing.assert_allclose(np.cov(source.x_train.T), np.eye(3), atol=5 * (2 / 5000) ** 0.5)
     assert load("planted").num_classes == 2
     assert federate(source, partition="natural").num_clients == 10
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("cluster=2", "unknown setting of planted 'cluster': did you mean 'clusters'"),
-        ("clusters=2.5", "planted:clusters must be an int, got '2.5'"),
-        ("strength=big", "planted:strength must be a float, got 'big'"),
-        ("clusters=2,clusters=3", "a data set is NAME or NAME:argument=value,argument=value, each once"),
-        ("clusters", "a data set is NAME or NAME:argument=value,argument=value, each once"),
-        ("clients=3", "planted:clusters must be at most the 3 clients, got 5"),
-        ("dim=0", "planted:dim must be a whole number of at least 1, got 0"),
-        ("strength=inf", "planted:strength must be at least 0 and finite, got inf"),
-        ("seed=-1", "planted:seed must be a whole number of at least 0, got -1"),
-    ],
-)
-def test_refusals_of_the_settings(text: str, message: str) -> None:
-    with pytest.raises(JaxpflError, match=message):
-        draw_planted(parse(f"planted:{text}"))
 
 
 @pytest.mark.parametrize(

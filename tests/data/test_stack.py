@@ -56,55 +56,6 @@ def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
     assert stack_clients(tokens + clients()).train.x.dtype == np.float32
 
 
-def broken(x: object = None, y: object = None) -> list:
-    own = clients()
-    own[1] = (own[1][0] if x is None else x, own[1][1] if y is None else y)
-    return own
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ([], "zero clients"),
-        (broken(x=np.ones((5, 3))), r"client 1, train: one input has shape \(3,\).*\(2,\)"),
-        (broken(x=np.ones((4, 2))), "client 1, train: 4 inputs but 5 labels"),
-        (broken(y=np.full(5, True)), "client 1, train: labels must be integers >= 0, got bool: .* a regression floats"),
-        (broken(y=np.array([0.5, 1, 2, np.nan, 3])), "client 1, train: the label of example 3 is nan"),
-        (broken(y=np.array([0.5, 1e300, 2, 3, 4])), "client 1, train: the label of example 1 is inf"),
-        (broken(y=np.array([0, 1, -2, 0, 1])), "client 1, train: labels must be integers .*got -2"),
-        (broken(y=np.full(5, 2**31)), "client 1, train: labels must be integers .*got 2147483648"),
-        (broken(y=np.zeros((5, 1), int)), r"client 1, train: one label has shape \(1,\).*have \(\)"),
-        (broken(y=np.zeros((5, 1, 1), int)), r"client 1, train: .*got shapes \(5, 2\), \(5, 1, 1\)"),
-        (
-            broken(x=np.where(np.arange(10).reshape(5, 2) == 7, np.nan, 1.0)),
-            "client 1, train: example 3 holds a NaN",
-        ),
-        (
-            broken(x=np.where(np.arange(10).reshape(5, 2) == 0, np.inf, 1.0)),
-            "client 1, train: example 0 holds a NaN",
-        ),
-        (broken(x=np.full((5, 2), "a")), "client 1, train: inputs must be real numbers"),
-        (broken(x=[[1.0], [1.0, 2.0]]), "client 1, train: not an array"),
-        (clients((3, 0, 2, 0)), r"2 of 4 clients have no training data \(client 1, 3\): .*--drop-empty"),
-    ],
-)
-def test_bad_arrays_name_the_client(train: list, message: str) -> None:
-    with pytest.raises(JaxpflError, match=message) as error:
-        stack_clients(train)
-    assert "\n" not in str(error.value)
-
-
-def test_errors_use_the_clients_own_ids_and_the_split() -> None:
-    test = broken(x=np.full((5, 2), np.nan))
-    with pytest.raises(JaxpflError, match="client 40, test: example 0"):
-        stack_clients(clients(), test=test, client_ids=[7, 40, 2])
-    with pytest.raises(JaxpflError, match="2 clients have test data but 3 have training data"):
-        stack_clients(clients(), test=test[:2])
-    for ids in ([0, 0, 1], [0, 1], [-1, 0, 1], [0.5, 1.0, 2.0]):
-        with pytest.raises(JaxpflError, match="client_ids"):
-            stack_clients(clients(), client_ids=np.array(ids))
-
-
 def test_dropping_empty_clients_keeps_the_ids_of_the_others() -> None:
     sizes = (3, 0, 2, 0)
     with pytest.warns(JaxpflWarning, match=r"left out 2 of 4 clients, .*\(client 1, 3\)"):
@@ -115,11 +66,6 @@ def test_dropping_empty_clients_keeps_the_ids_of_the_others() -> None:
     np.testing.assert_array_equal(federation.train.x[1, :2], np.full((2, 2), 3.0))
     with pytest.raises(JaxpflError, match="none of the 2 clients has training data"):
         stack_clients([([], []), ([], [])], drop_empty=True)  # type: ignore[list-item]
-
-
-def test_many_empty_clients_are_listed_in_one_line() -> None:
-    with pytest.raises(JaxpflError, match="and 20 more"):
-        stack_clients(clients((1,) + (0,) * 30))
 
 
 def test_pad_and_permute() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, JaxpflWarning, data
+from jaxpfl import JaxpflWarning, data
 from jaxpfl.data import Source, scaled, scaling_of, single
 
 
@@ -51,12 +51,6 @@ def test_trees_of_inputs_and_many_blocks(monkeypatch):
         real = got.train.x[name][got.train.mask]
         np.testing.assert_allclose(real.mean(axis=0), 0, atol=1e-6)
         np.testing.assert_allclose(real.std(axis=0), 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("inputs", ["pixels", "tokens"])
-def test_what_are_no_features_is_refused(inputs):
-    with pytest.raises(JaxpflError, match=f"standardize is for features: own holds {inputs}"):
-        jaxpfl.federate(source(inputs=inputs), partition="iid", clients=3, standardize=True)
 
 
 def clients_of(x, y) -> jaxpfl.Federation:

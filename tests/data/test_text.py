@@ -95,22 +95,6 @@ def test_the_first_byte_of_a_window_is_no_label_and_all_others_are(tmp_path):
     assert not np.isin(source.x_train[1:], source.y_train[0]).any()
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ({}, "holds no file or subfolder: each is a client"),
-        ({"a": b"four"}, r"a: 4 bytes, and a window of 4 needs 5: give a shorter window"),
-        ({"a": b"caf\xe9 noir"}, r"a: byte 3 is no UTF-8, b'\\xe9 no': texts must be"),
-        ({"a": "žluťoučký kůň".encode("utf-16")}, r"a: byte 0 is no UTF-8"),
-    ],
-)
-def test_what_is_no_text_is_refused_in_one_line(tmp_path, texts, message):
-    name = written(tmp_path, texts)
-    with pytest.raises(JaxpflError, match=message) as refused:
-        load(name, window=T)
-    assert "\n" not in str(refused.value)
-
-
 def test_clients_without_text_are_left_out_and_said(tmp_path):
     name = written(tmp_path, {"a/x": b"", "a/y": b"", "b": b"long enough"})
     with pytest.warns(JaxpflWarning, match=r"left out 1 clients without examples \(a\)"):
@@ -120,18 +104,3 @@ def test_clients_without_text_are_left_out_and_said(tmp_path):
     (tmp_path / "b").write_bytes(b"")
     with pytest.warns(JaxpflWarning, match="left out 2"), pytest.raises(JaxpflError, match="holds no text"):
         load(name, window=T)
-
-
-def test_other_refusals(tmp_path):
-    with pytest.raises(JaxpflError, match=r"nowhere: no such folder: text:FOLDER is a folder"):
-        load("text:nowhere", str(tmp_path))
-    (tmp_path / "single").write_text("text")
-    with pytest.raises(JaxpflError, match=r"single: a file: text:FOLDER is a folder"):
-        load("text:single", str(tmp_path))
-    with pytest.raises(JaxpflError, match="window must be >= 1, got 0"):
-        load(f"text:{tmp_path}", window=0)
-    with pytest.raises(JaxpflError, match="window is for texts, text:FOLDER: digits is none"):
-        load("digits", window=8)
-    written(tmp_path / "one", {"a": b"12345", "b": numbered(20)})
-    with pytest.raises(JaxpflError, match=r"1 of 2 clients have too few examples to be tested \(client 0\)"):
-        jaxpfl.federate(load(f"text:{tmp_path / 'one'}", window=T), partition="natural")

@@ -65,27 +65,6 @@ def test_csv_of_other_programs(tmp_path: Path, csv: TokenCounts, separator: str,
     assert of(found) == of(csv)
 
 
-@pytest.mark.parametrize(
-    ("lines", "header", "message"),
-    [
-        (["ann,a,3"], "who,token,count", "needs the header user,token,count, got 'who,token,count'"),
-        ([], "user,token,count", "a header, and no counts below it"),
-        (["ann,a"], "user,token,count", "line 2: needs a user, a token and a count, got 'ann,a'"),
-        (["ann,a,3", ",a,3"], "user,token,count", "line 3: needs a user, a token and a count"),
-        (["ann,a,0"], "user,token,count", "line 2: count must be a whole number in 1 .. 2147483647, got '0'"),
-        (["ann,a,1.5"], "user,token,count", "got '1.5'"),
-        (["ann,a,-2"], "user,token,count", "got '-2'"),
-        (["ann,a," + "9" * 40], "user,token,count", "count must be a whole number"),
-        (["ann,a,3", "ann,a,4"], "user,token,count", "line 3: user 'ann' has the token 'a' twice"),
-    ],
-)
-def test_malformed_csv_is_refused_in_one_line(tmp_path: Path, lines, header, message):
-    with pytest.raises(JaxpflError) as caught:
-        token_counts.read_counts_csv(written(tmp_path / "a.csv", *lines, header=header))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_no_csv(tmp_path: Path):
     with pytest.raises(JaxpflError, match="cannot read"):
         token_counts.read_counts_csv(tmp_path / "none.csv")
@@ -134,27 +113,6 @@ def test_a_split_draws_tokens_without_replacement():
     share = np.array([0.5, 1 / 3, 1 / 6])
     stddev = np.sqrt(30 * share * (1 - share) * 30 / 59 / 500)
     assert (np.abs(drawn.mean(axis=0) - 30 * share) < 5 * stddev).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"validation": 0.0}, "shares of users set apart must be > 0"),
-        ({"validation": 0.6, "unseen": 0.5}, "below 1 together"),
-        ({"train_share": 1.0}, "train_share must be > 0 and < 1"),
-    ],
-)
-def test_refused_splits(csv: TokenCounts, change, message):
-    with pytest.raises(JaxpflError, match=message):
-        token_counts.split(csv, **change)
-
-
-def test_too_few_users_or_tokens(csv: TokenCounts):
-    with pytest.raises(JaxpflError, match="2 users cannot be divided into 3 groups"):
-        token_counts.split(csv.of_users(np.array([0, 1])))
-    single = token_counts.build(np.arange(3), np.zeros(3, int), np.array([1, 2, 2]), np.arange(3), np.array(["a"]))
-    with pytest.raises(JaxpflError, match=r"user 0 has 1 token\(s\)"):
-        token_counts.split(single)
 
 
 def reddit(folder: Path, users: dict[str, list[list[str]]]) -> Path:
@@ -209,28 +167,6 @@ def test_irc_archive(tmp_path: Path):
     """The user without tokens is left out."""
     made = token_counts.load_irc(archive(tmp_path, **GOOD))
     assert of(made) == {("0", "a"): 4, ("0", "c"): 1, ("2", "b"): 7}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab": None}, "no array 'vocab'"),
-        ({"indptr": np.array([0, 2, 1, 3])}, "indptr must rise from 0 to the 3 entries"),
-        ({"counts": np.array([4.0, 1, 7])}, "counts must be integers"),
-        ({"counts": np.array([4, 0, 7])}, "counts positive"),
-        ({"indices": np.array([0, 3, 1])}, "indices must be in 0 .. 2"),
-        ({"indices": np.array([0, 0, 1])}, "a user has a token twice"),
-    ],
-)
-def test_damaged_irc_archives(tmp_path: Path, change, message):
-    arrays = {name: array for name, array in (GOOD | change).items() if array is not None}
-    with pytest.raises(JaxpflError, match=message):
-        token_counts.load_irc(archive(tmp_path, **arrays))
-
-
-def test_no_irc_archive(tmp_path: Path):
-    with pytest.raises(JaxpflError, match=r"data set 'irc': no file .* put it there"):
-        token_counts.load_irc(str(tmp_path))
 
 
 def test_the_real_irc_users():

@@ -1,4 +1,4 @@
-"""Model and Task: the user's own functions and modules."""
+"""Models from modules and pairs of functions, and tasks that start from given parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,8 @@ import pytest
 from flax import linen as nn
 
 from jaxpfl.models import Model, build_model, classification, from_linen
+from jaxpfl.models.base import by_path, start_from
+from jaxpfl.models.images import mlp
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -49,13 +51,6 @@ def test_other_collections_are_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_group_norm_is_accepted():
-    model = from_linen(Normalised("group"))
-    params = model.init(jax.random.key(0), X)
-    assert set(params) == {"Dense_0", "GroupNorm_0", "Dense_1"}
-    assert model.apply(params, X).shape == (4, 3)
-
-
 def test_dropout_follows_train_and_key():
     model = from_linen(Dropped())
     params = model.init(jax.random.key(0), X)
@@ -63,12 +58,6 @@ def test_dropout_follows_train_and_key():
     first, again, other = (model.apply(params, X, key=jax.random.key(k), train=True) for k in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not jnp.allclose(first, other)
-
-
-def test_train_is_harmless_where_the_module_does_not_take_it():
-    model = build_model("linear", 3, (5,))
-    params = model.init(jax.random.key(0), X)
-    np.testing.assert_array_equal(model.apply(params, X), model.apply(params, X, jax.random.key(1), True))
 
 
 def test_any_pair_of_functions_is_a_model():
@@ -95,3 +84,41 @@ def test_clients_initialise_apart_under_vmap():
     task = classification(build_model("mlp:4", 3, (5,)), (5,), 3)
     stacked = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
     assert all(not jnp.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(stacked))
+
+
+TASK = classification(mlp(3, (5,)), (4,), 3)
+
+
+@pytest.fixture
+def given() -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf, np.float64) for path, leaf in by_path(TASK.init(jax.random.key(7))).items()}
+
+
+def test_paths(given):
+    assert list(given) == ["dense0/bias", "dense0/kernel", "head/bias", "head/kernel"]
+    assert list(by_path(given)) == list(given)
+
+
+@pytest.mark.parametrize("as_tree", [True, False])
+def test_every_key_gives_them_in_the_models_own_type(given, as_tree):
+    parameters = TASK.init(jax.random.key(7)) if as_tree else given
+    task = start_from(TASK, parameters)
+    for seed in (0, 1):
+        got = jax.jit(task.init)(jax.random.key(seed))
+        jax.tree.map(np.testing.assert_array_equal, got, TASK.init(jax.random.key(7)))
+        assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {jnp.dtype("float32")}
+    x = jnp.ones((2, 4))
+    np.testing.assert_array_equal(task.model.apply(got, x), TASK.model.apply(got, x))
+
+
+def test_the_order_of_paths_does_not_matter(given):
+    task = start_from(TASK, dict(reversed(given.items())))
+    assert jax.tree.map(jnp.shape, task.init(jax.random.key(0))) == jax.tree.map(
+        jnp.shape, TASK.init(jax.random.key(0))
+    )
+
+
+def test_a_model_that_is_one_array():
+    task = classification(Model(lambda key, x: jnp.zeros((4, 3)), lambda w, x: x @ w), (4,), 3)
+    got = start_from(task, {"parameters": np.ones((4, 3))}).init(jax.random.key(0))
+    np.testing.assert_array_equal(got, np.ones((4, 3)))

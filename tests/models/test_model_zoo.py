@@ -1,4 +1,4 @@
-"""The registry: sizes of the papers' networks, initialisation, heads, refusals."""
+"""Every registered model: parameters, logits, heads, norms; the residual network against its equations."""
 
 import functools
 import math
@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from jaxpfl.models import available, build_model, classification
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.models import available, build_model, classification, from_linen
+from jaxpfl.models.images import ResNet
+from jaxpfl.models.layers import EPSILON
 
 PARAMETERS = [
     ("linear", (28, 28, 1), 10, 7_850),
@@ -137,12 +139,6 @@ def test_initialisation_fills_its_bounds(name):
         assert abs(squares - bound**2 / 3) < 5 * bound**2 * math.sqrt(4 / (45 * kernel.size))
 
 
-@pytest.mark.parametrize(("name", "expected"), [("mlp", (64,)), ("mlp:7,3", (7, 3)), ("mlp-persfl", (100,))])
-def test_hidden_widths(name, expected):
-    params = build_model(name, 4, (5,)).init(jax.random.key(0), jnp.zeros((1, 5)))
-    assert tuple(params[f"dense{i}"]["bias"].size for i in range(len(expected))) == expected
-
-
 def test_mlp_equals_the_formula():
     model = build_model("mlp:7,3", 4, (2, 5))
     x = jax.random.normal(jax.random.key(1), (6, 2, 5))
@@ -154,21 +150,67 @@ def test_mlp_equals_the_formula():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-6)
 
 
-def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(JaxpflError, match="did you mean 'cnn'"):
-        build_model("cn", 10, (28, 28))
+# Runs once: compiling is what takes the time.
+Conv = functools.partial(nn.Conv, use_bias=False, padding="SAME")
+Norm = functools.partial(nn.GroupNorm, 2, epsilon=EPSILON)
 
 
-@pytest.mark.parametrize("name", ["mlp:", "mlp:a", "mlp:12,-3", "mlp:0", "mlp-ln:0", "cnn:3"])
-def test_bad_argument(name):
-    with pytest.raises(JaxpflError):
-        build_model(name, 10, (28, 28))
+class UsualBlock(nn.Module):
+    features: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.relu(Norm(name="norm0")(Conv(self.features, (3, 3), self.stride, name="conv0")(x)))
+        y = Norm(name="norm1")(Conv(self.features, (3, 3), name="conv1")(y))
+        if self.stride > 1 or x.shape[-1] != self.features:
+            x = Norm(name="norm_shortcut")(Conv(self.features, (1, 1), self.stride, name="shortcut")(x))
+        return nn.relu(y + x)
 
 
-def test_too_small_an_image_names_shape_and_minimum():
-    with pytest.raises(JaxpflError, match=r"16 x 16, got \(8, 8\)"):
-        build_model("cnn", 10, (8, 8))
-    model = build_model("cnn", 10, (16, 16))
-    jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16)))
-    with pytest.raises(JaxpflError, match=r"got \(15, 16\)"):
-        model.init(jax.random.key(0), jnp.zeros((1, 15, 16)))
+class Usual(nn.Module):
+    """[N, H, W, C] throughout; parameters of the same names."""
+
+    num_classes: int
+    widths: tuple[int, ...]
+    blocks: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(Norm(name="norm0")(Conv(self.widths[0], (3, 3), name="conv0")(x)))
+        for stage, width in enumerate(self.widths):
+            for i in range(self.blocks):
+                x = UsualBlock(width, 2 if stage > 0 and i == 0 else 1, name=f"stage{stage}_block{i}")(x)
+        return nn.Dense(self.num_classes, name="head")(x.mean(axis=(1, 2)))
+
+
+@pytest.mark.slow
+def test_logits_and_gradients_in_float64():
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(1), (2, 5, 4, 2), jnp.float64)
+        ours, usual = (from_linen(module(5, (2, 4), 2)) for module in (ResNet, Usual))
+        params = jit(ours.init)(jax.random.key(0), x)
+        # Scales and biases that are all alike would hide one taken for another.
+        leaves, structure = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.key(2), len(leaves))
+        noise = [jax.random.normal(key, leaf.shape) / 4 for key, leaf in zip(keys, leaves, strict=True)]
+        params = jax.tree.unflatten(structure, [leaf + more for leaf, more in zip(leaves, noise, strict=True)])
+
+        def logits_and_gradients(model):
+            def loss(params, x):
+                logits = model.apply(params, x)
+                return jnp.sum(jnp.sin(logits)), logits
+
+            return jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+        results = (logits_and_gradients(model) for model in (ours, usual))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), *results)
+
+
+def test_depth_is_the_number_of_layers():
+    """Convolutions of the main path and the dense layer: 6 n + 2."""
+    for depth in (8, 14):
+        model = build_model(f"resnet:{depth}", 10, (8, 8, 3))
+        params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+        kernels = [p for p, _ in jax.tree.leaves_with_path(params) if p[-1].key == "kernel" and p[-2].key != "shortcut"]
+        assert len(kernels) == depth

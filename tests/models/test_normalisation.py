@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxpfl.models import GroupNorm, LayerNorm
-from jaxpfl.models.layers import EPSILON, group_norm, is_norm
+from jaxpfl.models.layers import EPSILON, GroupNorm, LayerNorm, group_norm, is_norm
 
 CHANNELS = 6
 

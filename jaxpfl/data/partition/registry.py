@@ -51,21 +51,6 @@ class Assignment(NamedTuple):
     labels: np.ndarray | None = None
 
 
-class Partitioner(NamedTuple):
-    """A rule that splits a data set among clients.
-
-    Attributes:
-      name: its registered name with its options, for display.
-      assign: ``(source, m, rng) -> Assignment``; m is None if not given. The draws for the training set come first,
-        so that its split does not depend on whether there is a test set.
-      needs_test: whether a client without test examples is refused (unless dropped) rather than kept.
-    """
-
-    name: str
-    assign: Callable[[Source, int | None, np.random.Generator], Assignment]
-    needs_test: bool = False
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
     """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`)."""
@@ -106,19 +91,33 @@ class PartitionOptions:
 _LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)
 
 
-def partitioner(name: str, options: PartitionOptions | None = None) -> Partitioner:
-    """The registered partitioner of that name.
+def check_options(name: str, options: PartitionOptions) -> None:
+    """Check that a partition takes the options.
 
     Raises:
-      JaxpflError: for an unknown name (the nearest is suggested), a missing option, or one that it does not take.
+      JaxpflError: for an unknown partition (the nearest is suggested), or an option that it does not take.
     """
-    takes, build = _registered(name)
-    options = options or PartitionOptions()
+    takes = options_of(name)
     for field in dataclasses.fields(options):
         if getattr(options, field.name) is not None and field.name not in takes:
             allowed = " and ".join(map(_words, takes)) or "no option"
             raise JaxpflError(f"the partition {name!r} takes {allowed}, not {_words(field.name)}")
-    return build(options)
+
+
+def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
+    """Assign the examples of a source to m clients by the partition of that name.
+
+    The draws for the training set come first, so that its split does not depend on whether there is a test set.
+
+    Raises:
+      JaxpflError: as `check_options`, for a missing option, and an impossible split.
+    """
+    check_options(name, options)
+    if name == "natural":
+        return _natural(source, m, options, rng)
+    if m is None:
+        raise JaxpflError("the number of clients must be given for every partition but 'natural'")
+    return PARTITIONS[name][1](source, m, options, rng)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -127,13 +126,9 @@ def options_of(name: str) -> tuple[str, ...]:
     Raises:
       JaxpflError: for an unknown name.
     """
-    return _registered(name)[0]
-
-
-def _registered(name: str) -> tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]:
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
-    return PARTITIONS[name]
+    return PARTITIONS[name][0]
 
 
 def _words(option: str) -> str:
@@ -146,140 +141,92 @@ def _required(value: Any, partition: str, what: str) -> Any:
     return value
 
 
-def _clients(m: int | None) -> int:
-    if m is None:
-        raise JaxpflError("the number of clients must be given for every partition but 'natural'")
-    return m
+def _alike(source: Source, train: list[Indices], rng: np.random.Generator) -> Assignment:
+    """An assignment whose test set is dealt like the training set, by class."""
+    if source.y_test is None:
+        return Assignment(train, None)
+    return Assignment(train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng))
 
 
-def _alike(name: str, split: Callable[[np.ndarray, int, int, np.random.Generator], list[Indices]]) -> Partitioner:
-    """A partitioner from ``(labels, m, num_classes, rng)`` whose test set is dealt like the training set, by class."""
-
-    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        train = split(source.y_train, _clients(m), source.num_classes, rng)
-        if source.y_test is None:
-            return Assignment(train, None)
-        return Assignment(
-            train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng)
-        )
-
-    return Partitioner(name, assign)
+def _by_hands(source: Source, held: np.ndarray, rng: np.random.Generator) -> Assignment:
+    """An assignment by the classes that clients hold, [m, k]; a client is tested on the classes it trains on."""
+    train = split_by_class(source.y_train, held, rng)
+    test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
+    return Assignment(train, test)
 
 
-def _iid(options: PartitionOptions) -> Partitioner:
-    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        train = iid(source.y_train, _clients(m), rng)
-        return Assignment(train, None if source.y_test is None else iid(source.y_test, _clients(m), rng))
-
-    return Partitioner("iid", assign)
+def _iid(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
+    train = iid(source.y_train, m, rng)
+    return Assignment(train, None if source.y_test is None else iid(source.y_test, m, rng))
 
 
-def _clusters(options: PartitionOptions) -> Partitioner:
+def _clusters(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.clusters, "clusters", "the number of clusters")
-    deal = _iid(options).assign
-
-    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        # Drawn first, so that the true clusters follow from the seed alone (`federate.true_clusters`).
-        drawn = draw_clusters(_clients(m), k, source.num_classes, rng)
-        return deal(source, m, rng)._replace(labels=drawn.labels[drawn.member])
-
-    return Partitioner(f"{k} clusters, iid, each with its own labels", assign)
+    # Drawn first, so that the true clusters follow from the seed alone (`federate.true_clusters`).
+    drawn = draw_clusters(m, k, source.num_classes, rng)
+    return _iid(source, m, options, rng)._replace(labels=drawn.labels[drawn.member])
 
 
-def _by_hands(name: str, deal: Callable[[Source, int, np.random.Generator], np.ndarray]) -> Partitioner:
-    """A partitioner from ``(source, m, rng) -> classes held [m, k]``.
-
-    The test set goes to the same holders, so that a client is tested on the classes it trains on.
-    """
-
-    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        held = deal(source, _clients(m), rng)
-        train = split_by_class(source.y_train, held, rng)
-        test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
-        return Assignment(train, test)
-
-    return Partitioner(name, assign)
-
-
-def _classes(options: PartitionOptions) -> Partitioner:
+def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
-
-    def deal(source: Source, m: int, rng: np.random.Generator) -> np.ndarray:
-        return deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng)
-
-    name, sigma, least = f"{k} classes per client", options.sigma, options.min_examples
-    if sigma is None:
-        if least is not None:
-            raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
-        return _by_hands(name, deal)
-
-    def split(labels: np.ndarray, m: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
-        held = deal_classes(present_classes(labels, num_classes), m, k, rng)
-        return lognormal_by_class(labels, held, sigma, _LEAST if least is None else least, num_classes, rng)
-
-    return _alike(f"{name}, log-normal({sigma:g}) sizes", split)
+    if options.sigma is None and options.min_examples is not None:
+        raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
+    held = deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng)
+    if options.sigma is None:
+        return _by_hands(source, held, rng)
+    least = _least(options)
+    return _alike(source, lognormal_by_class(source.y_train, held, options.sigma, least, source.num_classes, rng), rng)
 
 
-def _superclasses(options: PartitionOptions) -> Partitioner:
+def _superclasses(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.superclasses_per_client, "superclasses", "the number of superclasses per client")
-
-    def deal(source: Source, m: int, rng: np.random.Generator) -> np.ndarray:
-        if source.superclasses is None:
-            raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
-        held = deal_superclasses(source.superclasses, m, k, rng)
-        present = present_classes(source.y_train, source.num_classes)
-        return np.where(np.isin(held, present), held, -1)
-
-    return _by_hands(f"{k} superclasses per client", deal)
+    if source.superclasses is None:
+        raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
+    held = deal_superclasses(source.superclasses, m, k, rng)
+    present = present_classes(source.y_train, source.num_classes)
+    return _by_hands(source, np.where(np.isin(held, present), held, -1), rng)
 
 
-def _shards(options: PartitionOptions) -> Partitioner:
+def _shards(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     s = 2 if options.shards_per_client is None else options.shards_per_client
-    return _alike(f"{s} shards per client", lambda labels, m, num_classes, rng: shards(labels, m, s, rng))
+    return _alike(source, shards(source.y_train, m, s, rng), rng)
 
 
-def _dirichlet(options: PartitionOptions) -> Partitioner:
+def _dirichlet(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     alpha = _required(options.alpha, "dirichlet", "alpha")
-    return _alike(
-        f"Dirichlet({alpha:g}) class proportions of each client",
-        lambda labels, m, num_classes, rng: dirichlet_per_client(labels, m, alpha, num_classes, rng),
-    )
+    return _alike(source, dirichlet_per_client(source.y_train, m, alpha, source.num_classes, rng), rng)
 
 
-def _dirichlet_class(options: PartitionOptions) -> Partitioner:
+def _dirichlet_class(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     alpha = _required(options.alpha, "dirichlet-class", "alpha")
-    least = _LEAST if options.min_examples is None else options.min_examples
-    return _alike(
-        f"Dirichlet({alpha:g}) shares of each class",
-        lambda labels, m, num_classes, rng: dirichlet_per_class(labels, m, alpha, least, num_classes, rng),
-    )
+    return _alike(source, dirichlet_per_class(source.y_train, m, alpha, _least(options), source.num_classes, rng), rng)
 
 
-def _lognormal(options: PartitionOptions) -> Partitioner:
+def _least(options: PartitionOptions) -> int:
+    return _LEAST if options.min_examples is None else options.min_examples
+
+
+def _lognormal(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     sigma = _required(options.sigma, "lognormal", "sigma")
-    return _alike(f"log-normal({sigma:g}) sizes", lambda labels, m, num_classes, rng: lognormal(labels, m, sigma, rng))
+    return _alike(source, lognormal(source.y_train, m, sigma, rng), rng)
 
 
-def _natural(options: PartitionOptions) -> Partitioner:
+def _natural(source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     g = 1 if options.users_per_client is None else options.users_per_client
-
-    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        if source.users_train is None:
-            raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
-        groups = choose_users(np.unique(source.users_train), m, g, rng)
-        train = examples_of(source.users_train, groups)
-        # A test set of other users does not fit these clients: each client's own examples are split then.
-        if source.users_test is None or are_unseen(source).all():
-            return Assignment(train, None, groups)
-        return Assignment(train, examples_of(source.users_test, groups), groups)
-
-    return Partitioner(f"{g} users per client", assign, needs_test=True)
+    if source.users_train is None:
+        raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
+    groups = choose_users(np.unique(source.users_train), m, g, rng)
+    train = examples_of(source.users_train, groups)
+    # A test set of other users does not fit these clients: each client's own examples are split then.
+    if source.users_test is None or are_unseen(source).all():
+        return Assignment(train, None, groups)
+    return Assignment(train, examples_of(source.users_test, groups), groups)
 
 
 CLASSLESS = ("iid", "lognormal", "natural")
 """Partitions that do not look at labels, for real numbers and several labels each."""
 
-PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]] = {
+PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[..., Assignment]]] = {
     "iid": ((), _iid),
     "classes": (("classes_per_client", "sigma", "min_examples"), _classes),
     "shards": (("shards_per_client",), _shards),
@@ -291,5 +238,5 @@ PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partit
     "superclasses": (("superclasses_per_client",), _superclasses),
     "clusters": (("clusters",), _clusters),
 }
-"""Registered partitioners: the options that each takes, and its builder. "pathological" is the customary name of
-"shards"."""
+"""Registered partitions: the options that each takes, and (source, m, options, rng) -> `Assignment`. "pathological" is
+the customary name of "shards"."""

@@ -22,14 +22,6 @@ from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, entry, pixels, 
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
 
-_TYPES = {
-    0x08: "unsigned byte",
-    0x09: "signed byte",
-    0x0B: "short",
-    0x0C: "int",
-    0x0D: "float",
-    0x0E: "double",
-}
 _MOST_INFLATED = 1032  # times its length that deflate can make of a stream
 
 
@@ -105,12 +97,12 @@ def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
     """Array shape given by a header."""
     expected_magic = bytes((0, 0, 0x08, ndim))
     magic = header[:4]
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES:
+    if len(magic) < 4 or magic[:2] != b"\0\0":
         raise JaxpflError(
             f"{path}: wrong magic number {_hex(magic)}: not an IDX file (expected {_hex(expected_magic)})"
         )
     if magic[2] != 0x08:
-        raise JaxpflError(f"{path}: IDX elements of type {_TYPES[magic[2]]}; only unsigned bytes are read")
+        raise JaxpflError(f"{path}: IDX elements of type 0x{magic[2]:02x}; only unsigned bytes, 0x08, are read")
     if magic[3] != ndim:
         raise JaxpflError(
             f"{path}: wrong magic number {_hex(magic)}: {magic[3]} dimensions, "

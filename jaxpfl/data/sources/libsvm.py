@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from jaxpfl.data.labels import checked_labels, lost_digits, narrowed, renumbered, unlike_numbers
-from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
+from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
 
@@ -94,19 +94,12 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
 
 
 def libsvm_entries(root: Path) -> list[Entry]:
-    """Lines of ``jaxpfl data list`` for `LIBSVM_SETS` and the other files in the folder ``libsvm``."""
+    """Lines of ``jaxpfl data list`` for `LIBSVM_SETS`."""
 
     def describe(name: str) -> str:
         return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
 
-    entries = [entry(name, partial(describe, name)) for name in LIBSVM_SETS]
-    folder = root / "libsvm"
-    try:
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        return [*entries, unreadable("libsvm:FILE", error)]
-    others = [f for f in files if f.is_file() and ".t" not in f.suffixes and f.name not in LIBSVM_SETS]
-    return entries + [Entry(f"libsvm:{f.name}", True, f"LIBSVM text: {f}") for f in others]
+    return [entry(name, partial(describe, name)) for name in LIBSVM_SETS]
 
 
 def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:

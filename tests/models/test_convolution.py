@@ -1,7 +1,10 @@
-"""The patch convolution against ``lax.conv_general_dilated``, values and gradients."""
+"""Our convolutions, pools and narrow products against ``lax``: values, gradients, ties, and the whole CNN."""
+
+from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,9 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from jaxpfl.models import convolution, layers
+from jaxpfl.models import build_model, classification, convolution, layers
+from jaxpfl.models.convolution import max_pool
+from jaxpfl.models.layers import dense
 
 SHAPES = [
     (1, 28, 28, 3, 5, 6),
@@ -88,23 +93,10 @@ def test_conv_pool_equals_pooling_last_in_float64(shape):
         compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float64), 1e-9)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3])
-def test_float32(shape):
-    x, kernel, bias = draw(shape, jnp.float32)
-    compare(convolution.conv, reference, (x, kernel), 1e-5)
-    compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 1e-5)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_conv_pool_ties_as_pooling_last(shape):
     """Small integers: sums are exact, many windows tie, and many maxima are exactly zero before relu."""
     compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float32, integers=True), 1e-6)
-
-
-def test_blank_images_with_zero_bias():
-    """Every window ties at zero; relu is flat there, so nothing but zeros may come back."""
-    x, kernel, bias = jnp.zeros((2, 8, 8, 3)), jnp.ones((5, 5, 2, 4)), jnp.zeros(4)
-    compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 0)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +168,6 @@ def test_nan_reaches_the_gradient():
     assert not jnp.isfinite(gradient).any()
 
 
-def test_the_kernel_layout_of_pytorch_transposed():
-    x, kernel, _ = draw(SHAPES[2], jnp.float32)
-    oihw = kernel.transpose(3, 2, 0, 1)
-    y = lax.conv_general_dilated(x, oihw, (1, 1), "VALID", dimension_numbers=("CHWN", "OIHW", "CHWN"))
-    np.testing.assert_allclose(convolution.conv(x, kernel), y, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(("stride", "padding", "bias"), [(1, "VALID", True), (2, "SAME", False)])
 def test_conv_module_takes_the_parameters_of_flax(stride, padding, bias):
     module = layers.Conv(4, size=3, stride=stride, padding=padding, bias=bias)
@@ -194,3 +179,128 @@ def test_conv_module_takes_the_parameters_of_flax(stride, padding, bias):
     np.testing.assert_allclose(
         module.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0), expected, atol=1e-5
     )
+
+
+def pool_of_lax(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def check(x):
+    cotangent = np.random.default_rng(0).normal(size=pool_of_lax(x).shape).astype(x.dtype)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradient(pool, x):
+        y, pull = jax.vjp(pool, x)
+        return y, pull(cotangent)[0]
+
+    ours, theirs = value_and_gradient(max_pool, x), value_and_gradient(pool_of_lax, x)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (7, 9), (2, 3), (5, 2)])
+def test_distinct_values_and_odd_sizes(sides):
+    check(jax.random.normal(jax.random.key(0), (3, *sides, 4)))
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (7, 9)])
+def test_planted_ties(sides):
+    """Three levels only: every pattern of ties within a window occurs."""
+    check(jax.random.randint(jax.random.key(0), (4, *sides, 16), 0, 3).astype(jnp.float32))
+
+
+def test_all_sixteen_patterns_of_ties():
+    patterns = (np.arange(16)[:, None] >> np.arange(4)) % 2
+    check(jnp.asarray(patterns.T.reshape(1, 2, 2, 16), jnp.float32))
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(0), (2, 6, 6, 3), jnp.float64)
+        check(x)
+        assert max_pool(x).dtype == jnp.float64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outputs", [1, 2, 4, 5])
+@pytest.mark.parametrize("clients", [None, 3])
+def test_value_and_gradients_are_those_of_the_plain_product(outputs, clients):
+    shape = () if clients is None else (clients,)
+    kx, kk, kg = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(kx, (*shape, 7, 6))
+    kernel = jax.random.normal(kk, (*shape, 6, outputs))
+    g = jax.random.normal(kg, (*shape, 7, outputs))
+
+    def pulled(product):
+        def one(x, kernel, g):
+            value, pull = jax.vjp(product, x, kernel)
+            return value, pull(g)
+
+        return (one if clients is None else jax.vmap(one))(x, kernel, g)
+
+    chex.assert_trees_all_close(pulled(dense), pulled(jnp.matmul), rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_can_be_differentiated_forward():
+    x, kernel = jnp.ones((3, 2)), jnp.array([[0.5], [-1.0]])
+    gradient = jax.grad(lambda k: jnp.sum(dense(x, k) ** 3))
+    direction = jnp.ones_like(kernel)
+    product = jax.jit(lambda: jax.jvp(gradient, (kernel,), (direction,))[1])()
+    expected = jax.jit(jax.hessian(lambda k: jnp.sum((x @ k) ** 3)))(kernel).reshape(2, 2) @ direction
+    chex.assert_trees_all_close(product, expected, rtol=1e-5)
+
+
+CASES = [
+    ("cnn", (28, 28, 1), 10),
+    pytest.param("cnn", (32, 32, 3), 10, marks=pytest.mark.slow),
+    pytest.param("cnn-cifar100", (32, 32, 3), 20, marks=pytest.mark.slow),
+    pytest.param("cnn", (19, 21, 2), 5, marks=pytest.mark.slow),
+]
+
+
+def network_of_lax(params, x):
+    """conv - bias - relu - pool in NHWC; the dense layers see channels first, as PyTorch flattens."""
+    for name in ("conv0", "conv1"):
+        kernel, bias = params[name]["kernel"], params[name]["bias"]
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = lax.reduce_window(jax.nn.relu(x + bias), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
+    for name in ("dense0", "dense1"):
+        x = jax.nn.relu(x @ params[name]["kernel"] + params[name]["bias"])
+    return x @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes"), CASES)
+def test_logits_and_gradients_in_float64(name, shape, classes):
+    with jax.enable_x64(True):
+        task = classification(build_model(name, classes, shape), shape, classes)
+        params = jax.jit(task.init)(jax.random.key(0))
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float64")}
+        x = jax.random.normal(jax.random.key(1), (3, *shape), jnp.float64)
+        y = jnp.arange(3) % classes
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def logits_and_gradients(apply, params, x):
+            def loss(params, x):
+                logits = apply(params, x)
+                return task.loss(logits, y).mean(), logits
+
+            return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+        ours = logits_and_gradients(task.model.apply, params, x)
+        theirs = logits_and_gradients(network_of_lax, params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, theirs)
+
+
+def test_missing_channel_axis_is_added():
+    model = build_model("cnn", 10, (28, 28))
+    x = jax.random.normal(jax.random.key(1), (2, 28, 28))
+    params, apply = jax.jit(model.init)(jax.random.key(0), x), jax.jit(model.apply)
+    np.testing.assert_array_equal(apply(params, x), apply(params, x[..., None]))
+
+
+def test_integer_images_are_converted():
+    model = build_model("cnn", 10, (28, 28))
+    x = jax.random.randint(jax.random.key(1), (2, 28, 28), 0, 256).astype(jnp.uint8)
+    params, apply = jax.jit(model.init)(jax.random.key(0), x), jax.jit(model.apply)
+    np.testing.assert_array_equal(apply(params, x), apply(params, x.astype(jnp.float32)))

@@ -1,11 +1,13 @@
-"""School: the multi-task literature's MATLAB file, read from a small one of that format."""
+"""Data sets with natural clients: small files of the formats of the school data and the county elections."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
 from jaxpfl import JaxpflError
-from jaxpfl.data import available, federate, load
+from jaxpfl.data import available, federate, load, load_elections
 from jaxpfl.runs.presets import preset
 
 SIZES = (4, 2, 7)
@@ -17,7 +19,7 @@ def cells(arrays, column=False):
     return found.reshape(-1, 1) if column else found.reshape(1, -1)
 
 
-def write(folder, x=None, y=None, **more):
+def write_school(folder, x=None, y=None, **more):
     rng = np.random.default_rng(0)
     x = [rng.integers(0, 2, (n, 3)).astype(np.uint8) for n in SIZES] if x is None else x
     y = [rng.integers(1, 71, (n, 1)).astype(np.uint8) for n in SIZES] if y is None else y
@@ -27,7 +29,7 @@ def write(folder, x=None, y=None, **more):
 
 
 def test_schools_are_users_and_scores_real_labels(tmp_path):
-    x, y = write(tmp_path)
+    x, y = write_school(tmp_path)
     source = load("school", str(tmp_path))
     np.testing.assert_array_equal(source.x_train, np.concatenate(x))
     np.testing.assert_array_equal(source.y_train, np.concatenate(y)[:, 0])
@@ -43,9 +45,9 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
 
 
 def test_cells_in_a_column_are_the_same(tmp_path):
-    x, y = write(tmp_path)
+    x, y = write_school(tmp_path)
     row = load("school", str(tmp_path))
-    write(tmp_path, x, y, X=cells(x, column=True))
+    write_school(tmp_path, x, y, X=cells(x, column=True))
     np.testing.assert_array_equal(load("school", str(tmp_path)).x_train, row.x_train)
 
 
@@ -61,19 +63,34 @@ def test_cells_in_a_column_are_the_same(tmp_path):
     ],
 )
 def test_files_of_another_format_are_refused(tmp_path, content, message):
-    write(tmp_path, **content)
+    write_school(tmp_path, **content)
     with pytest.raises(JaxpflError, match=message) as refused:
         load("school", str(tmp_path))
     assert "\n" not in str(refused.value)
 
 
-def test_missing_and_damaged_files_are_one_line(tmp_path):
-    with pytest.raises(JaxpflError, match=r"school.mat is missing: put it there"):
-        load("school", str(tmp_path))
-    (tmp_path / "school").mkdir()
-    path = tmp_path / "school" / "school.mat"
-    for content in (b"", b"not a MATLAB file", b"MATLAB 5.0 MAT-file" + bytes(200)):
-        path.write_bytes(content)
-        with pytest.raises(JaxpflError, match=r"school\.mat: ") as refused:
-            load("school", str(tmp_path))
-        assert "\n" not in str(refused.value)
+HEADER = "fips,win_2016,win_2000,dem_2000,rep_2000"
+
+
+def write_counties(folder: Path, *lines: str) -> str:
+    (folder / "elections").mkdir(exist_ok=True)
+    (folder / "elections" / "county_winners_2000_2020.csv").write_text("\n".join(lines) + "\n")
+    return str(folder)
+
+
+def test_reads_winners_by_year(tmp_path: Path):
+    found = load_elections(write_counties(tmp_path, HEADER, "01001,R,D,5,4", "56045,D,D,1,0"))
+    assert found.counties.tolist() == ["01001", "56045"]
+    assert found.years.tolist() == [2000, 2016]
+    np.testing.assert_array_equal(found.republican, [[0, 1], [0, 0]])
+    assert found.votes is None  # which 2016 lacks
+
+
+def test_reads_votes_if_all_elections_have_them(tmp_path: Path):
+    header = "fips,win_2004,rep_2004,dem_2004,win_2000,dem_2000,rep_2000"
+    found = load_elections(write_counties(tmp_path, header, "01001,R,7,3,D,5,4", "56045,D,0,2,D,1,0"))
+    assert found.votes is not None
+    np.testing.assert_array_equal(found.votes, [[[5, 4], [3, 7]], [[1, 0], [2, 0]]])
+    for bad in ("-1", "1.5", "", "x", "1e3"):
+        with pytest.raises(JaxpflError, match=f"line 2: rep_2004 must be a whole number of votes, got '{bad}'"):
+            load_elections(write_counties(tmp_path, header, f"01001,R,{bad},3,D,5,4"))

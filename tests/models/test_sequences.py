@@ -1,4 +1,4 @@
-"""The GRU: its equations, what it refuses, and LEAF's text from the file to a score."""
+"""The recurrent network and the transformer: their equations, and LEAF's text from the file to a score."""
 
 import functools
 import json
@@ -11,9 +11,8 @@ from flax import linen as nn
 
 import jaxpfl
 from jaxpfl.data.sources.leaf import ALL_LETTERS
-from jaxpfl.models import build_model, classification, gru
-from jaxpfl.models.sequences import Recurrent
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.models import build_model
+from jaxpfl.models.sequences import Recurrent, gru, rotated
 
 # Runs once: compiling is what takes the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -97,33 +96,6 @@ def test_a_token_outside_the_vocabulary_is_not_taken_for_another():
     np.testing.assert_array_equal(jnp.isfinite(logits).all(axis=1), [True, False])
 
 
-@pytest.mark.parametrize("dtype", [None, jnp.float32])
-def test_inputs_that_are_no_tokens_are_refused(dtype):
-    with pytest.raises(JaxpflError, match="reads tokens, so inputs must be integers"):
-        classification(build_model("gru", 10, (80,)), (80,), 10, dtype)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "message"),
-    [
-        ("gru", (28, 28, 1), r"sequences of tokens \[T\], got inputs of shape \(28, 28, 1\)"),
-        ("gru", (0,), r"shape \(0,\)"),
-        ("gru:0", (80,), "must be positive"),
-        ("gru:a", (80,), "takes integers as in 'gru:256,256', got 'gru:a'"),
-        ("cnn", (80,), "needs images"),
-    ],
-)
-def test_refusals(name, shape, message):
-    with pytest.raises(JaxpflError, match=message) as error:
-        build_model(name, 10, shape)
-    assert "\n" not in str(error.value)
-
-
-def test_images_given_to_the_model_itself_are_refused():
-    with pytest.raises(JaxpflError, match="sequences of tokens"):
-        gru(10).init(jax.random.key(0), jnp.zeros((1, 8, 8)))
-
-
 @pytest.mark.slow
 def test_shakespeare_from_the_file_to_a_score(tmp_path):
     """A text that repeats "abcd": what follows is certain, and the network learns it."""
@@ -147,3 +119,86 @@ def test_shakespeare_from_the_file_to_a_score(tmp_path):
     )
     assert result.history["diverged"].sum() == 0
     assert result.personalized_accuracy.mean() > 0.9
+
+
+V, T, WIDTH, HEADS = 7, 6, 8, 2
+NAME = f"transformer:{WIDTH},2,{HEADS}"
+
+
+def normalised(x, params):
+    centered = x - x.mean(axis=-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5) * params["scale"] + params["bias"]
+
+
+def affine(x, params):
+    return x @ params["kernel"] + params["bias"]
+
+
+def turned(vector, position):
+    """Each pair of entries as a complex number, turned by its angle."""
+    half = len(vector) // 2
+    pairs = vector[:half] + 1j * vector[half:]
+    pairs = pairs * np.exp(1j * position * 10000.0 ** (-np.arange(half) / half))
+    return np.concatenate([pairs.real, pairs.imag])
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def block(x, params):
+    """One sequence, [T, width], position by position and head by head."""
+    normal, size = normalised(x, params["norm0"]), WIDTH // HEADS
+    query, key, value = (affine(normal, params[name]) for name in ("query", "key", "value"))
+    mixed = np.zeros_like(x)
+    for h in range(HEADS):
+        own = slice(h * size, (h + 1) * size)
+        for t in range(len(x)):
+            scores = [turned(query[t, own], t) @ turned(key[s, own], s) / np.sqrt(size) for s in range(t + 1)]
+            shares = np.exp(scores) / np.exp(scores).sum()
+            mixed[t, own] = shares @ value[: t + 1, own]
+    x = x + affine(mixed, params["out"])
+    return x + affine(gelu(affine(normalised(x, params["norm1"]), params["wide"])), params["narrow"])
+
+
+def test_it_equals_its_equations_in_float64():
+    with jax.enable_x64(True):
+        model = build_model(NAME, V, (T,), every=True)
+        x = np.random.default_rng(0).integers(0, V, (3, T))
+        params = jit(model.init)(jax.random.key(0), x)
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float64")}
+        # Scales and biases off their first values, which would hide one that is left out.
+        rng = np.random.default_rng(2)
+        moved = jax.tree.map(lambda leaf: np.asarray(leaf) + rng.normal(size=leaf.shape), params)
+        expected = []
+        for sequence in x:
+            states = moved["embedding"]["embedding"][sequence]
+            for name in ("block0", "block1"):
+                states = block(states, moved[name])
+            expected.append(affine(normalised(states, moved["norm"]), moved["head"]))
+        np.testing.assert_allclose(jit(model.apply)(moved, x), np.stack(expected), rtol=1e-9, atol=1e-10)
+
+
+def test_products_of_rotated_vectors_depend_on_distances_alone():
+    with jax.enable_x64(True):
+        query, key = jax.random.normal(jax.random.key(0), (2, 4), jnp.float64)
+        turned_query, turned_key = (rotated(jnp.tile(a, (1, T, 1, 1)))[0, :, 0] for a in (query, key))
+        products = turned_query @ turned_key.T
+        for distance in range(T):
+            np.testing.assert_allclose(jnp.diagonal(products, -distance), products[distance, 0], rtol=1e-10)
+        assert len(np.unique(np.round(products[:, 0], 6))) == T
+
+
+@pytest.mark.parametrize("name", ["gru:5,4", NAME])
+def test_a_position_sees_no_later_token_and_the_last_is_the_classification(name):
+    every, last = (build_model(name, V, (T,), every=flag) for flag in (True, False))
+    x = np.random.default_rng(1).integers(0, V, (2, T)).astype(np.int32)
+    params, apply = jit(every.init)(jax.random.key(0), x), jit(every.apply)
+    logits = apply(params, x)
+    assert logits.shape == (2, T, V)
+    np.testing.assert_allclose(logits[:, -1], jit(last.apply)(params, x), rtol=1e-5, atol=1e-6)
+    other = x.copy()
+    other[:, 3:] = (other[:, 3:] + 1) % V
+    changed = apply(params, other)
+    np.testing.assert_allclose(changed[:, :3], logits[:, :3], rtol=1e-5, atol=1e-6)
+    assert (np.abs(changed[:, 3:] - logits[:, 3:]).max(axis=(1, 2)) > 1e-3).all()

@@ -1,0 +1,379 @@
+"""What cannot be read, split, stacked or drawn from is refused in one line that names it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_files import source_of
+
+from jaxpfl import JaxpflError, federate, load, stack_clients
+from jaxpfl.data import TableOptions, load_elections, plan_batches, pooled, set_apart, unseen
+from jaxpfl.data.sources import token_counts
+from jaxpfl.data.sources.planted import draw_planted, parse
+
+PRICE, TAGS = TableOptions("price", "city"), TableOptions("calm,dry", "site")
+HEAD = "city,area,heating,price\n"
+ROWS = f"{HEAD}Bern,80,gas,10.5\nZug,60,oil,9.25\nBern,40,gas,7\nZug,90,gas,12\n"
+TAG = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"
+
+
+def put(path: Path, content: Any) -> None:
+    """Write bytes or text; an archive of arrays, JSON, or a pickle by the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes | str):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    elif path.suffix == ".npz":
+        np.savez(path, **content)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(content))
+    else:
+        path.write_bytes(pickle.dumps(content, 2))
+
+
+def idx(shape: tuple[int, ...], code: int = 8, cut: int = 0, more: bytes = b"") -> bytes:
+    header = bytes((0, 0, code, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
+    return header + bytes(int(np.prod(shape)) - cut) + more
+
+
+IDX = {"own/train-images-idx3-ubyte": idx((6, 4, 3)), "own/train-labels-idx1-ubyte": idx((6,))}
+CIFAR = {f"cifar-10-batches-py/data_batch_{i}": {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
+         for i in range(1, 6)}  # fmt: skip
+X, Y = np.arange(96, dtype=np.uint8).reshape(6, 4, 4), np.array([0, 1, 2, 0, 1, 2])
+IRC = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([0, 2, 1]), "counts": np.array([4, 1, 7]),
+       "vocab": np.array(list("abc"))}  # fmt: skip
+
+
+def leaf(x: Any, y: Any) -> dict[str, Any]:
+    return {"own/train/a.json": {"users": ["u"], "user_data": {"u": {"x": x, "y": y}}}}
+
+
+def npz(**arrays: Any) -> dict[str, Any]:
+    return {"a.npz": {"x_train": X, "y_train": Y} | arrays}
+
+
+def tokens(path: Path) -> Any:
+    return token_counts.read_counts_csv(path / "a.csv")
+
+
+def irc(path: Path) -> Any:
+    return token_counts.load_irc(str(path))
+
+
+def counties(path: Path) -> Any:
+    return load_elections(str(path))
+
+
+def of(name: str, **how: Any) -> Callable[[Path], Any]:
+    return lambda path: load(name, str(path), **how)
+
+
+def table(options: TableOptions = PRICE, task: str | None = "regression") -> Callable[[Path], Any]:
+    return of("csv:own.csv", table=options, task=task)
+
+
+OF_LEAF, OF_NPZ, OF_IDX = of("leaf:own"), of("npz:a.npz"), of("idx:own")
+FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
+    ({"own.csv": "\n \n"}, table(), "own.csv: the file is empty"),
+    ({"own.csv": HEAD}, table(), "own.csv: a header and no rows"),
+    ({"own.csv": "1,2,3,4\n5,6,7,8\n"}, table(), "line 1: numbers where the names of the columns should be"),
+    ({"own.csv": "city,,x,price\na,1,2,3\n"}, table(), "line 1: column 2 has no name"),
+    ({"own.csv": "city,x,x,price\na,1,2,3\n"}, table(), "line 1: two columns are named 'x'"),
+    ({"own.csv": ROWS}, table(TableOptions()), "target = COLUMN is needed, the labels; there are city, area, heating"),
+    ({"own.csv": ROWS}, table(TableOptions("prize", "city")), "column of .*own.csv 'prize': did you mean 'price'"),
+    ({"own.csv": ROWS}, table(TableOptions("price", "price")), "target and client are one column, 'price'"),
+    ({"own.csv": ROWS}, table(PRICE._replace(missing="skip")), "unknown treatment of missing values 'skip'"),
+    ({"own.csv": ROWS}, table(PRICE._replace(ignore=("city",))), "ignore = city: it is the column of the clients"),
+    ({"own.csv": ROWS}, table(PRICE._replace(encoding="base64")), "unknown encoding 'base64': such as latin-1"),
+    ({"own.csv": ROWS}, table(TableOptions("city", "heating")), "regression are numbers, column 'city' holds text"),
+    ({"own.csv": ROWS}, table(task="binary"), "column 'price' has 4 different values, not two classes"),
+    ({"own.csv": ROWS}, table(task="multilabel"), "one column of labels is of classification, binary, ranking or"),
+    ({"own.csv": ROWS + "Bern,1,gas\n"}, table(), "line 6: no value in column 'price'"),
+    ({"own.csv": ROWS + "Bern,1,gas,2,3\n"}, table(), "line 6: 5 cells, the header has 4"),
+    ({"own.csv": ROWS + "Bern,nan,gas,2\n"}, table(), "line 6: no value in column 'area': .* --missing drop"),
+    ({"own.csv": ROWS + "NA,1,gas,2\n"}, table(), "'city': fill .*, or name the words of missing values, without NA"),
+    ({"own.csv": ROWS + "Bern,1,gas,inf\n"}, table(), "line 6: column 'price' holds 'inf', and numbers in most"),
+    ({"own.csv": ROWS + "Bern,1e300,gas,1\n"}, table(), "line 6: column 'area' holds a number beyond 32 bits"),
+    ({"own.csv": HEAD + "a,1,$1,2\nb,3,-$2.50,3\n"}, table(), r"'heating' holds numbers with a mark, such as '\$1'"),
+    ({"own.csv": HEAD + "a,1,x,2\na,2,y,3\n"}, table(), "column 'city' names one client alone, 'a'"),
+    ({"own.csv": "city,price\na,1.5\nb,2\n"}, table(), "no column of features beside price, city"),
+    (
+        {"own.csv": HEAD + "".join(f"a,1,note {i},2\nb,1,note {i}b,3\n" for i in range(5))},
+        table(),
+        "column 'heating' has 10 different texts in 10 rows, too many for categories",
+    ),
+    ({"own.csv": b"city,price\n\xff\xfe\xfd,1\n"}, table(), "own.csv line 2: byte 0xff is not UTF-8: .* --encoding"),
+    ({"own.csv": TAG}, table(TableOptions("calm,dry,calm"), None), "target names the column 'calm' twice"),
+    ({"own.csv": TAG}, table(TAGS, "classification"), "several columns of labels are of multilabel or regression"),
+    ({"own.csv": TAG}, table(TableOptions("calm,y"), "multilabel"), "line 2: labels of multilabel are 0 or 1, .* 2.5"),
+    ({}, of("csv:none.csv", table=PRICE), r"cannot read .*none.csv"),
+    ({}, of("digits", table=PRICE), "target is for tables, csv:FILE: digits is none"),
+    ({"a.csv": "who,token,count\na,b,1\n"}, tokens, "needs the header user,token,count, got 'who,token,count'"),
+    ({"a.csv": "user,token,count\n"}, tokens, "a header, and no counts below it"),
+    ({"a.csv": "user,token,count\nann,a\n"}, tokens, "line 2: needs a user, a token and a count, got 'ann,a'"),
+    ({"a.csv": "user,token,count\nann,a,0\n"}, tokens, "line 2: count must be a whole number in 1 .. 2147483647"),
+    ({"a.csv": "user,token,count\nann,a," + "9" * 40}, tokens, "count must be a whole number"),
+    ({"a.csv": "user,token,count\nann,a,3\nann,a,4\n"}, tokens, "line 3: user 'ann' has the token 'a' twice"),
+    ({}, irc, r"data set 'irc': no file .* put it there"),
+    *(
+        ({"irc/ubuntu_irc_user_counts.npz": IRC | change}, irc, message)
+        for change, message in (
+            ({"indptr": np.array([0, 2, 1, 3])}, "indptr must rise from 0 to the 3 entries"),
+            ({"counts": np.array([4.0, 1, 7])}, "counts must be integers"),
+            ({"counts": np.array([4, 0, 7])}, "counts positive"),
+            ({"indices": np.array([0, 3, 1])}, "indices must be in 0 .. 2"),
+            ({"indices": np.array([0, 0, 1])}, "a user has a token twice"),
+        )
+    ),
+    *(
+        ({"elections/county_winners_2000_2020.csv": text}, counties, message)
+        for text, message in (
+            ("fips,win_2016,win_2000\n01001,R,X\n", "line 2: win_2000 must be R or D, got 'X'"),
+            ("fips,win_2016,win_2000\n1001,R,D\n", "line 2: fips must be five digits and distinct, got '1001'"),
+            ("fips,win_2016,win_2000\n01001,R,D\n01001,R,D\n", "line 3: fips must be five digits and distinct"),
+            ("fips,win_2000\n01001,R\n", "at least two columns"),
+            ("fips,win_2000,win_2004\n", "needs a header with fips"),
+            (b"\xff\xfe\x00fips,\x00", "no CSV text"),
+        )
+    ),
+    ({}, of("femnist"), r"data set 'femnist': no LEAF files \(\*.json\) in"),
+    ({"own/train/a.json": '{"users": ['}, OF_LEAF, "a.json: no JSON, or truncated"),
+    ({"own/train/a.json": "[" * 100_000}, OF_LEAF, "no JSON, or truncated"),
+    ({"own/train/a.json": [1]}, OF_LEAF, "no 'user_data' in it: not a LEAF file"),
+    ({"own/train/a.json": '{"user_data": {"a": 1, "a": 2}}'}, OF_LEAF, "'a' stands twice in one object"),
+    ({"own/train/a.json": {"users": ["a"], "user_data": {}}}, OF_LEAF, "user 'a' is listed but has no data"),
+    (leaf([[1]], [0]) | {"own/train/b.json": leaf([[1]], [0])["own/train/a.json"]}, OF_LEAF, "user 'u' is in .*a.json"),
+    ({"own/train/a.json": {"users": [], "user_data": {"a": 1}}}, OF_LEAF, "user 'a' has data but is not listed in"),
+    (leaf([], []), OF_LEAF, "no user has an example"),
+    (leaf("no list", [1]), OF_LEAF, "user 'u': needs lists 'x' and 'y'"),
+    (leaf([[0.5, 1.0]], [1, 2]), OF_LEAF, "user 'u': 1 inputs but 2 labels"),
+    (leaf([[0.5, 1.0], [0.5]], [1, 2]), OF_LEAF, "user 'u': inputs must be numbers, as many in each"),
+    (leaf([[0.5, float("nan")]], [1]), OF_LEAF, "user 'u': example 0 holds a NaN"),
+    (leaf([[1.0], [10**400]], [0, 1]), OF_LEAF, "inputs must be numbers"),
+    (leaf([[1], [2**32]], [0, 1]), OF_LEAF, "inputs must be numbers, .*more than 32 bits"),
+    *((leaf([[1.0]], [y]), OF_LEAF, "labels must be integers >= 0") for y in (1.5, -1, [1], 10**30)),
+    (leaf([{"image": "1.png"}], [1]), OF_LEAF, "inputs such as .* are neither numbers"),
+    (leaf(["ab", "abc"], ["c", "d"]), OF_LEAF, "user 'u': strings of 2 to 3 characters"),
+    (leaf(["ab"], ["é"]), OF_LEAF, "the character 'é' is not in LEAF's alphabet of 80"),
+    (
+        leaf([[["w"]]], [{"target_tokens": [["w", "v"]]}]),
+        OF_LEAF,
+        "target_tokens and count_tokens must be shaped",
+    ),
+    (leaf([[["w"]], "w"], [{"target_tokens": [["w"]]}] * 2), OF_LEAF, "must be a list of sequences"),
+    (leaf([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}]), OF_LEAF, "count_tokens must be numbers"),
+    (leaf([[[1, 2]]], [{"target_tokens": [[2, -3]]}]), OF_LEAF, r"tokens must be integers in 0 .. 2"),
+    (leaf([[0.5] * 9], [62]), of("leaf:own", task="next-token"), "holds images, and the task next-token is of text"),
+    (leaf([[0.5] * 9], [1]), of("leaf:own", tokens=True), "user 'u': tokens are whole numbers, got float64"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), cut=5)}, OF_IDX, "truncated: 67 bytes of data, expected 72"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), more=b"x")}, OF_IDX, "too long: 73 bytes of data"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3))[:9]}, OF_IDX, "truncated header: 9 bytes, expected 16"),
+    (IDX | {"own/train-images-idx3-ubyte": b""}, OF_IDX, r"wrong magic number \(empty file\)"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6,))}, OF_IDX, "1 dimensions, expected 3 .*swapped"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), 0x0D)}, OF_IDX, "elements of type 0x0d; only unsigned bytes"),
+    (IDX | {"own/train-images-idx3-ubyte": gzip.compress(idx((6, 4, 3)))[:-12]}, OF_IDX, "truncated: its gzip stream"),
+    (IDX | {"own/train-images-idx3-ubyte": b"\x1f\x8b" + b"\xff" * 40}, OF_IDX, "damaged gzip stream"),
+    (IDX | {"own/train-labels-idx1-ubyte": idx((4,))}, OF_IDX, "holds 6 images but .* holds 4 labels"),
+    (IDX | {"own/t10k-images-idx3-ubyte": idx((6, 4, 3))}, OF_IDX, r"no file t10k-labels-idx1-ubyte \(or .gz\) in"),
+    ({}, of("mnist"), "no file train-images-idx3-ubyte .*mnist.*JAXPFL_DATA_DIR or --data-dir"),
+    ({}, of("cifar10"), "no folder cifar-10-batches-py or cifar-10-batches-bin and no cifar10.npz"),
+    ({"cifar-10-python.tar.gz": b""}, of("cifar10"), "unpack it with: tar -xzf .*cifar-10-python.tar.gz -C"),
+    (CIFAR, of("cifar10"), r"cannot read .*test_batch: No such file"),
+    *(
+        (CIFAR | {"cifar-10-batches-py/data_batch_2": batch}, of("cifar10"), message)
+        for batch, message in (
+            (pickle.dumps([1, 2])[:9], r"data_batch_2: truncated or damaged pickle of \d+ bytes"),
+            ([1, 2], "a pickled list, expected a dictionary"),
+            ({b"labels": [1]}, r"no 'data' in it \(it holds labels\)"),
+            ({b"data": "text", b"labels": [1]}, r"must be bytes \[N, 3072\]"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "2 images but 1 labels"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0.5] * 2}, "labels must be integers"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [10] * 2}, "labels 10 to 10, expected 0 to 9"),
+        )
+    ),
+    ({"cifar10.npz": {"x_train": X[:, :3, :3], "y_train": Y}}, of("cifar10"), r"must be uint8 \[N, 32, 32, 3\], got"),
+    *(
+        ({"own": text}, of("libsvm:own"), message)
+        for text, message in (
+            ("", "no examples in it|no LIBSVM text"),
+            ("+1 1:0.5 3\n", "no LIBSVM text"),
+            ("+1 1:1e300\n-1 1:0\n", "example 0 holds a NaN or infinite value"),
+            ("nan 1:1\n", "the label of example 0 is nan"),
+            ("1 2147483000:1\n2 1:1\n", "features of 2 examples would take 16 GiB as dense numbers"),
+        )
+    ),
+    ({"own": "1 1:1\n2 1:2\n", "own.t": "3 1:1\n"}, of("libsvm:own"), "label 3 is not among the training labels"),
+    ({"a.npz": {"a\nb": X}}, OF_NPZ, r"no array 'x_train' \(it holds 'a\\nb'\)"),
+    ({"a.npz": b"no archive"}, OF_NPZ, "damaged, or no .npz archive"),
+    (npz(x_test=X), OF_NPZ, "x_test and y_test must both be there"),
+    (npz(y_train=Y[:3]), OF_NPZ, r"x_train must be numbers \[N, ...\] and y_train \[N\] or \[N, d\], got \(6, 4, 4\)"),
+    (npz(y_train=np.where(Y == 2, np.inf, 0.5)), OF_NPZ, r"y_train: the label of example \d is inf"),
+    (npz(y_train=Y + 0.5, x_test=X, y_test=Y), OF_NPZ, r"y_test is \(\) of int32, y_train \(\) of float32"),
+    (npz(y_train=Y - 1), OF_NPZ, "y_train must be integers >= 0"),
+    (npz(y_train=Y.astype("m8[s]")), OF_NPZ, "y_train must be integers >= 0, got timedelta64"),
+    (npz(x_train=np.full((6, 2), np.nan)), OF_NPZ, "x_train: example 0 holds a NaN"),
+    (npz(x_train=X + 1j), OF_NPZ, "x_train must be numbers .* complex128"),
+    (npz(x_train=np.array([{}] * 6, dtype=object)), OF_NPZ, "no .npz archive of plain arrays"),
+    (npz(x_train=np.full((6, 3), 2**31), vocabulary=np.array(9)), OF_NPZ, "x_train must be integers >= -2147483648"),
+    (npz(x_test=X[:, :2], y_test=Y), OF_NPZ, r"x_test is \(2, 4\) of uint8, x_train \(4, 4\) of uint8"),
+    (npz(users_train=Y[:2]), OF_NPZ, "users_train must name a user for each of 6 examples, by numbers or text"),
+    ({}, of("text:nowhere"), "nowhere: no such folder: text:FOLDER is a folder"),
+    ({"own/a": b"four"}, of("text:own", window=4), "a: 4 bytes, and a window of 4 needs 5: give a shorter window"),
+    ({"own/a": b"caf\xe9 noir"}, of("text:own", window=4), r"a: byte 3 is no UTF-8, b'\\xe9 no': texts must be"),
+    ({}, of("text:own", window=0), "window must be >= 1, got 0"),
+    ({}, of("digits", window=8), "window is for texts, text:FOLDER: digits is none"),
+    ({}, of("digits", tokens=True), "tokens is for npz:FILE and leaf:FOLDER: digits is neither"),
+    ({}, of("school"), "school.mat is missing: put it there"),
+    ({"school/school.mat": b"MATLAB 5.0 MAT-file" + bytes(200)}, of("school"), r"school\.mat: "),
+    ({}, of("mnst"), "unknown data set 'mnst': did you mean 'mnist'"),
+    ({}, of("../mnist"), "unknown data set"),
+]
+
+
+@pytest.mark.parametrize(("files", "read", "message"), FILES)
+def test_files(tmp_path: Path, files: dict[str, Any], read: Callable[[Path], Any], message: str) -> None:
+    for name, content in files.items():
+        put(tmp_path / name, content)
+    with pytest.raises(JaxpflError, match=message) as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+TOY = source_of(np.arange(60) % 3)
+USERS = np.repeat(np.arange(6), np.arange(1, 7))
+OF_USERS = source_of(USERS % 3, users=USERS)
+SUPER = source_of(np.arange(60) % 6, superclasses=np.array([2, 0, 1, 1, 0, 2]))
+
+
+def split(source: Any = TOY, **how: Any) -> Callable[[], Any]:
+    return lambda: federate(source, **{"partition": "iid", "clients": 4} | how)
+
+
+def stacked(x: Any = None, y: Any = None, **how: Any) -> Callable[[], Any]:
+    clients = [(np.full((n, 2), i + 1.0), np.arange(n) % 3) for i, n in enumerate((3, 5, 2))]
+    clients[1] = (clients[1][0] if x is None else x, clients[1][1] if y is None else y)
+    return lambda: stack_clients(clients, **how)
+
+
+def trees(**change: Any) -> Callable[[], Any]:
+    clients = [({"a": np.zeros((n, 4), int), "b": np.zeros(n)}, np.arange(n) % 3) for n in (3, 5)]
+    clients[1] = clients[1][0] | change, clients[1][1]
+    return lambda: stack_clients(clients)
+
+
+def batches(*given: Any) -> Callable[[], Any]:
+    return lambda: plan_batches(np.array(given[0]), *given[1:])
+
+
+def drawn(text: str) -> Callable[[], Any]:
+    return lambda: draw_planted(parse(f"planted:{text}"))
+
+
+CLASSES, NATURAL = {"partition": "classes"}, {"partition": "natural", "clients": None}
+CALLS: list[tuple[Callable[[], Any], str]] = [
+    (split(partition="nearest"), "unknown partition 'nearest'"),
+    (split(**CLASSES), "needs the number of classes per client"),
+    (split(**CLASSES, classes_per_client=5), "classes per client must be 1 to 3 .*got 5"),
+    (split(**CLASSES, classes_per_client=1, clients=2), "2 clients with 1 classes each cannot hold all 3 classes"),
+    (split(**CLASSES, classes_per_client=2, clients=59), r"class \d has 20 examples for \d+ clients"),
+    (split(**CLASSES, classes_per_client=2, min_examples=3), "takes min examples only with sigma"),
+    (split(clients=0), "clients must be at least 1, got 0"),
+    (split(clients=61), "61 clients are more than the 60 examples"),
+    (split(clients=None), "the number of clients must be given for every partition but 'natural'"),
+    (split(alpha=1.0), "the partition 'iid' takes no option, not alpha"),
+    (split(partition="shards", clients=7, shards_per_client=9), "7 clients with 9 shards each need 63 examples"),
+    (split(partition="shards", shards_per_client=0), "shards per client must be at least 1, got 0"),
+    (split(partition="dirichlet"), "needs alpha"),
+    (split(partition="dirichlet", alpha=0.0), "alpha must be > 0 and finite, got 0"),
+    (split(partition="dirichlet-class", alpha=1.0, min_examples=16), r"must be 0 to 15 for 4 clients of 60 examples"),
+    (split(partition="dirichlet-class", alpha=1e-3, min_examples=14), "none of 1000 Dirichlet splits gave each"),
+    (split(partition="lognormal", sigma=-1.0), "sigma must be >= 0 and finite, got -1"),
+    (split(partition="superclasses", superclasses_per_client=1), "data set 'toy' has no superclasses"),
+    (
+        split(SUPER, partition="superclasses", superclasses_per_client=4),
+        "superclasses per client must be 1 to 3, got",
+    ),
+    (split(SUPER._replace(superclasses=np.zeros(3, int))), r"superclasses must be \[6\]"),
+    (split(partition="clusters", clusters=5), r"clusters must be 1 to 4 \(the 4 clients\), got 5"),
+    (
+        split(source_of(np.arange(9) % 2), partition="clusters", clusters=3),
+        r"\(the 2 permutations of 2 classes\), got",
+    ),
+    (split(**NATURAL), "data set 'toy' has no users"),
+    (
+        split(OF_USERS, partition="natural", clients=7),
+        "7 clients of 1 users need 7 users, but there are 6: use",
+    ),
+    (split(OF_USERS, **NATURAL, users_per_client=7), "users per client must be at most the 6 users there are, got 7"),
+    (split(OF_USERS, **NATURAL, users_per_client=0), "users per client must be at least 1, got 0"),
+    (split(OF_USERS._replace(users_train=np.arange(3))), "users must be integers, one for each example"),
+    (split(test_share=1.0), "test_share must be >= 0 and < 1, got 1"),
+    (split(split_seed=-1), "split_seed must be at least 0, got -1"),
+    (split(TOY._replace(num_classes=2)), r"labels must lie in 0 .. 1"),
+    (split(TOY._replace(y_train=TOY.y_train + 0.5)), "labels must be integers"),
+    (split(TOY._replace(x_test=TOY.x_train)), "give x_test and y_test, or neither"),
+    (split(TOY._replace(y_train=TOY.y_train[:5])), "60 inputs but 5 labels"),
+    (
+        split(TOY._replace(x_train=np.where(TOY.x_train == 17, np.nan, 1))),
+        "toy', train: example 17 holds a NaN",
+    ),
+    (split(TOY._replace(inputs="tokens"), standardize=True), "standardize is for features: toy holds tokens"),
+    (lambda: unseen(source_of(USERS, USERS, users=USERS, users_test=USERS)), "test users also have training examples"),
+    (lambda: unseen(source_of(USERS, USERS)), "has no users"),
+    (lambda: set_apart(split()(), 4), "at least 1 and fewer than all 4, got 4"),
+    (lambda: stack_clients([]), "zero clients"),
+    (stacked(x=np.ones((5, 3))), r"client 1, train: one input has shape \(3,\).*\(2,\)"),
+    (stacked(x=np.ones((4, 2))), "client 1, train: 4 inputs but 5 labels"),
+    (stacked(x=np.full((5, 2), "a")), "client 1, train: inputs must be real numbers"),
+    (stacked(x=[[1.0], [1.0, 2.0]]), "client 1, train: not an array"),
+    (stacked(x=np.where(np.arange(10).reshape(5, 2) == 7, np.inf, 1)), "client 1, train: example 3 holds a NaN"),
+    (stacked(y=np.full(5, True)), "client 1, train: labels must be integers >= 0, got bool: .* a regression floats"),
+    (stacked(y=np.array([0.5, 1e300, 2, 3, 4])), "client 1, train: the label of example 1 is inf"),
+    (stacked(y=np.array([0, 1, -2, 0, 1])), "client 1, train: labels must be integers .*got -2"),
+    (stacked(y=np.zeros((5, 1), int)), r"client 1, train: one label has shape \(1,\).*have \(\)"),
+    (stacked(y=np.zeros((5, 1, 1), int)), r"client 1, train: .*got shapes \(5, 2\), \(5, 1, 1\)"),
+    (stacked(x=np.zeros((0, 2)), y=[]), r"1 of 3 clients have no training data \(client 1\): .*--drop-empty"),
+    (stacked(x=np.zeros((5, 2)) + np.nan, client_ids=[7, 40, 2]), "client 40, train: example 0"),
+    (stacked(test=[(np.ones((1, 2)), [0])]), "1 clients have test data but 3 have training data"),
+    (stacked(client_ids=[0, 0, 1]), "client_ids must be distinct"),
+    (trees(a=np.zeros((5, 3), int)), r"client 1, train: one input has shape \(3,\).*\(4,\)"),
+    (trees(a=np.full((5, 4), 2**31)), "client 1, train: integer inputs must fit in 32 bits"),
+    (trees(more=np.zeros(5)), "client 1, train: inputs are PyTreeDef.*more.*the clients before it"),
+    (lambda: stack_clients([({}, np.zeros(2, int))]), "client 0, train: inputs without an array"),
+    (batches([5], 0, 3), "local steps must be at least 1, got 0"),
+    (batches([5], 1, 3, "epochs"), "unknown draw 'epochs': did you mean 'epoch'"),
+    (batches([0, 0], 1, 3), "no client has a training example"),
+    (batches([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
+    (batches([10**6], 10**4, 10**6), "too many for one round"),
+    (drawn("cluster=2"), "unknown setting of planted 'cluster': did you mean 'clusters'"),
+    (drawn("clusters=2.5"), "planted:clusters must be an int, got '2.5'"),
+    (drawn("clusters"), "a data set is NAME or NAME:argument=value,argument=value, each once"),
+    (drawn("clients=3"), "planted:clusters must be at most the 3 clients, got 5"),
+    (drawn("dim=0"), "planted:dim must be a whole number of at least 1, got 0"),
+    (drawn("strength=inf"), "planted:strength must be at least 0 and finite, got inf"),
+    (
+        lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5),
+        "shares of users set apart must be > 0",
+    ),
+    (lambda: token_counts.groups(np.random.default_rng(), 2, 0.2, 0.1), "2 users cannot be divided into 3 groups"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_calls(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(JaxpflError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_a_pooled_source_is_not_pooled_again() -> None:
+    together = pooled(source_of(USERS % 3, USERS % 3, users=USERS, users_test=USERS + 6))
+    assert (len(together.y_train), together.x_test, len(np.unique(together.users_train))) == (42, None, 12)
+    assert pooled(together) is together
