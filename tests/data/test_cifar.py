@@ -114,15 +114,6 @@ def test_cifar100_has_fine_labels_and_superclasses(tmp_path: Path, kind: str) ->
 
 
 def test_truncated_and_missing_batches(tmp_path: Path) -> None:
-    folder = write_cifar10(tmp_path / "py", "python")
-    batch = (folder / "data_batch_3").read_bytes()
-    (folder / "data_batch_3").write_bytes(batch[: len(batch) // 2])
-    with pytest.raises(JaxpflError, match=r"data_batch_3: truncated or damaged pickle of \d+ bytes"):
-        load("cifar10", str(tmp_path / "py"))
-    (folder / "data_batch_3").unlink()
-    with pytest.raises(JaxpflError, match=r"cannot read .*data_batch_3: No such file"):
-        load("cifar10", str(tmp_path / "py"))
-
     folder = write_cifar10(tmp_path / "bin", "binary")
     batch = (folder / "test_batch.bin").read_bytes()
     (folder / "test_batch.bin").write_bytes(batch[:-1])

@@ -51,17 +51,6 @@ def test_mnist_is_found_under_all_its_names(tmp_path: Path, zipped: bool, dot: s
     assert source.num_classes == 3
 
 
-def test_pixels_span_zero_to_one_exactly(tmp_path: Path) -> None:
-    write_set(tmp_path / "a")
-    (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.array([[[0, 255]]] * 6, dtype=np.uint8)))
-    (tmp_path / "a" / "t10k-images-idx3-ubyte").unlink()
-    (tmp_path / "a" / "t10k-labels-idx1-ubyte").unlink()
-    source = load("idx:a", str(tmp_path), standardize=False)
-    assert (source.x_train.min(), source.x_train.max()) == (0.0, 1.0)
-    assert source.x_test is None
-    assert source.y_test is None
-
-
 def test_labels_from_one_are_the_first_classes(tmp_path: Path) -> None:
     """As those of EMNIST's letters, 1 to 26."""
     write_set(tmp_path / "letters")

@@ -88,21 +88,6 @@ def test_femnist_in_several_files(tmp_path: Path) -> None:
     assert {entry.name: entry.present for entry in available(str(tmp_path))}["femnist"]
 
 
-def test_a_user_without_test_examples_is_refused_or_dropped(tmp_path: Path) -> None:
-    write(tmp_path / "femnist" / "train" / "a.json", writers())
-    write(tmp_path / "femnist" / "test" / "a.json", writers({"f0003_41": 2, "f0002_07": 1}))
-    source = load("femnist", str(tmp_path))
-    with pytest.raises(
-        JaxpflError, match=r"1 of 3 clients have too few examples to be tested \(client 0\): .*--drop-e"
-    ):
-        federate(source, partition="natural")
-    with pytest.warns(JaxpflWarning, match="left out: 1 of 3 clients"):
-        federation = federate(source, partition="natural", drop_empty=True)
-    np.testing.assert_array_equal(federation.client_ids, [1, 2])
-    np.testing.assert_array_equal(federation.train.size, [8, 5])
-    np.testing.assert_array_equal(federation.test.size, [1, 2])
-
-
 @pytest.mark.parametrize("shared", [{}, {"u": 1, "w": 2}])
 def test_test_users_that_are_not_trained_are_said_and_come_unseen(tmp_path: Path, shared: dict[str, int]) -> None:
     write(tmp_path / "own" / "train" / "a.json", writers({"u": 3, "w": 5}, d=7))

@@ -35,6 +35,7 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
     np.testing.assert_array_equal(source.y_train, np.concatenate(y)[:, 0])
     assert source.x_train.dtype == source.y_train.dtype == np.float32
     assert (source.task, source.num_classes) == ("regression", 1)
+    assert source.users_train is not None
     assert np.bincount(source.users_train).tolist() == list(SIZES)
     assert source.description == "13 pupils of 3 schools, 3 features"
     assert {entry.name: entry.present for entry in available(str(tmp_path))}["school"]

@@ -272,11 +272,12 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
       JaxpflError: where all may be in thousands: 1,234 in every number with a comma, or 1.234 beside 567 in a column
         of a text with semicolons or tabs, as Excel writes where a point marks thousands.
     """
-    points = {name: _marked(cells[name], "point") for name in cells}
-    commas = [cell for name in cells for cell in _marked(cells[name], "comma")]
-    doubtful = [] if any(points.values()) else commas
-    for name, pointed in points.items():
-        digits = cells[name][cells[name].str.isdecimal()].str.len().max()
+    columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
+    points = [_marked(column, "point") for column in columns]
+    commas = [cell for column in columns for cell in _marked(column, "comma")]
+    doubtful = [] if any(points) else commas
+    for column, pointed in zip(columns, points, strict=True):
+        digits = max((len(cell) for _, cell in column if cell.isdecimal()), default=0)
         if pointed and digits == 3 and separator in ("semicolon", "tab"):
             doubtful = pointed
             break
@@ -287,10 +288,10 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
             f"{path} line {line}: {cell!r} is a decimal number or one in thousands: take the marks out, or write one "
             f"decimal more (estimate: {flag})"
         )
-    return "comma" if commas and not any(points.values()) else "point"
+    return "comma" if commas and not any(points) else "point"
 
 
-def _marked(column: pandas.Series, mark: Decimal) -> list[tuple[int, str]]:
+def _marked(column: list[tuple[int, str]], mark: Decimal) -> list[tuple[int, str]]:
     """Numbers of a column that have the mark, with their lines."""
-    found = column[column.str.contains("." if mark == "point" else ",", regex=False)]
-    return [(line, cell) for line, cell in found.items() if _NUMBER[mark].fullmatch(cell)]
+    sign = "." if mark == "point" else ","
+    return [(line, cell) for line, cell in column if sign in cell and _NUMBER[mark].fullmatch(cell)]

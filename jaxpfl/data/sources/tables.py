@@ -149,7 +149,7 @@ def read_table(
         used = [column for column in (*targets, options.client) if column is not None]
         raise JaxpflError(f"{path}: no column of features beside {printable(', '.join(used), 300)}")
     x, features = _inputs(table, columns)
-    found = Columns(x, labels.y, labels.task, labels.count, features, class_names=labels.names)
+    found = Columns(x, labels.y, labels.task, labels.number, features, class_names=labels.names)
     if options.client is None:
         return found
     users, _, names = number_users(np.array(table.texts(options.client)), None)
@@ -184,7 +184,7 @@ class _Labels(NamedTuple):
 
     y: np.ndarray
     task: str
-    count: int
+    number: int
     names: np.ndarray | None = None
 
 
@@ -203,7 +203,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     if task == "regression":
         if numbers is None:
             raise JaxpflError(f"{table.path}: labels of a regression are numbers, column {shown(target)} holds text")
-        return _Labels(_single(table, target, numbers), task, 1)
+        _check_single(table, target, numbers)
+        return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
@@ -217,20 +218,22 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
 
 
 def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
-    numbers = {name: _numbers(table, name) for name in targets}
-    for name, own in numbers.items():
-        if own is None:
+    columns = []
+    for name in targets:
+        numbers = _numbers(table, name)
+        if numbers is None:
             raise JaxpflError(f"{table.path}: several columns of labels hold numbers, column {shown(name)} holds text")
-    y = np.stack(list(numbers.values()), axis=1)
+        columns.append(numbers)
+    y = np.stack(columns, axis=1)
     marks = (y == 0) | (y == 1)
     if task is None:
         task = "multilabel" if marks.all() else "regression"
         kind = "0 and 1 alone" if marks.all() else "other numbers than 0 and 1"
         _warn_of_task(task, f"columns {printable(', '.join(targets), 300)} hold {kind}")
     if task == "regression":
-        return _Labels(
-            np.stack([_single(table, name, own) for name, own in numbers.items()], axis=1), task, len(targets)
-        )
+        for name, numbers in zip(targets, columns, strict=True):
+            _check_single(table, name, numbers)
+        return _Labels(y, task, len(targets))
     if task != "multilabel":
         raise JaxpflError(f"task = {task}: several columns of labels are of multilabel or regression")
     for row, place in np.argwhere(~marks):
@@ -243,15 +246,13 @@ def _warn_of_task(task: str, holds: str) -> None:
     warn(f"task = {task}, as {holds}: name the task to choose another")
 
 
-def _single(table: Table, column: str, numbers: np.ndarray | None) -> np.ndarray:
-    """Numbers of a column, which single precision must hold."""
-    assert numbers is not None
+def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
+    """Check that single precision holds the numbers of a column."""
     with np.errstate(over="ignore"):
         held = np.isfinite(numbers.astype(np.float32))
     if not held.all():
         line = table.lines[int(np.argmin(held))]
         raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
-    return numbers
 
 
 def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
@@ -261,7 +262,8 @@ def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
     for name in names:
         numbers = _numbers(table, name)
         if numbers is not None:
-            columns.append(_single(table, name, numbers)[:, None])
+            _check_single(table, name, numbers)
+            columns.append(numbers[:, None])
             features.append(Feature(name))
             continue
         texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
