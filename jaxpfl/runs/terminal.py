@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
 from jaxpfl.runs.setup import Experiment, require
