@@ -4,8 +4,8 @@
 
 Cells: clients whose p_i are of Beta distributions with a mean (``--mean``) and a coefficient of variation
 (``--variation``), of so many samples each. The intervals integrate over the population
-(`estimators.learned_bernoulli`, in SciPy on the host, a file at a time). ``--repetitions`` are files of clients in each
-cell; ± is a standard error over files, of the mean coverage of a file's clients.
+(`empirical_bayes.learned_rates`, in SciPy on the host, a file at a time). ``--repetitions`` are files of clients in
+each cell; ± is a standard error over files, of the mean coverage of a file's clients.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
 
 def coverage(rng: np.random.Generator, m: int, n: int, mean: float, variation: float, files: int) -> dict[str, float]:
     """Share of clients that intervals cover, its standard error over files, and their mean length."""
-    from jaxpfl.estimators import learned_bernoulli
+    from jaxpfl.estimators.empirical_bayes import learned_rates
 
     theta = np.full((files, m), mean)
     if variation:
         total = (1 - mean) / (mean * variation**2) - 1  # of the Beta distribution's two parameters
         theta = rng.beta(mean * total, (1 - mean) * total, (files, m))
     ones = rng.binomial(n, theta)
-    ends = [learned_bernoulli.believed(of, np.full(m, n), 0.95) for of in ones]
+    ends = [learned_rates.probabilities(of, np.full(m, n), 0.95) for of in ones]
     inside = np.array([((of.low <= p) & (p <= of.high)).mean() for of, p in zip(ends, theta, strict=True)])
     return {
         "coverage": float(inside.mean()),

@@ -97,7 +97,7 @@ def _clients(m: int) -> tuple[np.ndarray, ...]:
 def _jaxpfl(prior: Any, x: np.ndarray, s: np.ndarray, theta: np.ndarray) -> Answer:
     import jax
 
-    from jaxpfl.estimators import ebnm
+    from jaxpfl.estimators.empirical_bayes import ebnm
 
     with jax.enable_x64(True):
         found: Any = ebnm(x, s, prior=prior).prior

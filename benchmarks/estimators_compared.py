@@ -142,7 +142,7 @@ def _mixed(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
         import jax
         import jax.numpy as jnp
 
-        from jaxpfl.estimators import learned_gaussian
+        from jaxpfl.estimators.empirical_bayes import learned_gaussian
 
         with jax.enable_x64(True):
             own = jnp.asarray(x)
@@ -202,7 +202,7 @@ def _point_normal(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
     def jaxpfl() -> Any:
         import jax
 
-        from jaxpfl.estimators import ebnm
+        from jaxpfl.estimators.empirical_bayes import ebnm
 
         with jax.enable_x64(True):
             prior: Any = ebnm(x, s, prior="point-normal").prior

@@ -3,9 +3,8 @@
     python -m benchmarks interval_coverage
 
 Cells: Poisson counts of mean 5 under a Gamma prior of a coefficient of variation (``--variation``), plug-in and
-integrated; and normal means of errors 1 and spread (``--spread``) under fitted priors of a family, plug-in and
-bootstrapped. ``--repetitions`` are files of clients in each cell; ± is a standard error over files, of the mean
-coverage of a file's clients.
+integrated; and normal means of errors 1 and spread (``--spread``) under a normal prior, likewise. ``--repetitions`` are
+files of clients in each cell; ± is a standard error over files, of the mean coverage of a file's clients.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from .record import command, parser, positive, table, write
 
 COUNTS, QUICK = (10, 30, 100), (10,)
 VARIATIONS, SPREADS = (0.0, 0.2, 0.5, 1.0), (0.3, 1.0)
-FAMILIES = ("normal", "point-normal", "point-laplace", "scale-mixture", "npmle")
-REFITS, ATOMS, MEAN = 100, 60, 5.0
+MEAN = 5.0
 
 
 @command
@@ -36,19 +34,16 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--counts", type=positive, nargs="+", metavar="M")
     options.add_argument("--variation", type=float, nargs="*", default=None, metavar="CV")
     options.add_argument("--spread", type=float, nargs="*", default=None, metavar="SD")
-    options.add_argument("--priors", choices=FAMILIES, nargs="+", default=None)
     args = options.parse_args(argv)
     counts = args.counts or (QUICK if args.quick else COUNTS)
     files = 2 if args.quick else args.repetitions
     variations = (VARIATIONS[:1] if args.quick else VARIATIONS) if args.variation is None else args.variation
     spreads = (SPREADS[:1] if args.quick else SPREADS) if args.spread is None else args.spread
-    priors = args.priors or (FAMILIES[1:2] if args.quick else FAMILIES)
     cells = [("gamma", variation, m) for variation in variations for m in counts]
-    cells += [(prior, spread, m) for prior in priors for spread in spreads for m in counts]
-    refits = 3 if args.quick else REFITS
+    cells += [("normal", spread, m) for spread in spreads for m in counts]
     results: dict[str, dict[str, Any]] = {}
     for prior, spread, m in cells:
-        settings = {"prior": prior, "spread": spread, "clients": m, "files": files, "refits": refits}
+        settings = {"prior": prior, "spread": spread, "clients": m, "files": files}
         results[f"{prior}, {spread:g}, {m}"] = settings | once(Job("interval_coverage", settings))
     rows = [
         (
@@ -60,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     ]  # fmt: skip
     columns = ("", "spread", "clients", "plug-in", "±", "counted", "±", "length", "length", "CPU s")
     table(f"coverage of 95 % intervals in %, {files} files", columns, rows)
-    write(args.json, "interval_coverage", {"counts": list(counts), "repetitions": files, "refits": refits}, results)
+    write(args.json, "interval_coverage", {"counts": list(counts), "repetitions": files}, results)
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def _counts(rng: np.random.Generator, settings: dict[str, Any]) -> tuple[np.ndar
     import jax
     import jax.numpy as jnp
 
-    from jaxpfl.estimators import ebpoisson, learned_poisson
+    from jaxpfl.estimators.empirical_bayes import ebpoisson, learned_rates
 
     shape, c = (settings["files"], settings["clients"]), settings["spread"] ** 2
     theta = rng.gamma(1 / c, c * MEAN, shape) if c else np.full(shape, MEAN)
@@ -97,7 +92,7 @@ def _counts(rng: np.random.Generator, settings: dict[str, Any]) -> tuple[np.ndar
     plug_in = jax.jit(lambda z: ebpoisson(z, 1.0).interval())
 
     def ends(i: int) -> tuple[Any, ...]:
-        believed = learned_poisson.believed(z[i], 1.0, 0.95)
+        believed = learned_rates.rates(z[i], 1.0, 0.95)
         return *plug_in(jnp.asarray(z[i], float)), believed.low, believed.high
 
     return theta, ends
@@ -107,20 +102,17 @@ def _means(rng: np.random.Generator, settings: dict[str, Any]) -> tuple[np.ndarr
     import jax
     import jax.numpy as jnp
 
-    from jaxpfl.estimators import ebnm
-    from jaxpfl.estimators.normal_means import bootstrap
+    from jaxpfl.estimators.empirical_bayes import ebnm, learned_gaussian
 
-    prior = settings["prior"]
     theta = settings["spread"] * rng.normal(size=(settings["files"], settings["clients"]))
     x = theta + rng.normal(size=theta.shape)
-    more: dict[str, Any] = {"npmle": {"components": ATOMS}, "scale-mixture": {}}.get(prior, {"center": "learned"})
+    plug_in = jax.jit(lambda x: ebnm(x, 1.0).interval())
 
-    @jax.jit
-    def both(key: Any, x: Any) -> tuple[Any, ...]:
-        counted = bootstrap(key, x, 1.0, prior, refits=settings["refits"], **more)
-        return *ebnm(x, 1.0, prior, **more).interval(), *counted.interval()
+    def ends(i: int) -> tuple[Any, ...]:
+        counted = learned_gaussian.morris(jnp.asarray(x[i])[:, None], 1.0, 0.95)
+        return *plug_in(jnp.asarray(x[i])), *(end[:, 0] for end in counted)
 
-    return theta, lambda i: both(jax.random.key(i), jnp.asarray(x[i]))
+    return theta, ends
 
 
 if __name__ == "__main__":

@@ -83,6 +83,21 @@ def test_no_module_imports_itself_through_others():
     assert not graph, f"circular imports among {sorted(circular or graph)}"
 
 
+def test_empirical_bayes_is_an_annex_with_one_door():
+    """It imports core, support and privacy beside itself, and all others import it from its front, studies alone."""
+    annex = ROOT / "estimators" / "empirical_bayes"
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("jaxpfl"):
+                continue
+            inside = node.module.startswith("jaxpfl.estimators.empirical_bayes")
+            if annex in path.parents:
+                assert inside or node.module.split(".")[1] in ("core", "support", "privacy"), f"{path}: {node.module}"
+            elif inside:
+                assert node.module == "jaxpfl.estimators.empirical_bayes", f"{path} imports {node.module}"
+                assert unit(path) == "studies", f"{path} imports the annex"
+
+
 def test_only_the_command_line_knows_tyro():
     knowing = [p for p in MODULES if "tyro" in p.read_text() and unit(p) != "cli"]
     assert not knowing

@@ -9,12 +9,16 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.core.types import Array, PyTree
+from jaxpfl.support.errors import JaxpflError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _FULL = "float32"
+_ROUNDING = 1e-3
+"""Largest rounding error of a value, relative to the range of a client's values."""
 
 
 def users_own() -> bool:
@@ -93,3 +97,23 @@ class RunningSum(NamedTuple):
 
 def _rounds(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> None:
+    """Refuse values whose rounding error in JAX's floating-point type is not small relative to their range.
+
+    Args:
+      largest: the largest absolute value, for each entry of a sample.
+      spread: the range of a client's values, shaped as ``largest``; zero is never refused.
+
+    Raises:
+      JaxpflError.
+    """
+    kind = jnp.result_type(float)
+    for size, differ in zip(np.ravel(largest), np.ravel(spread), strict=True):
+        if float(jnp.finfo(kind).eps) * size > _ROUNDING * differ > 0:
+            more = ", or work in double precision (JAX_ENABLE_X64=true in the environment)" * (kind == jnp.float32)
+            raise JaxpflError(
+                f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: take a common "
+                f"center off{more}"
+            )

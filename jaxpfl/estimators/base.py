@@ -24,8 +24,6 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
-_ROUNDING = 1e-3
-"""Largest rounding error of a value, relative to the range of a client's values."""
 _NODES = 64
 _NEGLIGIBLE = 40.0  # in units of the log density, below its maximum
 
@@ -147,7 +145,7 @@ def stack(clients: list[np.ndarray]) -> Samples:
 
     Raises:
       JaxpflError: for no clients, a client without samples or with samples of another shape, a NaN or infinite value,
-        or values so large that this type cannot tell a client's samples apart (`check_digits`).
+        or values so large that this type cannot tell a client's samples apart (`full_precision.check_digits`).
     """
     if not clients:
         raise JaxpflError("no clients: an estimator needs at least one")
@@ -161,32 +159,12 @@ def stack(clients: list[np.ndarray]) -> Samples:
         if not np.isfinite(x).all():
             raise JaxpflError(f"client {i}: a sample is NaN or infinite")
     largest = np.max([np.abs(x).max(axis=0) for x in arrays], axis=0)
-    check_digits(largest, np.max([np.ptp(x, axis=0) for x in arrays], axis=0))
+    full_precision.check_digits(largest, np.max([np.ptp(x, axis=0) for x in arrays], axis=0))
     n = max(map(len, arrays))
     x, mask = np.zeros((len(arrays), n, *shape)), np.zeros((len(arrays), n), bool)
     for i, own in enumerate(arrays):
         x[i, : len(own)], mask[i, : len(own)] = own, True
     return Samples(jnp.asarray(x), jnp.asarray(mask))
-
-
-def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> None:
-    """Refuse values whose rounding error in JAX's floating-point type is not small relative to their range.
-
-    Args:
-      largest: the largest absolute value, for each entry of a sample.
-      spread: the range of a client's values, shaped as ``largest``; zero is never refused.
-
-    Raises:
-      JaxpflError.
-    """
-    kind = jnp.result_type(float)
-    for size, differ in zip(np.ravel(largest), np.ravel(spread), strict=True):
-        if float(jnp.finfo(kind).eps) * size > _ROUNDING * differ > 0:
-            more = ", or work in double precision (JAX_ENABLE_X64=true in the environment)" * (kind == jnp.float32)
-            raise JaxpflError(
-                f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: take a common "
-                f"center off{more}"
-            )
 
 
 def every(x: Array) -> Samples:

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core import full_precision, trees
+from jaxpfl.core.search import climb
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators import regression
-from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture

@@ -17,7 +17,7 @@ from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli import Population
 from jaxpfl.studies import probability_priors as priors
-from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
+from jaxpfl.studies.own_data.client_csv import OwnClients, own_or_simulated
 from jaxpfl.studies.probability_priors import ProbabilityPrior
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, write_gains

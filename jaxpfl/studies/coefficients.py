@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators import common_representation as common
-from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators import regression
-from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
+from jaxpfl.estimators.empirical_bayes import common_representation as common
+from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
+from jaxpfl.studies.own_data.client_csv import LEVEL, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table, regression_title
-from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
+from jaxpfl.studies.study import Options, Results, Settings, Study, at_least, within
 from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import JaxpflError
 
@@ -27,23 +27,23 @@ FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class CoefficientsSettings:
+class CoefficientsSettings(Settings):
     """y = X theta_i + w, X ~ N(0, I), and theta_i ~ N(mu, Sigma) of correlated entries, or in a subspace."""
 
-    clients: int = 800
+    clients: int = within(800, at_least(2))
     """Number of clients, m."""
-    samples: int = 3
+    samples: int = within(3, at_least(2))
     """Examples of a client, n."""
-    dim: int = 6
+    dim: int = within(6, checks.count)
     """Number of coefficients, d."""
     rank: int = 0
     """Dimensions of the subspace of the coefficients, k (of a table of your own, about the pooled ones); 0 for
     coefficients of full covariance about a mean."""
-    noise_variance: float = 0.3
+    noise_variance: float = within(0.3, checks.positive)
     """Variance of w."""
-    em_steps: int = 200
+    em_steps: int = within(200, checks.count)
     """Steps of EM, and of minimising in turns."""
-    repetitions: int = 10
+    repetitions: int = within(10, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -54,11 +54,7 @@ class CoefficientsSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        for name in ("clients", "samples"):  # one variance for all shows in pairs of a client's examples
-            at_least(2)(name, getattr(self, name))
-        for name in ("dim", "em_steps", "repetitions"):
-            checks.count(name, getattr(self, name))
-        checks.positive("noise_variance", self.noise_variance)
+        super().check()
         if not 0 <= self.rank <= self.dim:
             raise JaxpflError(f"rank must be from 0 to dim = {self.dim}, got {self.rank}")
 
@@ -85,15 +81,6 @@ class CoefficientsOptions(Options):
     """Leave out the intercept, which otherwise is each client's first coefficient."""
     level: float = LEVEL
     """Level of the intervals of coefficients of your own."""
-
-    def refuse_without_file(self) -> None:
-        """Refuse the other options without a file.
-
-        Raises:
-          JaxpflError.
-        """
-        names = ("target", "client", "ignore", "missing", "missing_words", "encoding", "no_intercept", "level")
-        refuse_given(self, names, "is of --csv, and there is none")
 
 
 def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Array, Array, Array]:

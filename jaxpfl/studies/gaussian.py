@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import base, gaussian, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
-from jaxpfl.estimators.normal_means.area_fit import Likelihood
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
+from jaxpfl.studies.own_data.client_csv import OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
 from jaxpfl.studies.study import (
@@ -258,18 +257,6 @@ class GaussianOptions(OwnClients):
     covariates: tuple[str, ...] = ()
     """Columns of numbers beside the samples of a long file, on which these are regressed; clients are then normal about
     the regression (the nested-error model of Battese, Harter and Fuller 1988)."""
-    fit: Likelihood = "reml"
-    """Likelihood by which the variances about the covariates' regression are fitted: reml, or ml, which makes them too
-    small with few clients."""
-
-    def refuse_without_file(self) -> None:
-        """Refuse the other options without a file.
-
-        Raises:
-          JaxpflError.
-        """
-        super().refuse_without_file()
-        refuse_given(self, ("covariates", "fit"), "is of --csv, and there is none")
 
 
 def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
@@ -292,7 +279,7 @@ def simulated(given: GaussianSettings) -> Results:
         beside the means.
     """
     given.check()
-    base.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
+    full_precision.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
     with jax.enable_x64(True):  # closed forms to all digits
         found = contenders(given)
     errors = _errors(given, {name: each.estimator for name, each in found.items()}, given.samples)

@@ -17,7 +17,7 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.studies.own_data.options import OwnFile, own_or_simulated
+from jaxpfl.studies.own_data.client_csv import OwnFile, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import Curve, estimator_table, write_curves
 from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, at_least, refuse_given, within

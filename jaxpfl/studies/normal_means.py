@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,36 +13,35 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
-from jaxpfl.estimators.normal_means.area import Likelihood
-from jaxpfl.studies.mean_populations import TRUTHS, Truth, bayes_risk, draw, mixture, needles
-from jaxpfl.studies.own_data.client_csv import CsvTable
-from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
+from jaxpfl.estimators.empirical_bayes import FAMILIES, Family, NormalMixture, ebnm, posterior
+from jaxpfl.studies.own_data.client_csv import LEVEL, CsvTable, own_or_simulated
 from jaxpfl.studies.repetitions import repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table
-from jaxpfl.studies.study import Options, Results, Study, at_least, refuse_given
+from jaxpfl.studies.study import Results, Settings, Study, at_least, refuse_given, within
 from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
-Choice: TypeAlias = Literal[
-    "normal",
-    "point-normal",
-    "point-laplace",
-    "scale-mixture",
-    "npmle",
-    "normal-mixture",
-    "beta-mixture",
-    "gamma-mixture",
-    "best",
-]
-"""The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
+Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal", "needles"]
+
+MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
+    "sparse": ((0.95, 0.05), (0.0, 5.0), (0.0, 0.0)),
+    "two-point": ((0.5, 0.5), (-2.0, 2.0), (0.0, 0.0)),
+    "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
+    "normal": ((1.0,), (0.0,), (1.0,)),
+}
+"""Weights, means and standard deviations of the components. efron: nine of ten are zero, the others N(-3, 1) (Efron
+2008). needles is none of these: its means are fixed, not drawn."""
+
+TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
+
+_REACH, _CELLS = 12.0, 8_001
 
 
 @dataclass(frozen=True)
-class NormalMeansSettings:
+class NormalMeansSettings(Settings):
     """x_i ~ N(theta_i, 1), theta_i from a population."""
 
-    clients: int = 1000
+    clients: int = within(1000, at_least(2))
     """Number of clients, m."""
     truth: Truth = "sparse"
     """The population: sparse (5 % of the means are 5, others 0), two-point (-2 and 2), efron (90 % are 0, others
@@ -53,7 +52,7 @@ class NormalMeansSettings:
     """Mean of every needle, in standard errors."""
     priors: tuple[Family, ...] = FAMILIES[1:]
     """Families of priors beside the normal one."""
-    repetitions: int = 20
+    repetitions: int = within(20, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
@@ -64,8 +63,7 @@ class NormalMeansSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        at_least(2)("clients", self.clients)
-        checks.count("repetitions", self.repetitions)
+        super().check()
         if self.truth not in TRUTHS:
             raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {shown(self.truth)}")
         if self.truth == "needles":
@@ -81,21 +79,19 @@ class NormalMeansSettings:
 
 
 @dataclass(frozen=True)
-class NormalMeansOptions(CsvTable, Options):
+class NormalMeansOptions(CsvTable):
     """Clients of your own instead of simulated ones."""
 
     csv: Path | None = None
     """A file with a row for each client: its name (--client), and the columns estimate,se, or successes,trials, or
-    count,exposure, or counts of categories in columns count:NAME."""
-    prior: Choice = "normal"
-    """The prior of estimates of your own. Of successes it is a Beta distribution unless beta-mixture or npmle is asked
-    for, of counts a Gamma distribution unless gamma-mixture or npmle is. Best compares all families of these on clients
-    that are held out in turn."""
+    count,exposure."""
+    prior: Family = "normal"
+    """The prior of estimates of your own. Of successes it is a Beta distribution, of counts a Gamma distribution unless
+    npmle, any distribution, is asked for."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     components: int | None = None
-    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle, and 2 of a
-    normal-mixture, beta-mixture or gamma-mixture unless given."""
+    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle unless given."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
     (the area model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts
@@ -103,49 +99,59 @@ class NormalMeansOptions(CsvTable, Options):
     groups: str | None = None
     """The column that names the group of each client, as a pupil's school; groups are then normal about a mean of all,
     and clients about their group's."""
-    fit: Likelihood = "reml"
-    """Likelihood by which the spread about the covariates' regression, or the spreads within and between groups, are
-    fitted: reml, or ml, which is too small with few clients or groups."""
     weights: str | None = None
     """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
     it is then that of a random person's client. Estimates and risks are of all clients all the same."""
     epsilon: float | None = None
-    """Privacy of each client in the prior of clients of your own, from counts of cells, for estimates of --range and
-    --error-range, for successes and counts of --sizes; local, by each client itself, unless --delta is given."""
+    """Privacy of each client in the prior of estimates of your own, from counts of cells of --range and --error-range;
+    local, by each client itself, unless --delta is given."""
     delta: float | None = None
     """Delta of a trusted server's counts of the cells."""
     range: tuple[float, ...] = ()
     """Least and greatest estimate of the cells, publicly known; those beyond are clipped."""
     error_range: tuple[float, ...] = ()
     """Least and greatest standard error of the cells, publicly known."""
-    sizes: tuple[float, ...] = ()
-    """Numbers of trials, or exposures, of the cells, publicly known: a client thins its counts to the greatest that it
-    has."""
-    most_events: int | None = None
-    """Greatest thinned count of count,exposure, publicly known; greater ones count as it."""
-    threshold: float | None = None
-    """Probability or rate of which estimates.csv has every client's probability of being above it, as a limit that no
-    ward should exceed; the mean of the fitted prior unless given, with --covariates each client's own place on the
-    regression. Of successes and counts."""
     level: float = LEVEL
-    """Level of the intervals of clients of your own."""
-    intervals: Intervals = "learned"
-    """learned: intervals count the error of the fitted prior, by integrating over a normal, Beta, Gamma or Dirichlet
-    prior, and by refitting another to clients drawn from it; clients: by refitting it to clients drawn from the file;
-    plug-in: they take the fitted prior for known, and are too short for few clients."""
+    """Level of the intervals of clients of your own, which integrate over a normal, Beta or Gamma prior and take any
+    other for known."""
 
-    def refuse_without_file(self) -> None:
-        """Refuse the other options without a file.
 
-        Raises:
-          JaxpflError.
-        """
-        names = (
-            *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
-            *("error_range", "sizes", "most_events", "threshold", "level", "intervals"),
-            *(field.name for field in fields(CsvTable)),
-        )
-        refuse_given(self, names, "is of --csv, and there is none")
+def mixture(truth: Truth) -> NormalMixture:
+    """A population that clients are drawn from."""
+    return NormalMixture(*(jnp.array(of) for of in MIXTURES[truth]))
+
+
+def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -> Array:
+    """Means of clients drawn from a population, [m]."""
+    kind = jax.random.choice(of_kind, len(population.weights), (clients,), p=population.weights)
+    return population.means[kind] + population.sds[kind] * jax.random.normal(of_theta, (clients,))
+
+
+def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Array, NormalMixture]:
+    """Means of which exactly ``nonzero`` are ``size`` and the others 0, [m] (Johnstone and Silverman 2004), and their
+    distribution.
+
+    An estimator that treats all clients by one function of their x has a total expected squared error of at least m
+    times the Bayes risk of that distribution: the error of a function t is the sum over clients of
+    E (t(theta_i + e) - theta_i)^2, which depends on the means by their distribution alone.
+    """
+    share = jnp.asarray(nonzero) / clients
+    theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)
+    two = jnp.stack([jnp.zeros_like(theta[0]), jnp.asarray(size, theta.dtype)])
+    return theta, NormalMixture(jnp.stack([1 - share, share]).astype(theta.dtype), two, jnp.zeros_like(two))
+
+
+def bayes_risk(population: NormalMixture) -> float:
+    """Least mean squared error at a unit standard error: the mean posterior variance.
+
+    The mean over x is a sum over an even grid of twelve standard deviations about each component, so that components
+    may lie anywhere.
+    """
+    z = jnp.linspace(-_REACH, _REACH, _CELLS)
+    x = population.means[:, None] + jnp.sqrt(1 + population.sds**2)[:, None] * z
+    variances = np.asarray(posterior(population, x.ravel(), jnp.ones(x.size)).sd, np.float64).reshape(x.shape) ** 2
+    density = np.exp(-(np.asarray(z, np.float64) ** 2) / 2)
+    return float(np.asarray(population.weights, np.float64) @ (variances @ (density / density.sum())))
 
 
 def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:

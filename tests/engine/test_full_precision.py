@@ -15,10 +15,10 @@ from jaxpfl.core import full_precision
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.spec_parts import Training
-from jaxpfl.estimators import base, normal_means, regression
+from jaxpfl.estimators import base, regression
+from jaxpfl.estimators.empirical_bayes import ebnm, homogeneity
 from jaxpfl.estimators.histograms import private
 from jaxpfl.estimators.histograms.base import from_sparse
-from jaxpfl.estimators.normal_means.refits import GridRefits
 
 PACKAGE = Path(jaxpfl.__file__).parent
 
@@ -61,13 +61,10 @@ def test_estimators_have_full_products_and_a_precision_of_ones_own_for_jax_is_ke
 
 
 ASKED = {
-    "mean of a prior": lambda found, refits, t: found.prior.mean,
-    "spread of a prior": lambda found, refits, t: found.prior.sd,
-    "residuals": lambda found, refits, t: found.prior.marginal_below(t, found.s),
-    "mean of refits": lambda found, refits, t: refits.mean,
-    "spread of refits": lambda found, refits, t: refits.sd,
-    "posterior of refits": lambda found, refits, t: refits.posterior(t, found.s),
-    "homogeneity": lambda found, refits, t: normal_means.homogeneity(t, np.ones(20, np.float32)),
+    "mean of a prior": lambda found, t: found.prior.mean,
+    "spread of a prior": lambda found, t: found.prior.sd,
+    "residuals": lambda found, t: found.prior.marginal_below(t, found.s),
+    "homogeneity": lambda found, t: homogeneity(t, np.ones(20, np.float32)),
 }
 """Answers that are computed when they are asked for, outside of any program of ours."""
 
@@ -75,11 +72,8 @@ ASKED = {
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_what_an_answer_is_asked_later_has_full_products(asked):
     t = np.linspace(-1, 2, 20, dtype=np.float32)
-    found = normal_means.ebnm(t, 0.5, prior="npmle")
-    own = found.prior
-    refits = GridRefits(jnp.stack([own.weights] * 3), own.means, own.sds)
-    lowered = jax.jit(lambda found, t: asked(found, refits, t)).lower(found, t)
-    assert set(precisions(lowered)) == {"HIGHEST"}
+    found = ebnm(t, 0.5, prior="npmle")
+    assert set(precisions(jax.jit(asked).lower(found, t))) == {"HIGHEST"}
 
 
 def test_our_own_precision_is_not_taken_for_the_users():

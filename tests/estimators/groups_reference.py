@@ -30,14 +30,12 @@ class Groups(NamedTuple):
     risk: float
 
 
-def log_likelihood(x: np.ndarray, s: np.ndarray, group: np.ndarray, A: float, B: float, fit: str) -> float:
-    """Density of all estimates, or for REML of contrasts that a common mean does not touch."""
+def log_likelihood(x: np.ndarray, s: np.ndarray, group: np.ndarray, A: float, B: float) -> float:
+    """Density of contrasts of all estimates that a common mean does not touch."""
     one = np.ones((len(x), 1))
     V: Any = covariance(s, group, A, B)
-    if fit == "reml":
-        contrasts = linalg.null_space(one.T).T
-        return stats.multivariate_normal.logpdf(contrasts @ x, np.zeros(len(x) - 1), contrasts @ V @ contrasts.T)
-    return stats.multivariate_normal.logpdf(x, np.full(len(x), mean_of(V) @ x), V)
+    contrasts = linalg.null_space(one.T).T
+    return stats.multivariate_normal.logpdf(contrasts @ x, np.zeros(len(x) - 1), contrasts @ V @ contrasts.T)
 
 
 def covariance(s: np.ndarray, group: np.ndarray, A: float, B: float) -> np.ndarray:
@@ -49,7 +47,7 @@ def mean_of(V: np.ndarray) -> np.ndarray:
     return half / half.sum()
 
 
-def groups(x: np.ndarray, s: np.ndarray, group: np.ndarray, fit: str) -> Groups:
+def groups(x: np.ndarray, s: np.ndarray, group: np.ndarray) -> Groups:
     """Fit and predict; group of whole numbers from 0."""
     m, same = len(x), (group[:, None] == group).astype(float)
     member = (np.arange(group.max() + 1)[:, None] == group).astype(float)
@@ -57,9 +55,9 @@ def groups(x: np.ndarray, s: np.ndarray, group: np.ndarray, fit: str) -> Groups:
     def minus(logs: np.ndarray, which: tuple[bool, bool]) -> float:
         both = np.zeros(2)
         both[list(which)] = np.exp(2 * logs)
-        return -log_likelihood(x, s, group, both[0], both[1], fit)
+        return -log_likelihood(x, s, group, both[0], both[1])
 
-    found = [(-log_likelihood(x, s, group, 0, 0, fit), np.zeros(2))]
+    found = [(-log_likelihood(x, s, group, 0, 0), np.zeros(2))]
     for which in ((True, False), (False, True), (True, True)):
         for start in (-1.0, 0.5):
             best: Any = optimize.minimize(
@@ -103,14 +101,6 @@ def groups(x: np.ndarray, s: np.ndarray, group: np.ndarray, fit: str) -> Groups:
     slopes = np.array([[np.einsum("ij,jk,ik->i", a, V, b) for b in moves] for a in moves])
     of_fit = np.einsum("abi,ab->i", slopes, linalg.inv(information))
     mse = error(A, B) + 2 * of_fit
-    if fit == "ml":
-        P = inverse - inverse @ np.outer(np.ones(m), mean_of(V))
-        bias = linalg.solve(information, [np.trace((P - inverse) @ part) / 2 for part in parts])
-        rise = []
-        for step in np.eye(2) * h:
-            up, down = (best_error(s, group, member, same, A + a, B + b) for a, b in (step, -step))
-            rise.append((up - down) / (2 * h))
-        mse = mse - bias @ np.array(rise)
     residual = []
     for i in range(m):
         others = np.arange(m) != i
@@ -122,7 +112,7 @@ def groups(x: np.ndarray, s: np.ndarray, group: np.ndarray, fit: str) -> Groups:
     G = len(member)
     risk = ((M[G:] @ x - x) ** 2 + 2 * s**2 * np.diag(M[G:]) - s**2).mean()
     return Groups(
-        A, B, log_likelihood(x, s, group, A, B, fit), float(mean_of(V) @ x), M[G:] @ x, mse[G:], M[:G] @ x, mse[:G],
+        A, B, log_likelihood(x, s, group, A, B), float(mean_of(V) @ x), M[G:] @ x, mse[G:], M[:G] @ x, mse[:G],
         np.array(residual), risk,
     )  # fmt: skip
 

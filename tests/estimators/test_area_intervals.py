@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxpfl.estimators import fay_herriot
+from jaxpfl.estimators.empirical_bayes import fay_herriot
 from jaxpfl.support.errors import JaxpflError
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import fay_herriot
+from jaxpfl.estimators.empirical_bayes import fay_herriot
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -174,22 +174,3 @@ def test_bad_arguments_are_refused_in_a_line(change, said):
     with pytest.raises(JaxpflError, match=said) as error:
         fay_herriot(*change(*data()[:3]))
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_fit_is_refused():
-    with pytest.raises(JaxpflError, match="unknown fit 'rmel': did you mean 'reml'"):
-        fay_herriot(*data()[:3], fit="rmel")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.slow
-def test_under_jit_bad_values_spoil_all_results():
-    x, s, z, _ = data()
-    for own, errors, columns in (
-        (np.where(x == x[0], np.nan, x), s, z),
-        (x, np.where(s == s[0], 0, s), z),
-        (x, s, np.where(z == z[0], np.inf, z)),
-        (x, s, np.stack([z[:, 0], 2 * z[:, 0]], axis=1)),
-    ):
-        found = jax.jit(fay_herriot)(*(jnp.asarray(of) for of in (own, errors, columns)))
-        for name in ("beta", "variance", "mean", "mse", "log_likelihood", "p_value", "residual", "risks"):
-            assert np.isnan(getattr(found, name)).all(), name

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import common_representation as common
-from jaxpfl.estimators.random_coefficients import message
+from jaxpfl.estimators.empirical_bayes import common_representation as common
+from jaxpfl.estimators.empirical_bayes.random_coefficients import message
 from jaxpfl.support.errors import JaxpflError
 
 FLOOR = 1e-10

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxpfl.estimators import base, client_variances, differences, gaussian, gaussian_columns
+from jaxpfl.estimators import base, gaussian, gaussian_columns
+from jaxpfl.estimators.empirical_bayes import differences
 
 
 def summed(samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,7 +73,7 @@ def test_bartletts_test_and_the_fitted_prior():
     samples = [s * rng.normal(size=n) for s, n in zip(sigma, rng.integers(3, 9, size=400), strict=True)]
     _, scatter, size = summed(samples)
     with jax.enable_x64(True):
-        found = client_variances.learn(jnp.asarray(scatter), jnp.asarray(size - 1.0))
+        found = gaussian_columns.learn_variances(jnp.asarray(scatter), jnp.asarray(size - 1.0))
         assert float(found.p_value) == pytest.approx(stats.bartlett(*samples).pvalue, abs=2e-3)
         # The logarithms of the variances have the variance trigamma(nu_0 / 2): here 1.4^2.
         assert special.polygamma(1, float(found.degrees) / 2) == pytest.approx(1.96, rel=0.25)
@@ -102,7 +103,7 @@ def test_equal_noise_takes_one_variance_for_all():
 @pytest.mark.parametrize("value", [1e-3, 0.1, 1.0, 30.0])
 def test_the_inverse_trigamma_function(value: float):
     with jax.enable_x64(True):
-        root = float(client_variances._trigamma_inverse(jnp.asarray(value)))
+        root = float(gaussian_columns._trigamma_inverse(jnp.asarray(value)))
     assert special.polygamma(1, root) == pytest.approx(value, rel=1e-9)
 
 
@@ -112,5 +113,5 @@ def test_bartletts_p_value_is_scipys(spread: float):
     samples = [np.exp(spread * rng.normal()) * rng.normal(size=6) for _ in range(9)]
     _, scatter, size = summed(samples)
     with jax.enable_x64(True):
-        found = float(client_variances.learn(jnp.asarray(scatter), jnp.asarray(size - 1.0)).p_value)
+        found = float(gaussian_columns.learn_variances(jnp.asarray(scatter), jnp.asarray(size - 1.0)).p_value)
     assert found == pytest.approx(stats.bartlett(*samples).pvalue, abs=2e-3)

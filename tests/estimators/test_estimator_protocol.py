@@ -11,13 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.estimators import (
-    base,
-    bernoulli,
-    gaussian,
-    mixture,
-    release,
-)
+from jaxpfl.estimators import base, bernoulli, gaussian, mixture, release
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.support.errors import JaxpflError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.estimators import ebnm_groups
+from jaxpfl.estimators.empirical_bayes import ebnm_groups
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -28,7 +28,6 @@ def data(within: float = 0.6, between: float = 0.8, seed: int = 0) -> tuple[np.n
     return theta + s * rng.normal(size=30), s, group
 
 
-@pytest.mark.parametrize("fit", ["reml", pytest.param("ml", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("within", "between", "seed"),
     [
@@ -36,18 +35,17 @@ def data(within: float = 0.6, between: float = 0.8, seed: int = 0) -> tuple[np.n
         *(pytest.param(*of, marks=pytest.mark.slow) for of in ((0.0, 1.0, 3), (0.9, 0.0, 3), (0.0, 0.0, 5))),
     ],
 )
-def test_predictions_are_those_of_dense_matrices(fit, within, between, seed):
+def test_predictions_are_those_of_dense_matrices(within, between, seed):
     x, s, group = data(within, between, seed)
-    found, true = ebnm_groups(x, s, group, fit=fit), reference.groups(x, s, group, fit)
+    found, true = ebnm_groups(x, s, group), reference.groups(x, s, group)
     assert (true.within > 0, true.between > 0) == (within > 0, between > 0)  # all sides of the boundary are met
     np.testing.assert_allclose([found.within, found.between], [true.within, true.between], rtol=1e-5)
     np.testing.assert_allclose(found.log_likelihood, true.log_likelihood, rtol=1e-10)
     np.testing.assert_allclose(found.overall, true.overall, rtol=1e-7)  # a maximum is known to half the digits
     for name in ("mean", "mse", "group_mean", "group_mse", "residual", "risk"):
         np.testing.assert_allclose(getattr(found, name), getattr(true, name), rtol=2e-5, err_msg=name)
-    if fit == "reml":
-        np.testing.assert_allclose(found.g1 + found.g2 + 2 * found.g3, found.mse)
-    without = max(reference.log_likelihood(x, s, group, A, 0, fit) for A in np.linspace(0, 4, 4001))
+    np.testing.assert_allclose(found.g1 + found.g2 + 2 * found.g3, found.mse)
+    without = max(reference.log_likelihood(x, s, group, A, 0) for A in np.linspace(0, 4, 4001))
     ratio = max(2 * (true.log_likelihood - without), 0)
     np.testing.assert_allclose(found.ratio, ratio, atol=1e-4)
     np.testing.assert_allclose(found.group_p_value, stats.chi2.sf(found.ratio, 1) / 2 if true.between > 0 else 1)
@@ -149,7 +147,6 @@ def test_intervals_and_mean_squared_errors_of_simulated_groups():
         (lambda x, s, g: ((x, s, g), {"groups": 5}), "group must be from 0 to 4, got 5 for client 5"),
         (lambda x, s, g: ((x, s, g), {"groups": 0}), "groups must be a whole number of at least 1, got 0"),
         (lambda x, s, g: ((x, 0 * s, g), {}), "s must be finite and > 0, got 0.0 for client 0"),
-        (lambda x, s, g: ((x, s, g), {"fit": "rmel"}), "unknown fit 'rmel': did you mean 'reml'"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_line(change, said):
@@ -165,15 +162,14 @@ def test_unknown_groups_need_their_number():
         jax.jit(ebnm_groups)(x, s, jnp.asarray(group))
 
 
-@pytest.mark.parametrize("fit", ["reml", pytest.param("ml", marks=pytest.mark.slow)])
-def test_a_balanced_file_beside_statsmodels(fit):
+def test_a_balanced_file_beside_statsmodels():
     # Of equal errors s the residual variance of a mixed model is A + s^2.
     models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
     rng = np.random.default_rng(0)
     group = np.repeat(np.arange(12), 5)
     x = 3 + rng.normal(size=12)[group] + rng.normal(size=60) + 0.7 * rng.normal(size=60)
-    found = ebnm_groups(x, 0.7, group, fit=fit)
-    other = models.MixedLM(x, np.ones(60), group).fit(reml=fit == "reml")
+    found = ebnm_groups(x, 0.7, group)
+    other = models.MixedLM(x, np.ones(60), group).fit()
     np.testing.assert_allclose(found.within, other.scale - 0.49, rtol=1e-3)
     np.testing.assert_allclose(found.between, other.cov_re[0, 0], rtol=1e-3)
     np.testing.assert_allclose(found.overall, other.fe_params[0], rtol=1e-6)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxpfl.estimators import base, bernoulli, gaussian, gaussian_columns, learned_bernoulli, learned_gaussian
+from jaxpfl.estimators import base, bernoulli, gaussian, gaussian_columns
+from jaxpfl.estimators.empirical_bayes import learned_gaussian, learned_rates
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,7 @@ def test_an_uncertain_common_variance_by_brute_force(degrees: float):
 def test_probabilities_by_brute_force():
     """The mixture of Beta distributions over a dense grid of mu and rho has the tails that were asked for."""
     ones, size = np.array([0, 2, 3, 1, 7, 4]), np.array([2, 2, 5, 3, 8, 4])
-    low, high, _ = learned_bernoulli.believed(ones, size, 0.9)
+    low, high, _ = learned_rates.probabilities(ones, size, 0.9)
     mu, rho = np.meshgrid(*2 * [(np.arange(400) + 0.5) / 400], indexing="ij")
     alpha, beta = mu * (1 / rho - 1), (1 - mu) * (1 / rho - 1)
     p = np.prod([stats.betabinom.pmf(z, n, alpha, beta) for z, n in zip(ones, size, strict=True)], axis=0)
@@ -97,11 +98,11 @@ def test_probabilities_by_brute_force():
 def test_no_event_anywhere():
     """50 clients of 1000 zeros: for one common probability the pooled rule of three says 6e-5, and the bound that
     Clopper and Pearson's lower tail leaves 7.4e-5. (Flat in rho it was 2.6e-9.) All ones are the mirror image."""
-    low, high, stddev = learned_bernoulli.believed(np.zeros(50), np.full(50, 1000), 0.95)
+    low, high, stddev = learned_rates.probabilities(np.zeros(50), np.full(50, 1000), 0.95)
     assert (low == 0).all()
     assert ((high > 4e-5) & (high < 2e-4)).all()
     assert (stddev > 0).all()
-    mirrored = learned_bernoulli.believed(np.full(50, 1000), np.full(50, 1000), 0.95)
+    mirrored = learned_rates.probabilities(np.full(50, 1000), np.full(50, 1000), 0.95)
     assert (mirrored.high == 1).all()
     np.testing.assert_allclose(1 - mirrored.low, high, rtol=1e-3)
 
@@ -130,7 +131,7 @@ def test_coverage_of_rare_events(m: int, n: int, p: float, spread: float, least:
         order = np.argsort(ones)
         ones, of_client = ones[order], of_client[order]
         if ones.tobytes() not in seen:
-            seen[ones.tobytes()] = learned_bernoulli.believed(ones, np.full(m, n), 0.95)
+            seen[ones.tobytes()] = learned_rates.probabilities(ones, np.full(m, n), 0.95)
         found = seen[ones.tobytes()]
         hits.append(((found.low <= of_client) & (of_client <= found.high)).mean())
     assert np.mean(hits) > least
@@ -140,7 +141,7 @@ def test_coverage_of_rare_events(m: int, n: int, p: float, spread: float, least:
 def test_the_grid_finds_a_narrow_population(m: int, n: int, p: float):
     """All probabilities alike: the intervals are about them, and narrower than a client's own."""
     ones = np.random.default_rng(0).binomial(n, p, size=m)
-    low, high, _ = learned_bernoulli.believed(ones, np.full(m, n), 0.95)
+    low, high, _ = learned_rates.probabilities(ones, np.full(m, n), 0.95)
     assert ((low <= max(p, 1e-3)) & (p <= high + 1e-12)).mean() > 0.97
     assert (high - low).max() < 2 * np.sqrt(max(p, 1 / n) * (1 - p) / n)
 
@@ -156,7 +157,7 @@ def test_coverage_of_probabilities(m: int, least: float, cut_off: float):
     for _ in range(400):
         p = rng.beta(4.25, 4.25, size=m)
         ones = rng.binomial(n, p)
-        low, high, _ = learned_bernoulli.believed(ones, np.full(m, n), 0.95)
+        low, high, _ = learned_rates.probabilities(ones, np.full(m, n), 0.95)
         hits.append(((low <= p) & (p <= high)).mean())
         share = ones / n
         alike.append(float(bernoulli.moment_variance(share.mean(), share.var(ddof=1), jnp.asarray(1 / n))) <= 0)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxpfl.estimators import ebnm
-from jaxpfl.estimators.normal_means import private
-from jaxpfl.estimators.normal_means.private import Cells, Released, private_ebnm
+from jaxpfl.estimators.empirical_bayes import Cells, ebnm, private, private_ebnm
+from jaxpfl.estimators.empirical_bayes.private import Released
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 GRID = Cells(-7.0, 7.0, 1.0, 1.0, 28)

@@ -6,8 +6,15 @@ import pytest
 
 from jaxpfl.data import load_elections
 from jaxpfl.data.sources.base import data_directory
-from jaxpfl.estimators import ebbinomial, ebbinomial_regression, ebnm, ebnm_groups, learned_gaussian
-from jaxpfl.estimators.normal_means import homogeneity, james_stein
+from jaxpfl.estimators.empirical_bayes import (
+    ebbinomial,
+    ebbinomial_regression,
+    ebnm,
+    ebnm_groups,
+    homogeneity,
+    james_stein,
+    learned_gaussian,
+)
 
 pytestmark = pytest.mark.slow
 

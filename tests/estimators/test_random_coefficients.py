@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators import regression
+from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
 
 FLOOR = 1e-8
 

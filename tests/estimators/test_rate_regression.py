@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from jaxpfl.estimators import ebbinomial, ebbinomial_regression, ebpoisson_regression
-from jaxpfl.estimators.rates import ebpoisson
+from jaxpfl.estimators.empirical_bayes import ebbinomial, ebbinomial_regression, ebpoisson, ebpoisson_regression
 from jaxpfl.support.errors import JaxpflError
 
 

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 from jaxpfl.estimators import beta_binomial
-from jaxpfl.estimators.rates import ebbinomial, ebpoisson
-from jaxpfl.estimators.rising import log_rise
+from jaxpfl.estimators.empirical_bayes import ebbinomial, ebpoisson
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -66,14 +65,6 @@ def test_the_gamma_prior_is_the_likeliest():
     np.testing.assert_allclose([low, high], own.ppf([[0.05], [0.95]]), rtol=1e-8)
     other = ebpoisson(z, 1e9 * e)  # units of the exposure are units of the rate
     np.testing.assert_allclose(1e9 * other.mean, found.mean, rtol=1e-5)
-
-
-def test_the_gamma_function_rises_without_cancellation():
-    a, n = np.array([1e-3, 0.5, 3, 40, 1e3]), np.array([3.0, 10, 0, 7, 250])
-    np.testing.assert_allclose(
-        log_rise(jnp.array(a), jnp.array(n)), special.gammaln(a + n) - special.gammaln(a), rtol=1e-10
-    )
-    np.testing.assert_allclose(log_rise(jnp.array([1e12]), jnp.array([5.0])), 5 * np.log(1e12), rtol=1e-12)
 
 
 def test_clients_without_spread_have_the_pooled_rate():

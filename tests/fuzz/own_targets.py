@@ -1,4 +1,4 @@
-"""Readers of the user's own clients and tables: categories, coefficients, and columns beside the summaries."""
+"""Readers of the user's own clients and tables: coefficients, and columns beside the summaries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from fuzz_target import Target, of_file, whole
 from jaxpfl.data.sources import csv_text, tables
 from jaxpfl.studies import coefficients as coefficients_study
 from jaxpfl.studies import normal_means as normal_means_study
-from jaxpfl.studies.own_data import categories, coefficients, normal_means, summary_csv
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.studies.own_data import coefficients, normal_means
 
-CATEGORIES = (
-    b"client,count:red,count:blue\na,3,1\nb,0,4\nc,2,2\n",
-    b"id;count:a;count:b;count:c\nx;1;0;2\ny;0;5;1\n",
-)
 BESIDE = (
     b"client,estimate,se,x,g,w\na,1.5,0.2,1,north,1\nb,-2,0.5,0,south,2\nc,0.25,1e-3,2.5,north,0\nd,1,1,3,south,4\n"
 )
@@ -41,23 +36,9 @@ def of(*contents: bytes) -> Callable[[random.Random], bytes]:
     return lambda rng: rng.choice(contents)
 
 
-def counts(path: Path) -> Any:
-    """Counts of categories; a file without them is refused here, as it goes to another reader."""
-    table = csv_text.read(path)
-    if not categories.given(table):
-        raise JaxpflError("no columns of counts")
-    found = categories.read(table)
-    assert found.counts.shape == (len(found.names), len(found.categories))
-    assert len(set(found.names)) == len(found.names)
-    assert len(set(found.categories)) == len(found.categories) >= 2
-    assert (found.counts == np.round(found.counts)).all()
-    assert (found.counts.sum(axis=1) > 0).all()
-    return found
-
-
 def beside(path: Path) -> Any:
     """Summaries with a covariate, groups and weights."""
-    found = summary_csv.read(csv_text.read(path), ("x",), groups="g", weights="w")
+    found = normal_means.read(csv_text.read(path), ("x",), groups="g", weights="w")
     m = len(found.names)
     assert found.covariates.shape == (m, 1)
     assert np.isfinite(found.covariates).all()
@@ -116,7 +97,6 @@ def warm(content: bytes, read: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 
 OWN: dict[str, Target] = {
-    "categories": of_file(of(*CATEGORIES), counts, "a.csv", text=True),
     "columns beside summaries": of_file(of(BESIDE), beside, "a.csv", text=True),
     "several labels": of_file(of(*LABELS), labels, "a.csv", text=True),
     "normal means": of_file(

@@ -22,7 +22,7 @@ from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
 from jaxpfl.runs import config_file, export, inputs
-from jaxpfl.studies.own_data import client_csv, summary_csv
+from jaxpfl.studies.own_data import client_csv, normal_means
 
 RNG = np.random.default_rng(0)
 IMAGES = bytes((0, 0, 8, 3)) + np.array([2, 3, 4], ">u4").tobytes() + bytes(range(24))
@@ -133,7 +133,7 @@ def table(path: Path) -> Any:
 
 
 def summaries(path: Path) -> Any:
-    found = summary_csv.read(csv_text.read(path))
+    found = normal_means.read(csv_text.read(path))
     assert np.isfinite(found.first).all()
     assert (found.second > 0).all()
     assert len(found.names) == len(set(found.names)) == len(found.first) == len(found.second)

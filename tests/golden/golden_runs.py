@@ -21,7 +21,8 @@ import jaxpfl
 from jaxpfl import Federation
 from jaxpfl.core import participation
 from jaxpfl.core.types import Array
-from jaxpfl.estimators import base, bernoulli, ebnm, gaussian, mixture, regression
+from jaxpfl.estimators import base, bernoulli, gaussian, mixture, regression
+from jaxpfl.estimators.empirical_bayes import ebnm
 from jaxpfl.privacy import Mechanism, clipping, noise
 from jaxpfl.privacy.claim import plan_of
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.studies.own_data import client_csv
+from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data.client_csv import CsvLayout
 from jaxpfl.support.errors import JaxpflError
 
@@ -190,12 +190,13 @@ def test_what_was_understood(tmp_path: Path):
         "samples": {"min": 1, "median": 1.5, "max": 2},
         "first": {"client": "10", "size": 2, "samples": [1.5, 2.5]},
     }
-    assert client_csv.told(found.understood) == [
+    assert output.how_it_was_read({"read": found.understood}) == [
         "read as: a row for each sample; separator semicolon, decimal comma",
         "clients: client; samples: value; not used: row",
         "2 clients of 1 to 2 (median 1.5) samples; the first, 10: 1.5, 2.5",
         "cells without a number, left out: 1",
         "clients without a sample, left out: 1 (20)",
+        "",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.estimators import differences
+from jaxpfl.estimators.empirical_bayes import differences
 from jaxpfl.studies.coefficients import STUDY, CoefficientsOptions
 
 ROWS = tuple[list[str], np.ndarray, list[str], np.ndarray]

@@ -169,7 +169,8 @@ def test_names_are_told_without_control_characters(tmp_path: Path):
     escape = "\x1b[31m"
     text = f"client,va{escape}lue\n{escape}a,1\n{escape}a,2\n{escape}b,\nc,3\n"
     (tmp_path / "own.csv").write_text(text)
-    lines = client_csv.told(client_csv.read(tmp_path / "own.csv", CsvLayout(value=f"va{escape}lue")).understood)
+    read = client_csv.read(tmp_path / "own.csv", CsvLayout(value=f"va{escape}lue")).understood
+    lines = output.how_it_was_read({"read": read})
     assert all(line.isprintable() for line in lines)
     assert sum(r"\x1b[31m" in line for line in lines) == 3
 

@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.randomness import named
-from jaxpfl.estimators import base, bernoulli, differences, inputs, learned_bernoulli
+from jaxpfl.estimators import base, bernoulli
+from jaxpfl.estimators.empirical_bayes import differences, learned_rates, level_within
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
 from jaxpfl.studies.own_data import client_csv, output
-from jaxpfl.studies.own_data.client_csv import CsvLayout
-from jaxpfl.studies.own_data.common import (
+from jaxpfl.studies.own_data.client_csv import LEVEL, CsvLayout, OwnClients
+from jaxpfl.studies.own_data.output import Own
+from jaxpfl.studies.own_data.samples import (
     SIMULATED,
     Learned,
-    Own,
     estimates,
     refuse_simulated,
     sizes_of,
     summary,
     without,
 )
-from jaxpfl.studies.own_data.options import LEVEL, OwnClients
 from jaxpfl.studies.study import Results
 from jaxpfl.support.errors import JaxpflError, shown
 
@@ -42,7 +42,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
       JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two
         clients, or none with two samples.
     """
-    inputs.level(level, np.float64)
+    level_within(level, np.float64)
     ignored = (*SIMULATED, "prior")
     refuse_simulated(given, ignored)
     given.check()
@@ -69,7 +69,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
         mu = told.shares.mean
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
-        believed = learned_bernoulli.believed(ones, sizes, level)
+        believed = learned_rates.probabilities(ones, sizes, level)
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
@@ -87,4 +87,6 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
 def results(path: Path, given: BernoulliSettings, options: OwnClients) -> Results:
     """`run` with the options' layout and level, as the results of a study."""
     made, notes = run(path, given, options, level=options.level), privacy_notes(given)
-    return output.results(made, [*notes, output.said_of_privacy(made.result["privacy"])] if notes else [])
+    if notes:
+        notes = [*notes, output.said_of_privacy(made.result["privacy"])]
+    return output.results(made, lambda: output.tables(made.result, notes))

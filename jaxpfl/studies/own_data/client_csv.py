@@ -1,11 +1,11 @@
-"""The user's own clients from a CSV file, by the names of its columns, and a description of how it was read."""
+"""The user's own clients from a CSV file, by the names of its columns: options of a study, and the reader."""
 
 from __future__ import annotations
 
-import csv
+import importlib
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,18 +13,21 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Decimal, Separator, Table
+from jaxpfl.studies.study import Options, Results, refuse_given
 from jaxpfl.support.errors import JaxpflError, printable, shown
 
 VALUE = "value"
 """Column of samples that is taken without being asked for, in any case."""
+LEVEL = 0.95
+"""Level of intervals, unless another is asked for."""
 _SHOWN = 6
-"""Largest number of the first client's samples, columns, or left-out clients that are shown."""
+"""Largest number of the first client's samples that are shown."""
 _LEAST, _MOST = 1e-70, 1e70
 """Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
 
 
 @dataclass(frozen=True)
-class CsvTable:
+class CsvTable(Options):
     """Marks of a CSV file, and the column of its clients."""
 
     client: str | None = None
@@ -50,6 +53,43 @@ class CsvLayout(CsvTable):
     """Columns of --csv with the samples of the client of each row: NAME,NAME or FIRST..LAST."""
 
 
+@dataclass(frozen=True)
+class OwnFile(CsvLayout):
+    """A CSV file of clients instead of simulated ones."""
+
+    csv: Path | None = None
+    """Clients of your own, by the names of its columns: --client, and --value or --values."""
+
+
+@dataclass(frozen=True)
+class OwnClients(OwnFile):
+    """A CSV file of clients, whose estimates have intervals."""
+
+    level: float = LEVEL
+    """Level of the intervals of clients of your own."""
+
+
+def own_or_simulated(name: str, simulated: Callable[[Any], Results]) -> Callable[[Any, Any], Results]:
+    """Results of a study on the clients of a file where its options name one, else on simulated clients.
+
+    Args:
+      name: of the study, and of its module in `own_data`.
+      simulated: ``settings -> Results``.
+
+    Raises:
+      JaxpflError: by the results, for an option that is not at its default without a file.
+    """
+
+    def results(given: Any, options: Any) -> Results:
+        if options.csv is not None:
+            own = importlib.import_module(f"jaxpfl.studies.own_data.{name}")
+            return own.results(options.csv, given, options)
+        refuse_given(options, [field.name for field in fields(options)], "is of --csv, and there is none")
+        return simulated(given)
+
+    return results
+
+
 class Clients(NamedTuple):
     """Clients of a file.
 
@@ -57,7 +97,7 @@ class Clients(NamedTuple):
       names: [m].
       samples: a list of arrays [n_i, d], or [n_i] where a sample is one number.
       columns: names of a sample's d numbers; ``["value"]`` for a row of samples.
-      understood: how the file was read, as JSON; see `told`.
+      understood: how the file was read, as JSON.
     """
 
     names: list[str]
@@ -174,45 +214,6 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
     ]
 
 
-def told(understood: dict[str, Any]) -> list[str]:
-    """Description of how a file was read, in a few lines."""
-    of, first = understood["samples"], understood["first"]
-    layout = "a row for each sample" if understood["layout"] == "long" else "a row for each client"
-    lines = [
-        f"read as: {layout}; separator {understood['separator']}, decimal {understood['decimal']}",
-        f"clients: {printable(understood['client'])}; samples: {_list(understood['values'])}",
-    ]
-    if understood["ignored"]:
-        lines[1] += f"; not used: {_list(understood['ignored'])}"
-    sizes = f"{of['min']}" if of["min"] == of["max"] else f"{of['min']} to {of['max']} (median {of['median']:g})"
-    numbers = ", ".join(_sample(x) for x in first["samples"])
-    more = ", ..." if first["size"] > len(first["samples"]) else ""
-    lines.append(
-        f"{understood['clients']} clients of {sizes} samples; the first, {printable(first['client'])}: {numbers}{more}"
-    )
-    if understood["missing"]:
-        lines.append(f"cells without a number, left out: {understood['missing']}")
-    if understood["without_samples"]:
-        left = understood["without_samples"]
-        lines.append(f"clients without a sample, left out: {len(left)} ({_list(left)})")
-    return lines
-
-
-def told_of_summaries(columns: str, result: dict[str, Any]) -> str:
-    """Description of how a file with a summary of each client was read."""
-    ignored = result["read"]["ignored"]
-    unused = f"; not used: {_list(ignored)}" if ignored else ""
-    return f"read as: {columns} of {result['clients']} clients, named by {printable(result['read']['client'])}{unused}"
-
-
-def write(path: Path, columns: dict[str, list]) -> None:
-    """Write columns of the same length under their names."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-
-
 def _unnamed(table: Table, client: str | None) -> JaxpflError:
     """The error for a table of which no column of samples is named, with what to write."""
     rest = [name for name in table.names if name != client]
@@ -244,14 +245,3 @@ def _several(table: Table, text: str) -> list[str]:
 def _by_column(samples: list[np.ndarray]) -> np.ndarray:
     """Samples of all clients by column, [d, N]."""
     return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
-
-
-def _list(names: list[str]) -> str:
-    names = [*map(printable, names)]
-    if len(names) <= _SHOWN:
-        return ", ".join(names)
-    return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})"
-
-
-def _sample(x: Any) -> str:
-    return f"({', '.join(f'{entry:g}' for entry in x)})" if isinstance(x, list) else f"{x:g}"

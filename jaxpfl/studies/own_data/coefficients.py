@@ -14,12 +14,11 @@ import numpy as np
 
 from jaxpfl.core import full_precision
 from jaxpfl.data.sources.tables import Columns, TableOptions, read_table
-from jaxpfl.estimators import common_representation as common
-from jaxpfl.estimators import differences, inputs
-from jaxpfl.estimators import random_coefficients as joint
-from jaxpfl.estimators.normal_means.area import dependent
+from jaxpfl.estimators.empirical_bayes import common_representation as common
+from jaxpfl.estimators.empirical_bayes import dependent, differences, level_within
+from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
 from jaxpfl.studies.own_data import output
-from jaxpfl.studies.own_data.common import Own, Picture
+from jaxpfl.studies.own_data.output import Own, Picture
 from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.study import Block, Results, refuse_given
@@ -88,7 +87,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
       JaxpflError: for a bad table, settings of simulated clients, a level outside (0, 1), a rank above the number of
         coefficients, features that are constant or that others determine, and labels that are all alike.
     """
-    inputs.level(options.level, np.float64)
+    level_within(options.level, np.float64)
     names = ("clients", "samples", "dim", "noise_variance", "em_steps", "repetitions")
     refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
     columns = TableOptions(
@@ -119,13 +118,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
     result = _summary(path, options, given, design, found, scores, pooled, sizes, test)
     own = np.where(identified, local @ design.turn.T + design.shift, np.nan)
     own = _own(result, design, found, own, [str(name) for name in table.user_names], sizes, options.level)
-    return Results(
-        json=result,
-        tables=lambda: _said(result),
-        plots=lambda folder: output.write(folder, own),
-        files=output.FILES,
-        hint=f"coefficients of every client, with {output.percent(options.level)} intervals: --output FOLDER",
-    )
+    return output.results(own, lambda: _said(result))
 
 
 def _check_enough(path: Path, sizes: np.ndarray, d: int, rank: int) -> None:

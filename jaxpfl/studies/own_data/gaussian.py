@@ -12,24 +12,24 @@ import numpy as np
 
 from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array
-from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, inputs, learned_gaussian
-from jaxpfl.estimators.client_variances import Variances
+from jaxpfl.estimators import base, gaussian, gaussian_columns
+from jaxpfl.estimators.empirical_bayes import differences, learned_gaussian, level_within
+from jaxpfl.estimators.gaussian_columns import Variances
 from jaxpfl.privacy.claim import check_delta
 from jaxpfl.studies import gaussian as gaussian_study
 from jaxpfl.studies.gaussian import GaussianOptions, GaussianSettings
 from jaxpfl.studies.own_data import client_csv, output, unit_level
-from jaxpfl.studies.own_data.client_csv import CsvLayout
-from jaxpfl.studies.own_data.common import (
+from jaxpfl.studies.own_data.client_csv import LEVEL, CsvLayout
+from jaxpfl.studies.own_data.output import Own
+from jaxpfl.studies.own_data.samples import (
     SIMULATED,
     Learned,
-    Own,
     estimates,
     refuse_simulated,
     sizes_of,
     summary,
     without,
 )
-from jaxpfl.studies.own_data.options import LEVEL
 from jaxpfl.studies.study import Results, refuse_given
 from jaxpfl.support.errors import JaxpflError
 
@@ -52,7 +52,7 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
       JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
         samples, or a column in which no client's samples differ.
     """
-    inputs.level(level, np.float64)
+    level_within(level, np.float64)
     ignored = (*SIMULATED, "dim", "mean")
     refuse_simulated(given, ignored)
     if given.epsilon is None:
@@ -113,13 +113,12 @@ def results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Re
     """`run` with the options' layout and level, as the results of a study; with covariates, `unit_level.results`."""
     if options.covariates:
         return unit_level.results(path, given, options)
-    refuse_given(options, ("fit",), "is of --covariates, and there are none")
     made = run(path, given, options, level=options.level)
     notes = []
     if made.public is not None and given.epsilon is not None:
         privacy = output.said_of_privacy(made.result["privacy"])
         notes = [gaussian_study.privacy_note(made.public, given.epsilon), privacy]
-    return output.results(made, notes)
+    return output.results(made, lambda: output.tables(made.result, notes))
 
 
 def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:

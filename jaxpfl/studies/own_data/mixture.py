@@ -13,9 +13,8 @@ from jaxpfl.core import full_precision
 from jaxpfl.estimators import base, mixture
 from jaxpfl.studies.mixture import MixtureSettings
 from jaxpfl.studies.own_data import client_csv, output
-from jaxpfl.studies.own_data.client_csv import CsvLayout
-from jaxpfl.studies.own_data.common import sizes_of
-from jaxpfl.studies.own_data.options import OwnFile
+from jaxpfl.studies.own_data.client_csv import CsvLayout, OwnFile
+from jaxpfl.studies.own_data.samples import sizes_of
 from jaxpfl.studies.report import beside
 from jaxpfl.studies.study import Block, Results, refuse_given
 from jaxpfl.support.console import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
@@ -135,7 +134,7 @@ def results(path: Path, given: MixtureSettings, options: OwnFile) -> Results:
         json=made.result,
         tables=lambda: [*output.how_it_was_read(made.result), *tables(made.result)],
         plots=lambda folder: write(folder, made),
-        files=output.FILES,
+        files="summary.json, estimates.csv, plots/",
         hint="estimates of every client, and its probabilities of the kinds: --output FOLDER",
     )
 
@@ -166,7 +165,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 def write(folder: Path, made: Kinds) -> list[Path]:
     """Write ``estimates.csv`` beside the folder of plots, and plot the clients' estimates by kind."""
     folder.mkdir(parents=True, exist_ok=True)
-    client_csv.write(folder.parent / "estimates.csv", made.columns)
+    output.write_table(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
     labels = ("local estimate", "personalised estimate") if flat else [f"local {literal(n)}" for n in names[:2]]
     xlabel, ylabel = labels

@@ -1,90 +1,186 @@
-"""Personalised estimates from one summary of each of the user's clients."""
+"""Personalised estimates from one summary of each of the user's clients.
+
+A summary is an estimate with its standard error, successes of trials, or a count in an exposure. Every fit gives the
+same table: facts of all clients for the JSON, and columns of ``estimates.csv``.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core.randomness import named
 from jaxpfl.data.sources import csv_text
-from jaxpfl.estimators import inputs
-from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits, rate_fits
-from jaxpfl.studies.own_data import normal_means_fits as fits
-from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
-from jaxpfl.studies.own_data.summary_csv import PAIRS, read
+from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.estimators.empirical_bayes import (
+    Cells,
+    NormalMeans,
+    dependent,
+    differences,
+    ebbinomial,
+    ebbinomial_regression,
+    ebnm,
+    ebnm_groups,
+    ebpoisson,
+    ebpoisson_regression,
+    fay_herriot,
+    homogeneity,
+    learned_gaussian,
+    learned_rates,
+    level_within,
+    private_ebnm,
+    robust_intervals,
+)
+from jaxpfl.studies.own_data import output
+from jaxpfl.studies.own_data.client_csv import distinct_clients, refuse_sum
+from jaxpfl.studies.own_data.output import Own, Picture
 from jaxpfl.studies.study import Block, Results, refuse_given
-from jaxpfl.support.console import literal, new_table
-from jaxpfl.support.errors import JaxpflError, printable
+from jaxpfl.support.errors import JaxpflError, printable, shown
+
+Kind: TypeAlias = Literal["estimate", "successes", "count"]
+PAIRS: dict[Kind, tuple[str, str]] = {
+    "estimate": ("estimate", "se"),
+    "successes": ("successes", "trials"),
+    "count": ("count", "exposure"),
+}
+"""The names of the two columns of each kind."""
+_SIMULATED = ("clients", "truth", "nonzero", "size", "priors", "repetitions")
+_MOST_INTEGRATED = 100_000
+"""Clients of distinct counts beyond which the population of their rates counts as known."""
+
+
+class Summaries(NamedTuple):
+    """Clients of a file.
+
+    Attributes:
+      kind: name of the pair of columns.
+      client: name of the column of clients.
+      names: clients, [m].
+      first, second: the two columns, [m] each.
+      ignored: names of the other columns.
+      covariate_names: as asked for, [k].
+      covariates: their columns, [m, k].
+      groups: names of the clients' groups, [m]; None unless asked for.
+      weights: numbers of at least zero, [m]; None unless asked for.
+    """
+
+    kind: Kind
+    client: str
+    names: list[str]
+    first: np.ndarray
+    second: np.ndarray
+    ignored: list[str]
+    covariate_names: list[str]
+    covariates: np.ndarray
+    groups: list[str] | None = None
+    weights: np.ndarray | None = None
+
+
+class Fitted(NamedTuple):
+    """Results of a fit.
+
+    Attributes:
+      facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      columns: columns of ``estimates.csv`` beside the clients' names, [m] each.
+      files: further tables, by the name of their file.
+    """
+
+    facts: dict[str, Any]
+    columns: dict[str, Any]
+    files: Mapping[str, dict[str, list]] = {}
+
+
+def read(
+    table: Table,
+    covariates: Sequence[str] = (),
+    *,
+    client: str | None = None,
+    groups: str | None = None,
+    weights: str | None = None,
+) -> Summaries:
+    """Read the clients of a table, of which two columns are a pair of `PAIRS`, in any order and case.
+
+    Args:
+      table: a row for each client.
+      covariates: names of further columns of numbers.
+      client: column with the clients' names; one called client or id unless given.
+      groups: name of a column that names each client's group.
+      weights: name of a column of numbers of at least zero.
+
+    Raises:
+      JaxpflError: a table without such a pair or with two of them, clients of which no column is named, a covariate,
+        groups or weights that are no column of their own, a cell that is no finite number, a standard error, trials or
+        an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that is named
+        twice, or one that is the sum of all others.
+    """
+    path, known = table.path, [name.lower() for name in table.names]
+    found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
+    if len(found) != 1:
+        what = "several pairs of columns" if found else "no pair of columns"
+        ways = " or ".join(",".join(pair) for pair in PAIRS.values())
+        more = "" if found else "; a row for each sample is for jaxpfl estimate gaussian"
+        raise JaxpflError(f"{path}: {what} in {table.listed}: needs {ways}{more}")
+    kind = found[0]
+    first, second = (table.find(name) for name in PAIRS[kind])
+    wished = [table.find(name.strip(), "covariate") for name in covariates]
+    group = None if groups is None else table.find(groups.strip(), "groups")
+    weight = None if weights is None else table.find(weights.strip(), "weights")
+    used = [first, second, *wished, *(name for name in (group, weight) if name is not None)]
+    own = table.clients(client, used)
+    for name in (own, *used):
+        if [own, *used].count(name) > 1:
+            raise JaxpflError(f"{path}: column {shown(name)} is asked for twice")
+    columns = {name: table.numbers(name) for name in used if name != group}
+    names, x, s = distinct_clients(table, own), columns[first], columns[second]
+    rules = [(second, s > 0, "> 0")]
+    if kind != "estimate":
+        rules.append((first, (x >= 0) & (x == np.round(x)), "a whole number of at least 0"))
+    if kind == "successes":
+        rules += [(second, s == np.round(s), "a whole number"), (first, x <= s, f"at most the {second}")]
+    if weight is not None:
+        rules.append((weight, columns[weight] >= 0, "at least 0"))
+    for name, good, words in rules:
+        for row in np.flatnonzero(~good):
+            got = shown(table.cells[name].iloc[row])
+            raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
+    with np.errstate(over="ignore"):  # of independent totals the variances add
+        refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
+    return Summaries(
+        kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,
+        np.stack([columns[name] for name in wished], axis=1) if wished else np.zeros((len(x), 0)),
+        None if group is None else table.texts(group), None if weight is None else columns[weight],
+    )  # fmt: skip
 
 
 def results(path: Path, given: Any, options: Any) -> Results:
     """Estimates of a file's clients.
 
     Args:
-      path: of the file; see `summary_csv.read`.
+      path: file to read; see `read`.
       given: the settings, of which those of simulated clients must be at their defaults.
-      options: with ``level``, ``prior``, ``center``, ``components``, ``covariates``, ``groups``, ``fit`` and
-        ``weights``.
+      options: a `NormalMeansOptions`.
 
     Raises:
       JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
-        and as `ebnm`, `fay_herriot`, `ebnm_groups`, `ebbinomial` and `ebpoisson`.
+        and as the fits.
     """
-    inputs.level(options.level, np.float64)
-    refuse_given(
-        given,
-        (*SIMULATED[:1], "truth", "nonzero", "size", "priors", "repetitions"),
-        "is of simulated data, which a CSV file takes the place of",
-    )
-    _refuse_beside(options)
+    level_within(options.level, np.float64)
+    refuse_given(given, _SIMULATED, "is of simulated data, which a CSV file takes the place of")
     table = csv_text.read(path, options.sep, options.decimal, options.encoding, options.missing_words)
-    if categories.given(table):
-        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon", "threshold")
-        refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
-        fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
-        return categories.results(table, options.client, given.seed, options.level, options.intervals)
     data = read(table, options.covariates, client=options.client, groups=options.groups, weights=options.weights)
-    known = rate_fits.MIXTURES.get(data.kind, ())
-    chosen = options.prior in known or (bool(known) and options.prior == "best")
-    if known and options.prior == "normal":
-        refuse_given(options, ("components",), f"is of --prior {' or '.join(known)}")
-    for kind, priors in rate_fits.MIXTURES.items():
-        if options.prior in priors and options.prior != "npmle" and kind != data.kind:
-            columns = ",".join(PAIRS[kind])
-            has = ",".join(PAIRS[data.kind])
-            raise JaxpflError(f"prior {options.prior} is of {columns}, and {path.name} has {has}")
-    if options.covariates or options.groups is not None:
-        why = "whose intervals are of one kind: regression and spread count as known for successes and counts, else not"
-        refuse_given(options, ("intervals",), f"is without --covariates and --groups, {why}")
-    if data.kind == "estimate":
-        names = ("threshold", "sizes", "most_events")
-        refuse_given(options, names, f"is of successes and counts, and {path.name} has estimate,se")
-    else:
-        names = ("prior", "center", "components", "groups", "fit", "range", "error_range")
-        refuse_given(
-            options,
-            [name for name in names if not (chosen and name in ("prior", "components"))],
-            f"is of estimate,se, and {path.name} has {','.join(PAIRS[data.kind])}",
-        )
+    _refuse_beside(path, data.kind, options)
     try:
         with jax.enable_x64(True):
-            if data.kind != "estimate":
-                found = rate_fits.of_counts(data, given.seed, options)
-            elif options.covariates:
-                found = fits.of_areas(data, options)
-            elif data.groups is not None:
-                found = group_fits.of_groups(data, data.groups, options)
-            else:
-                found = fits.of_estimates(data, given.seed, options)
+            found = _fit(data, given.seed, options)
     except JaxpflError as error:
         raise JaxpflError(f"{path}: {error}") from None
-    facts, columns = found.facts, found.columns
-    if found.scores is not None:
-        facts["outlying"] = diagnostics.outlying(found.scores, data.names)
-    if found.groups is not None:
-        facts["groups_outlying"] = diagnostics.outlying(found.groups[1], found.groups[0])
+    columns = {name: np.asarray(values) for name, values in found.columns.items()}
     more = [name.strip() for name in (options.groups, options.weights) if name is not None]
     result: dict[str, Any] = {
         "study": "normal-means",
@@ -97,136 +193,283 @@ def results(path: Path, given: Any, options: Any) -> Results:
         "clients": len(data.names),
         "level": options.level,
         "settings": {"seed": given.seed},
-    } | facts
-    picture = Picture(
-        "", columns["local"], columns["personalized"], columns["low"], columns["high"], data.second * 0 + 1,
-        facts["estimated"]["mean"],
-    )  # fmt: skip
-    if data.kind != "estimate":
-        picture = picture._replace(sizes=data.second)
-    table = {"client": data.names} | {name: np.asarray(values).tolist() for name, values in columns.items()}
-    own = Own(result, table, [picture])
-
-    def plots(folder: Path) -> list[Path]:
-        drawn = output.write(folder, own)
-        for name, rows in found.files.items():
-            client_csv.write(folder.parent / name, rows)
-        if found.scores is None:
-            return drawn
-        of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
-        of = f"about groups by {more[0]}" if data.groups is not None else of
-        title = literal(f"{path.name}: {of}")
-        drawn.append(diagnostics.quantiles(folder, found.scores, data.names, title))
-        if found.groups is not None:
-            names, scores = found.groups
-            of_groups = literal(f"{path.name}: groups by {more[0]}")
-            drawn.append(diagnostics.quantiles(folder, scores, names, of_groups, "group-quantiles"))
-        return drawn
-
-    known = ", for which the prior counts as known" if facts.get("intervals") == "plug-in" else ""
-    hint = f"estimates of every client, with {output.percent(options.level)} intervals{known}: --output FOLDER"
-    files = output.FILES.replace("plots/", ", ".join([*found.files, "plots/"]))
-    return Results(result, lambda: _said(result), plots, files=files, hint=hint)
+    } | found.facts
+    sizes = np.ones(len(data.names)) if data.kind == "estimate" else data.second
+    ends = (columns[name] for name in ("local", "personalized", "low", "high"))
+    picture = Picture("", *ends, sizes, found.facts["estimated"]["mean"])
+    own = Own(result, {"client": data.names} | {name: of.tolist() for name, of in columns.items()}, [picture])
+    return output.results(own, lambda: _said(result), found.files)
 
 
-def _refuse_beside(options: Any) -> None:
-    """Refuse options that would be ignored beside others.
+def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
+    """Refuse options that would be ignored for a file or beside others.
 
     Raises:
       JaxpflError.
     """
+    if kind != "estimate":
+        names = ["center", "components", "groups", "epsilon", *["prior"] * (options.prior != "npmle")]
+        refuse_given(options, names, f"is of estimate,se, and {path.name} has {','.join(PAIRS[kind])}")
+    priors = ("prior", "center", "components", "weights", "epsilon")
     if options.covariates:
-        names = ("prior", "center", "components", "weights", "groups")
-        refuse_given(options, names, "is without --covariates, about which clients have a prior of their own")
+        why = "is without --covariates, about which clients have a prior of their own"
+        refuse_given(options, (*priors, "groups"), why)
     elif options.groups is not None:
-        refuse_given(
-            options, ("prior", "center", "components", "weights"), "is without --groups, about which clients are normal"
-        )
-    else:
-        refuse_given(options, ("fit",), "is of --covariates or --groups, and there are none")
+        refuse_given(options, priors, "is without --groups, about which clients are normal")
     if options.epsilon is None:
-        refuse_given(
-            options,
-            ("delta", "range", "error_range", "sizes", "most_events"),
-            "needs epsilon, without which nothing is private",
-        )
+        names = ("delta", "range", "error_range")
+        refuse_given(options, names, "needs epsilon, without which nothing is private")
     else:
-        names = ("covariates", "groups", "weights", "center")
-        refuse_given(options, names, "is without --epsilon: counts of cells have no such prior")
-        if options.prior == "best":
-            raise JaxpflError("prior best is without --epsilon: each fit that it compares would be a further release")
-    if options.prior == "best":
-        refuse_given(options, ("components", "weights"), "is of a given --prior, and best compares without")
+        refuse_given(options, ("weights", "center"), "is without --epsilon: counts of cells have no such prior")
+
+
+def _fit(data: Summaries, seed: int, options: Any) -> Fitted:
+    if data.covariate_names:
+        at = dependent(data.covariates)
+        if at is not None:
+            name = shown(data.covariate_names[at])
+            raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
+        return (_areas if data.kind == "estimate" else _rates_about)(data, options)
+    if data.kind != "estimate":
+        return _rates(data, seed, options)
+    if data.groups is not None:
+        return _groups(data, data.groups, options)
+    return _estimates(data, seed, options)
+
+
+def _estimates(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a prior to estimates with standard errors."""
+    x, s = data.first, data.second
+    center: Any = options.center
+    if center is None and options.prior in ("normal", "point-normal"):
+        center = "learned"
+    facts: dict[str, Any] = {"prior": options.prior, "intervals": "plug-in"}
+    if options.epsilon is None:
+        fit = ebnm(x, s, options.prior, center=center, components=options.components, weights=data.weights)
+    else:
+        fit, facts["privacy"] = _private(x, s, seed, options)
+    low, high = fit.interval(options.level)
+    stderr, lfsr = fit.sd, fit.lfsr
+    if options.prior == "normal" and options.center is None and data.weights is None and options.epsilon is None:
+        # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
+        # both for all that tells how sure an estimate is.
+        facts["intervals"] = "integrated"
+        middle, stderr = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
+        reach = learned_gaussian.student(options.level, np.inf) * stderr
+        low, high = middle - reach, middle + reach
+        lfsr = jax.scipy.special.ndtr(-jnp.abs(middle) / stderr)
+    robust, test = robust_intervals(x, s, options.level), homogeneity(x, s)
+    facts |= {
+        "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
+        "log_marginal": float(fit.log_marginal),
+        "risk": _risk(s, fit.risks),
+        "clients_differ": _test("Cochran's Q", test.statistic, test.p_value),
+        "pooled": {"mean": float(test.mean), "stderr": float(test.stderr)},
+        "kurtosis": robust.kurtosis,
+    } | _weighting(data, options)
+    columns = {
+        "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr,
+        "low": np.minimum(low, fit.mean), "high": np.maximum(high, fit.mean), "robust": robust.mean,
+        "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr, "shrinkage": fit.shrinkage,
+        "score": fit.scores,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _areas(data: Summaries, options: Any) -> Fitted:
+    """Fit estimates with standard errors about a regression on covariates."""
+    found = fay_herriot(data.first, data.second, data.covariates)
+    low, high = found.interval(options.level)
+    facts = {
+        "prior": "normal",
+        "estimated": {"mean": float(found.regression.mean()), "sigma_theta": float(found.variance) ** 0.5},
+        "coefficients": output.coefficients(data.covariate_names, found.beta, found.beta_covariance),
+        "log_likelihood": float(found.log_likelihood),
+        "risk": _risk(data.second, found.risks),
+        "clients_differ": _test("Cochran's Q about the regression", found.statistic, found.p_value),
+    }
+    columns = {
+        "local": data.first, "local_stderr": data.second, "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
+        "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
+    """Fit estimates with standard errors about their groups' means."""
+    names, index = np.unique(np.array(groups), return_inverse=True)
+    found = ebnm_groups(data.first, data.second, index)
+    low, high = found.interval(options.level)
+    group_low, group_high = found.group_interval(options.level)
+    facts = {
+        "prior": "normal",
+        "estimated": {
+            "mean": float(found.overall), "stderr": float(found.overall_stderr),
+            "sigma_theta": float(found.within) ** 0.5, "sigma_groups": float(found.between) ** 0.5,
+        },
+        "groups": len(names),
+        "log_likelihood": float(found.log_likelihood),
+        "risk": _risk(data.second, found.risks),
+        "clients_differ": _test("Cochran's Q about the groups", found.statistic, found.p_value),
+        "groups_differ": _test("likelihood ratio", found.ratio, found.group_p_value),
+    }  # fmt: skip
+    columns = {
+        "local": data.first, "local_stderr": data.second, "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "group": np.array(groups),
+        "group_mean": np.asarray(found.group_mean)[index], "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    rows = {
+        "clients": np.bincount(index), "mean": found.group_mean, "stderr": np.sqrt(found.group_mse),
+        "low": group_low, "high": group_high, "shrinkage": found.group_shrinkage, "residual": found.group_residual,
+    }  # fmt: skip
+    table = {"group": names.tolist()} | {name: np.asarray(of).tolist() for name, of in rows.items()}
+    return Fitted(facts, columns, {"groups.csv": table})
+
+
+def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a Beta or Gamma prior, or any distribution, to successes of trials or to counts."""
+    z, n, bounded = data.first, data.second, data.kind == "successes"
+    prior: Any = "npmle" if options.prior == "npmle" else "conjugate"
+    fit = (ebbinomial if bounded else ebpoisson)(z, n, prior, weights=data.weights)
+    low, high, stderr = (np.asarray(of) for of in (*fit.interval(options.level), fit.sd))
+    how = "plug-in"
+    if prior == "conjugate" and data.weights is None and len(z) <= _MOST_INTEGRATED:
+        how = "integrated"
+        low, high, stderr = (learned_rates.probabilities if bounded else learned_rates.rates)(z, n, options.level)
+    test = differences.of_shares(z, n, seed) if bounded else differences.of_rates(z, n)
+    facts = {
+        "prior": "npmle" if prior == "npmle" else "beta" if bounded else "gamma",
+        "intervals": how,
+        "estimated": {"mean": float(fit.prior_mean), "sigma_theta": float(fit.prior_sd)},
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": test._asdict(),
+    } | _weighting(data, options)
+    own = np.asarray(fit.mean)
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": stderr, "low": np.minimum(low, own),
+        "high": np.maximum(high, own),
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _rates_about(data: Summaries, options: Any) -> Fitted:
+    """Fit successes of trials, or counts, about a regression on covariates."""
+    bounded = data.kind == "successes"
+    fit = (ebbinomial_regression if bounded else ebpoisson_regression)(data.first, data.second, data.covariates)
+    low, high = fit.interval(options.level)
+    spread = float(fit.spread)
+    facts = {
+        "prior": "beta" if bounded else "gamma",
+        "estimated": {
+            "mean": float(fit.rates.prior_mean.mean()),
+            "sigma_theta": float((fit.rates.prior_sd**2).mean()) ** 0.5,
+        },
+        "spread": {"pseudo_trials" if bounded else "shape": spread if np.isfinite(spread) else None},
+        "coefficients": output.coefficients(data.covariate_names, fit.beta, fit.beta_covariance),
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": _test("likelihood ratio to the regression", fit.ratio, fit.p_value),
+    }
+    columns = {
+        "local": data.first / data.second, "personalized": fit.mean, "personalized_stderr": fit.rates.sd,
+        "low": np.minimum(low, fit.mean), "high": np.maximum(high, fit.mean), "regression": fit.rates.prior_mean,
+        "shrinkage": fit.rates.shrinkage,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _private(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[NormalMeans, dict[str, Any]]:
+    """Posteriors of all clients under a private prior, and the facts of the release as JSON."""
+    for name in ("range", "error_range"):
+        if len(getattr(options, name)) != 2:
+            raise JaxpflError(f"{name} must be two public numbers with epsilon, got {list(getattr(options, name))}")
+    least, most = options.error_range
+    doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
+    cells = Cells(*options.range, least, most, error_bins=max(1, math.ceil(doublings)))
+    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would,
+    # or randomised bits that follow from the same draws at two epsilons.
+    key = named(jax.random.key(seed), x, s, cells, options.epsilon, options.delta)
+    more = {"epsilon": options.epsilon, "delta": options.delta, "components": options.components}
+    fit = private_ebnm(key, x, s, cells, prior=options.prior, **more)
+    return fit, {
+        "epsilon": options.epsilon,
+        "delta": options.delta,
+        "form": "local" if options.delta is None else "central",
+        "cells": cells.number,
+        "range": list(options.range),
+        "error_range": list(options.error_range),
+    }
+
+
+def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
+    return {"name": name, "statistic": float(statistic), "p_value": float(p_value)}
+
+
+def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
+    """Stein's unbiased estimate of the mean squared error from every client's term, and the error of x."""
+    each = np.asarray(terms)
+    stderr = float(each.std(ddof=1) / len(s) ** 0.5)
+    return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
+
+
+def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
+    """Column of the clients' weights, and Kish's number of equal clients, as JSON; empty without weights."""
+    if data.weights is None:
+        return {}
+    share = data.weights / data.weights.sum()
+    return {"weights": {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}}
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
-    lines = [client_csv.told_of_summaries(",".join(result["read"]["columns"]), result)]
-    of, test = result["estimated"], result["clients_differ"]
+    lines = [output.summaries_read(result)]
+    estimated = result["estimated"]
     if "coefficients" in result:
-        lines.append(fits.said_coefficients(result))
-        by = f" by {result['fit']}" if "fit" in result else ""
-        lines.append(f"spread about it{by}: sigma_theta {of['sigma_theta']:.4g}")
+        lines.append(output.said_coefficients(result))
+        lines.append(f"spread about it: sigma_theta {estimated['sigma_theta']:.4g}")
     elif "groups" in result:
-        lines += group_fits.said(result)
+        mean = f"mean {estimated['mean']:.4g} ± {estimated['stderr']:.2g}"
+        spreads = f"sigma_groups {estimated['sigma_groups']:.4g}, sigma_theta within groups"
+        lines.append(f"learned of {result['groups']} groups: {mean}, {spreads} {estimated['sigma_theta']:.4g}")
+        lines.append(output.said_test(result["groups_differ"], "groups"))
     else:
-        lines.append(
-            f"learned of all, prior {result['prior']}: mean {of['mean']:.4g}, sigma_theta {of['sigma_theta']:.4g}"
-            + (f", log likelihood {result['log_marginal']:.6g}" if "log_marginal" in result else "")
-        )
-    if "components" in result:
-        kinds = ", ".join(
-            f"{row['weight']:.3g} of mean {row['mean']:.4g} and {_spread(row)}" for row in result["components"]
-        )
-        lines.append(f"components: {kinds}")
+        mean, spread = f"mean {estimated['mean']:.4g}", f"sigma_theta {estimated['sigma_theta']:.4g}"
+        likely = f"log likelihood {result['log_marginal']:.6g}"
+        lines.append(f"learned of all, prior {result['prior']}: {mean}, {spread}, {likely}")
     if "weights" in result:
         of = result["weights"]
         lines.append(
-            f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients; tests, "
-            "ranks and outlying clients count each row once"
+            f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients; tests "
+            "count each row once"
         )
-    differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
-    lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
-    if "threshold" in result:
-        more = result["threshold"]
-        of_each = "its place on the regression" if more is None else f"{more:.4g}"
-        lines.append(f"exceedance in estimates.csv: probability of more than {of_each}")
+    lines.append(output.said_test(result["clients_differ"], "clients"))
     if "privacy" in result:
-        lines += private_fits.said(result["privacy"])
+        lines += _said_privacy(result["privacy"])
     if "risk" in result:
         risk = result["risk"]
         lines.append(
             f"mean squared error by Stein's unbiased estimate: {risk['personalized']:.4g} ± {risk['stderr']:.2g}, "
             f"local {risk['local']:.4g}"
         )
-    if "outlying" in result:
-        lines.append(diagnostics.told(result["outlying"]))
-    if "groups_outlying" in result:
-        lines.append(f"of the groups, {diagnostics.told(result['groups_outlying'], 'group')}")
-    if "compared" not in result:
-        return [*lines]
-    return [*lines[:1], _table(result["compared"]), *lines[1:]]
+    if result.get("intervals") == "plug-in":
+        lines.append("intervals take the prior for known: too short for few clients")
+    return [*lines]
 
 
-def _spread(component: dict[str, float]) -> str:
-    name = "sd" if "sd" in component else "size"
-    return f"{name} {component[name]:.4g}"
-
-
-def _table(rows: list[dict[str, Any]]) -> Block:
-    """Table of the families of priors."""
-    risks = "held_out_risk" in rows[0]
-    of = "log density and risk (Stein's estimate of the squared error)" if risks else "log density"
-    found = new_table(
-        "families of priors, per client",
-        f"{of} of clients held out in turn; the best log density is taken; ± one standard error",
-    )
-    found.add_column("prior", style="bold", no_wrap=True)
-    for name in ("log likelihood", "log density", "behind", *["risk"] * risks):
-        found.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        behind = f"{row['behind']:.3f} ± {row['behind_stderr']:.3f}" if row["behind"] else "best"
-        cells = [f"{row['log_marginal']:.6g}", f"{row['held_out_log_density']:.4f}", behind]
-        if risks:
-            cells.append(f"{row['held_out_risk']:.4g}")
-        found.add_row(row["prior"], *cells)
-    return found
+def _said_privacy(privacy: dict[str, Any]) -> list[str]:
+    """Lines on the guarantee of the prior, and on what is not private."""
+    epsilon, delta, cells = (privacy[name] for name in ("epsilon", "delta", "cells"))
+    if delta is None:
+        by = f"epsilon {epsilon:g}, pure, by a randomised bit of each client for each of {cells} cells"
+    else:
+        by = f"adding or removing a client, epsilon {epsilon:g}, delta {delta:g}, noise on counts of {cells} cells"
+    who = ", who took part" if delta is None else ""
+    (low, high), (least, most) = privacy["range"], privacy["error_range"]
+    public = f"estimates from {low:g} to {high:g}, standard errors from {least:g} to {most:g}"
+    return [
+        f"the prior alone is private: {by}",
+        f"taken for public: {public}{who}",
+        "not private: all else in this summary (clients, pooled mean, kurtosis, log likelihood, tests, risks) and the "
+        "rows of estimates.csv, whose robust columns are of all clients",
+        "the noise follows from --seed and the file: who has the seed and all rows but one can find that row, so keep "
+        "the seed to yourself",
+    ]

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.estimators import inputs, unit_level
+from jaxpfl.estimators.empirical_bayes import level_within, unit_level
 from jaxpfl.studies.gaussian import GaussianSettings
-from jaxpfl.studies.own_data import client_csv, diagnostics, output
-from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
-from jaxpfl.studies.own_data.normal_means_fits import coefficients, said_coefficients
+from jaxpfl.studies.own_data import client_csv, output
+from jaxpfl.studies.own_data.output import Own, Picture
+from jaxpfl.studies.own_data.samples import SIMULATED
 from jaxpfl.studies.study import Block, Results, refuse_given
-from jaxpfl.support.console import literal
 from jaxpfl.support.errors import JaxpflError
 
 _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "radius")
@@ -27,13 +26,13 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
     Args:
       path: of the file, a row for each sample.
       given: the settings, of which those of simulated clients and of privacy must be at their defaults.
-      options: a layout with ``covariates``, ``fit`` and ``level``.
+      options: a layout with ``covariates`` and ``level``.
 
     Raises:
       JaxpflError: for a bad file, covariates that are no columns of it, more than one other column of values, and as
         `unit_level`.
     """
-    inputs.level(options.level, np.float64)
+    level_within(options.level, np.float64)
     refuse_given(given, (*SIMULATED, "dim", "mean"), "is of simulated data, which a CSV file takes the place of")
     refuse_given(given, _PRIVATE, "is without --covariates: messages of regressions have no private form here")
     clients, target, covariates = _read(path, options)
@@ -42,7 +41,7 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
     places = [clients.columns.index(name) for name in covariates]
     try:
         with jax.enable_x64(True):
-            found = unit_level(rows[:, clients.columns.index(target)], rows[:, places], index, fit=options.fit)
+            found = unit_level(rows[:, clients.columns.index(target)], rows[:, places], index)
             low, high = (np.asarray(of) for of in found.interval(options.level))
     except JaxpflError as error:
         raise JaxpflError(f"{path}: {error}") from None
@@ -54,20 +53,18 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
         "clients": len(clients.names),
         "level": options.level,
         "target": target,
-        "fit": options.fit,
         "estimated": {
             "mean": float(found.regression.mean()),
             "sigma_theta": float(found.between) ** 0.5,
             "sigma_x": float(found.within) ** 0.5,
         },
-        "coefficients": coefficients(("intercept", *covariates), found.beta, found.beta_covariance),
+        "coefficients": output.coefficients(covariates, found.beta, found.beta_covariance),
         "log_likelihood": float(found.log_likelihood),
         "clients_differ": {
             "name": "likelihood ratio",
             "statistic": float(found.ratio),
             "p_value": float(found.p_value),
         },
-        "outlying": diagnostics.outlying(found.residual, clients.names),
     }
     columns: dict[str, Any] = {
         "client": clients.names, "samples": found.size.astype(int), "local": found.own,
@@ -78,13 +75,7 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
     picture = Picture("", found.own, found.mean, low, high, found.size, float(found.regression.mean()))
     own = Own(result, {name: np.asarray(of).tolist() for name, of in columns.items()}, [picture])
 
-    def plots(folder: Path) -> list[Path]:
-        title = literal(f"{path.name}: {target} about {', '.join(covariates)}")
-        drawn = output.write(folder, own)
-        return [*drawn, diagnostics.quantiles(folder, found.residual, clients.names, title)]
-
-    hint = f"estimates of every client, with {output.percent(options.level)} intervals: --output FOLDER"
-    return Results(result, lambda: _said(result), plots, files=output.FILES, hint=hint)
+    return output.results(own, lambda: _said(result))
 
 
 def _read(path: Path, options: Any) -> tuple[client_csv.Clients, str, list[str]]:
@@ -100,12 +91,10 @@ def _read(path: Path, options: Any) -> tuple[client_csv.Clients, str, list[str]]
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
-    of, test = result["estimated"], result["clients_differ"]
-    differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
+    of = result["estimated"]
     return [
         *output.how_it_was_read(result),
-        said_coefficients(result),
-        f"learned by {result['fit']}: sigma_theta {of['sigma_theta']:.4g} about it, sigma_x {of['sigma_x']:.4g}",
-        f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}",
-        diagnostics.told(result["outlying"]),
+        output.said_coefficients(result),
+        f"spread about it: sigma_theta {of['sigma_theta']:.4g}, sigma_x {of['sigma_x']:.4g}",
+        output.said_test(result["clients_differ"], "clients"),
     ]

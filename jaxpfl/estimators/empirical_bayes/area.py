@@ -1,0 +1,396 @@
+r"""Normal means about a regression on covariates: the area model of Fay and Herriot, by ML or REML.
+
+Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. With
+:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i`, :math:`C = \sum_i z_i z_i^\top / V_i` and beta by generalised least
+squares, the empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i - z_i^\top \hat\beta)`. To
+the order 1/m its mean squared error is :math:`g_1 + g_2 + g_3`,
+
+.. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
+   g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
+
+of theta_i itself, of beta, and of A. At the fitted A the first is too small by g_3, for REML; for ML also by
+:math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A by the slope of g_1.
+
+A is the likeliest: the best of a grid, as it may have several maxima, then the root of its
+derivative; a step needs the sums over clients of p^2 products, so that fixed-size messages suffice for each, but none
+for the whole fit.
+
+The interval of plus and minus a normal quantile times the root of the mean squared error is right to the order 1/m for
+an A well above zero. Where A is small beside the errors, its likeliest value is zero for a good part of all files, and
+so is the first term of the error: such intervals cover too little. For intervals A has the flat prior on
+:math:`(0, \infty)`, and beta one on all of :math:`R^p`. Given A, theta_i is a posteriori normal with the mean
+:math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and the variance :math:`g_{1i} + g_{2i}`; A has the density of the
+restricted likelihood, which is integrable for m - p >= 3. Ends are quantiles of the mixture over A, by Gauss and
+Legendre's quadrature in :math:`\log(A + d)`, d the errors' typical variance, over the range in which the density is
+above exp(-16) of its greatest.
+
+References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
+mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best
+linear unbiased predictors in small area estimation problems"; Morris 1983, "Parametric empirical Bayes inference:
+theory and applications"; Morris and Tang 2011, "Estimating random effects via adjustment for density maximization",
+for the flat prior on A and its coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.special import erfc, gammaincc, ndtri
+
+from jaxpfl.core import full_precision
+from jaxpfl.core.search import bisect
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.estimators.empirical_bayes import inputs
+from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame, labels_of
+from jaxpfl.estimators.empirical_bayes.normal_means import checked, in_blocks
+from jaxpfl.support.errors import JaxpflError, unknown_name
+
+Likelihood: TypeAlias = Literal["reml", "ml"]
+By: TypeAlias = Literal["integrated", "mse"]
+"""Intervals that integrate over the spread, and those by the mean squared error."""
+
+LEAST_FREE = 3
+"""Clients beyond the number of coefficients, with which the likelihood of A can be integrated."""
+
+_SCALES = 32
+_NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+_SCANNED, _SCANS = 32, 2
+_DROP = 16.0  # of the log density, at the ends of the range
+_REACH = 9.0
+
+
+class AreaMeans(NamedTuple):
+    """Predictions of m clients' means about their regression on p columns, the intercept first.
+
+    Attributes:
+      x, s: the estimates and their standard errors, [m] each.
+      basis: orthonormal columns that span the covariates, [m, p].
+      beta: coefficients, [p].
+      beta_covariance: covariance of the coefficients, for the fitted A, [p, p].
+      variance: A, []; zero where no spread is likelier than any, and then all predictions are on the regression.
+      mean: empirical best linear unbiased predictors, [m].
+      regression: z beta, [m].
+      mse: estimated mean squared errors of ``mean``, [m]; above zero also if A is.
+      g1, g2, g3: the terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
+      shrinkage: B, the share of its distance to the regression that an estimate gives up, [m].
+      residual: standardised distances of x to the regression, [m]; N(0, 1) if the model holds, and zero for a client
+        that alone determines a coefficient.
+      risks: the terms of ``risk``, [m].
+      log_likelihood: [], the restricted one for REML: of residuals in an orthonormal basis, to be compared between fits
+        with the same covariates only.
+      statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
+      p_value: probability of a Q at least as large, [].
+      labels: labels of the clients, where they came in a frame.
+    """
+
+    x: Array
+    s: Array
+    basis: Array
+    beta: Array
+    beta_covariance: Array
+    variance: Array
+    mean: Array
+    regression: Array
+    mse: Array
+    g1: Array
+    g2: Array
+    g3: Array
+    shrinkage: Array
+    residual: Array
+    risks: Array
+    log_likelihood: Array
+    statistic: Array
+    p_value: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.x), level, leave=("basis",))
+
+    @property
+    def risk(self) -> Array:
+        """Stein's unbiased estimate of the mean squared error of ``mean``, [], without the cost of fitting A."""
+        return self.risks.mean()
+
+    def interval(self, level: Scalar = 0.95, by: By = "integrated") -> tuple[Array, Array]:
+        """Ends of intervals of every client's theta, [m] each.
+
+        Args:
+          level: probability inside.
+          by: "integrated" integrates over beta and A under flat priors, whatever ``fit`` was;
+            "mse" is ``mean`` plus and minus the normal quantile times the root of ``mse``, which covers too little
+            where A is small beside s^2.
+
+        Raises:
+          JaxpflError: for an unknown ``by``.
+        """
+        if by not in get_args(By):
+            raise unknown_name("by", by, get_args(By))
+        if by == "mse":
+            return about(self.mean, self.mse, level)
+        inputs.level_within(level)
+        m, p = self.basis.shape
+        unit, y, D = _rescaled(self.x, self.s, self.basis)[:3]
+        low, high = _integrated(self.basis, y, D, level, m - p)
+        back = self.x - unit * y
+        return back + unit * low, back + unit * high
+
+
+def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
+    """Fit the regression and the spread about it, and predict every client's mean.
+
+    Jits, and vmaps over problems; ``fit`` and ``intercept`` are static.
+
+    Args:
+      x: the clients' estimates, [m]: an array, a list, or a column of a frame.
+      s: their standard errors, [m], or one for all; above zero.
+      z: the covariates, [m], [m, k], or columns of a frame.
+      fit: likelihood of A: "reml" (restricted), or "ml", whose A is too small on average, by the share p / m if all s
+        are equal.
+      intercept: whether a column of ones is put before the covariates.
+
+    Raises:
+      JaxpflError: as `ebnm` for x and s; for covariates that are no numbers, not finite, of other clients, or linearly
+        dependent; and for fewer than three clients more than coefficients. Under a transformation values are not
+        checked.
+
+    Examples:
+      >>> rng = np.random.default_rng(0)
+      >>> z, s = rng.normal(size=(200, 2)), rng.uniform(0.5, 1.5, 200)
+      >>> theta = 1 + z @ np.array([2.0, -1.0]) + 0.5 * rng.normal(size=200)
+      >>> found = fay_herriot(theta + s * rng.normal(size=200), s, z)
+      >>> bool(((found.mean - theta) ** 2).mean() < 0.4)  # about 1.1 for each client alone
+      True
+    """
+    if fit not in get_args(Likelihood):
+        raise unknown_name("fit", fit, get_args(Likelihood))
+    x, s, z = inputs.aligned(x=x, s=s, z=z)
+    own, errors = checked(x, s, one=True)
+    columns = regressors("z", z, len(own), LEAST_FREE, intercept=intercept)
+    found = _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+    return found._replace(labels=labels_of(x, s, z))
+
+
+def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any:
+    """Covariates [m, k] of the clients, linearly independent where their values are known.
+
+    Raises:
+      JaxpflError: as `covariates`; for fewer than ``least`` clients more than coefficients, and dependent columns.
+    """
+    columns = covariates(z, m, name)
+    p = columns.shape[1] + intercept
+    if m < p + least:
+        raise JaxpflError(f"{p} coefficients need at least {p + least} clients, got {m}")
+    refuse_dependent(name, columns, intercept=intercept)
+    return columns
+
+
+def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
+    """Refuse a column that those before it, and the intercept, determine, where values are known.
+
+    Raises:
+      JaxpflError: its place.
+    """
+    at = dependent(columns, intercept=intercept) if isinstance(columns, np.ndarray) else None
+    if at is not None:
+        what = " and the intercept" * intercept
+        raise JaxpflError(f"{name}'s column {at} is a linear combination of the columns before it{what}: leave it out")
+
+
+def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
+    """Ends of normal intervals of some mean squared errors about their means, [m] each."""
+    inputs.level_within(level)
+    reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
+    return mean - reach, mean + reach
+
+
+def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
+    """Index of the first column [m, k] that those before it, and the intercept, determine; None without one."""
+    ones = np.ones((len(z), int(intercept)))
+    kind = jnp.result_type(float)  # in which the fit has to tell the columns apart
+    bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > _least(kind))
+    return int(np.argmax(bad)) - int(intercept) if bad.any() else None
+
+
+@partial(full_precision.jit, static_argnames=("fit", "intercept"))
+def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) -> AreaMeans:
+    if intercept:
+        z = jnp.concatenate([jnp.ones((len(x), 1), x.dtype), z], axis=1)
+    m, p = z.shape
+    Q, R, _ = triangle(z)
+    unit, y, D, start = _rescaled(x, s, Q)
+    own = x / unit
+    restricted = fit == "reml"
+    A, likelihood = _likeliest(Q, y, D, restricted=restricted)
+
+    w, factor, b, r = _least_squares(A, Q, y, D)
+    B = D * w
+    half = solve_triangular(factor, Q.T, lower=True)
+    spread = (half**2).sum(axis=0)  # z' C^-1 z
+    squares = (w**2).sum()
+    g1, g2, g3 = A * B, B**2 * spread, B**2 * w * 2 / squares
+    mse = g1 + g2 + 2 * g3 + (0 if restricted else B**2 * _trace(factor, Q, w) / squares)
+    within = 1 / w - spread  # of the residual
+    seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
+    residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
+    # As B (1 - spread w) is what the prediction does not follow of a small change of x.
+    risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
+    statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
+    back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))
+    root = back @ solve_triangular(factor, jnp.eye(p, dtype=x.dtype), lower=True).T
+    free = m - p * restricted
+    square = unit**2
+    return AreaMeans(
+        x, s, Q, unit * (back @ (start + b)), square * (root @ root.T), square * A, unit * (own - B * r),
+        unit * (own - r),
+        square * mse, square * g1, square * g2, square * g3, B, residual, square * risks,
+        likelihood - free * (math.log(2 * math.pi) / 2 + jnp.log(unit)), statistic,
+        gammaincc((m - p) / 2, statistic / 2),
+    )  # fmt: skip
+
+
+class _Fitted(NamedTuple):
+    """Weights 1 / V [m], the lower factor of C [p, p], the coefficients [p], and residuals [m], at one A."""
+
+    weight: Array
+    factor: Array
+    coefficients: Array
+    residual: Array
+
+
+def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
+    """Generalised least squares of y on the columns Q [m, p], at one A; D are squared standard errors [m]."""
+    w = 1 / (A + D)
+    factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
+    b = cho_solve((factor, True), Q.T @ (w * y))
+    return _Fitted(w, factor, b, y - Q @ b)
+
+
+def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool) -> Array:
+    """Log likelihood of one A, but for a constant, []."""
+    w, factor, _, r = _least_squares(A, Q, y, D)
+    return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
+
+
+def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array, Array]:
+    """The likeliest A, and its log likelihood but for a constant: the best of a grid, then the derivative's root."""
+    kind = y.dtype
+    value = partial(_log_likelihood, Q=Q, y=y, D=D, restricted=restricted)
+
+    def rises(log_sd: Array) -> Array:
+        w, factor, _, r = _least_squares(jnp.exp(2 * log_sd), Q, y, D)
+        return ((w * r) ** 2).sum() + _trace(factor, Q, w) * restricted > w.sum()
+
+    low, high = jnp.log(_NARROWEST * jnp.sqrt(D.min())), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
+    step = (high - low) / (_SCALES - 1)
+    grid = low + step * jnp.arange(_SCALES, dtype=kind)
+    about = grid[jnp.argmax(jax.lax.map(lambda log_sd: value(jnp.exp(2 * log_sd)), grid))]
+    best = jnp.exp(2 * bisect(rises, about - step, about + step))
+    none, some = value(jnp.zeros((), kind)), value(best)
+    # A spread below the rounding error of the likelihood is none.
+    alike = none >= some - 16 * jnp.finfo(kind).eps * (len(y) + jnp.abs(some))
+    return jnp.where(alike, 0, best), jnp.where(alike, none, some)
+
+
+def _trace(factor: Array, Q: Array, w: Array) -> Array:
+    """tr(C^-1 sum_j z_j z_j' / V_j^2), []."""
+    return (solve_triangular(factor, Q.T * w, lower=True) ** 2).sum()
+
+
+@partial(full_precision.jit, static_argnames="free")
+def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple[Array, Array]:
+    """Ends of the equal-tailed intervals of theta, [m] each.
+
+    Args:
+      Q: orthonormal columns that span the covariates, [m, p].
+      y: the estimates, or what is left of them beside any combination of the columns, [m].
+      D: squared standard errors, [m], about one.
+      level: probability inside.
+      free: m - p, at least 3.
+    """
+    kind = y.dtype
+    typical = jnp.exp(jnp.log(D).mean())
+
+    def log_density(v: Array) -> Array:
+        return _log_likelihood(typical * jnp.expm1(v), Q, y, D, restricted=True) + v
+
+    low = jnp.zeros((), kind)
+    high = jnp.log1p(y @ y / typical) + 2 * _DROP / (free - 2)  # beyond y'y the density falls by (free - 2) / 2
+    for _ in range(_SCANS):
+        grid = low + (high - low) * jnp.linspace(0, 1, _SCANNED, dtype=kind)
+        density = jax.lax.map(log_density, grid)
+        inside = density > density.max() - _DROP
+        first, last = jnp.argmax(inside), _SCANNED - 1 - jnp.argmax(inside[::-1])
+        low, high = grid[jnp.maximum(first - 1, 0)], grid[jnp.minimum(last + 1, _SCANNED - 1)]
+
+    v = low + (high - low) * (1 + jnp.asarray(_NODES, kind)) / 2
+    A = typical * jnp.expm1(v)
+    share = jax.nn.softmax(jax.lax.map(log_density, v) + jnp.log(jnp.asarray(_WEIGHTS, kind)))
+    of_nodes = jax.lax.map(lambda A: _least_squares(A, Q, y, D)[1:3], A)
+
+    def of(client: Array) -> tuple[Array, Array]:
+        own, at, error = Q[client], y[client], D[client]
+
+        def given(A: Array, factor: Array, b: Array) -> tuple[Array, Array]:
+            B = error / (A + error)
+            spread = (solve_triangular(factor, own.T, lower=True) ** 2).sum(axis=0)
+            return at - B * (at - own @ b), jnp.sqrt(A * B + B**2 * spread)
+
+        mean, sd = jax.vmap(given)(A, *of_nodes)  # [nodes, clients]
+
+        def quantile(p: Scalar) -> Array:
+            def below(t: Array) -> Array:
+                return share @ erfc((mean - t) / (sd * 2**0.5)) / 2 < p
+
+            return bisect(below, (mean - _REACH * sd).min(axis=0), (mean + _REACH * sd).max(axis=0))
+
+        return quantile((1 - level) / 2), quantile((1 + level) / 2)
+
+    return in_blocks(of, jnp.arange(len(y)))
+
+
+def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
+    """A unit; the estimates less their ordinary least squares fit, and squared errors in it; the fit's coefficients."""
+    unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
+    start = Q.T @ (x / unit)
+    return unit, x / unit - Q @ start, (s / unit) ** 2, start
+
+
+def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
+    """QR of the columns, and of each the share of its length that those before it do not explain, [p].
+
+    ``xp`` is jax.numpy, or NumPy on the host.
+    """
+    most = xp.abs(z).max(axis=0)
+    z = z / xp.where(most > 0, most, 1)  # whose squares are within the range of floats
+    length = xp.sqrt((z**2).sum(axis=0))
+    Q, R = xp.linalg.qr(z / xp.where(length > 0, length, 1))
+    return Q, R * length * most, xp.abs(xp.diag(R))
+
+
+def _least(kind: Any) -> float:
+    return float(jnp.finfo(kind).eps) ** 0.75
+
+
+def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
+    """Covariates [m, k] in double precision where their values are known; ``name`` and ``rows`` are for messages.
+
+    Raises:
+      JaxpflError: for what is no numbers, not finite, or of other rows.
+    """
+    z = inputs.numbers(name, z, f"a row for each of the {rows}")
+    if z.ndim not in (1, 2) or len(z) != m:
+        raise JaxpflError(f"{name} must have a row for each of the {m} {rows}, got shape {z.shape}")
+    columns = z.reshape(m, -1) if z.ndim == 1 else z
+    if isinstance(columns, np.ndarray) and not np.isfinite(columns).all():
+        row, column = np.argwhere(~np.isfinite(columns))[0]
+        of = f"{rows.removesuffix('s')} {row} in column {column}"
+        raise JaxpflError(f"{name} must be finite, got {columns[row, column]} for {of}")
+    return columns

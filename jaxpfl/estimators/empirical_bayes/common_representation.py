@@ -1,0 +1,147 @@
+r"""Linear regression of clients whose coefficients lie in one unknown subspace.
+
+.. math:: y_i = X_i B w_i + e_i, \quad e_i \sim N(0, \sigma^2 I), \quad B \in R^{d \times k}, \quad w_i \in R^k
+
+B is the common representation, w_i a client's own head on it; k is given, k <= d. A client sends a `Message`: sums of
+its examples. `em` takes :math:`w_i \sim N(0, I)` and maximises the marginal likelihood: with
+:math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_i = M_i^{-1} B^T b_i / \sigma^2` and
+:math:`S_i = M_i^{-1} + \hat w_i \hat w_i^T` the new B solves
+
+.. math:: \sum_i A_i B S_i = \sum_i b_i \hat w_i^T
+
+and is multiplied by the root of the mean of S_i (parameter expansion: Liu, Rubin and Wu 1998), which speeds it up.
+`alternating` is the minimisation of the squared errors in turns that the papers on such representations take: heads by
+least squares, :math:`S_i = \hat w_i \hat w_i^T`, and orthonormal B. A client of fewer than k examples has no such head,
+and one of few a poor one; the shrunk heads of `em` have no such trouble.
+
+References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
+https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",
+https://arxiv.org/abs/2002.11684; Ozkara et al. 2023, appendix J.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.estimators.empirical_bayes.random_coefficients import Message
+from jaxpfl.support.errors import JaxpflError
+
+
+class Representation(NamedTuple):
+    """Common representation.
+
+    Attributes:
+      basis: B, [d, k].
+      noise: sigma^2, [].
+    """
+
+    basis: Array
+    noise: Array
+
+
+class Head(NamedTuple):
+    """Posterior of a client's head.
+
+    Attributes:
+      mean: [k]; its coefficients are ``basis @ mean``.
+      covariance: [k, k].
+      log_evidence: ``log N(y; 0, X B B' X' + sigma^2 I)``, [].
+    """
+
+    mean: Array
+    covariance: Array
+    log_evidence: Array
+
+
+@full_precision.products
+def start(messages: Message, rank: int) -> Representation:
+    """Spectral start: the leading eigenvectors of sum_i b_i b_i', with half of y's variance for the noise.
+
+    Args:
+      messages: of all clients, leaves [m, ...].
+      rank: k.
+
+    Raises:
+      JaxpflError: for a rank outside 1 ... d.
+    """
+    d = messages.cross.shape[-1]
+    if not 1 <= rank <= d:
+        raise JaxpflError(f"rank must be from 1 to the {d} coefficients, got {rank}")
+    _, vectors = jnp.linalg.eigh(messages.cross.T @ messages.cross)
+    basis = vectors[:, ::-1][:, :rank]
+    half = messages.square.sum() / messages.size.sum() / 2
+    energy = jnp.trace(basis.T @ messages.gram.sum(axis=0) @ basis) / messages.size.sum()
+    return Representation(basis * jnp.sqrt(half / energy), half)
+
+
+@full_precision.products
+def head(at: Representation, sent: Message) -> Head:
+    """Posterior of one client's head, also of one that was not there for the fit."""
+    seen = at.basis.T @ sent.cross / at.noise
+    factor = jnp.linalg.cholesky(jnp.eye(at.basis.shape[1]) + at.basis.T @ sent.gram @ at.basis / at.noise)
+    covariance = jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(seen), dtype=seen.dtype))
+    mean = covariance @ seen
+    deviance = sent.size * jnp.log(2 * jnp.pi * at.noise) + 2 * jnp.log(jnp.diag(factor)).sum()
+    return Head(mean, covariance, -(deviance + sent.square / at.noise - seen @ mean) / 2)
+
+
+@full_precision.products
+def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Representation:
+    """Fit the representation by steps of EM, which never lower the summed ``log_evidence``.
+
+    Args:
+      at: to start from.
+      messages: of all clients, leaves [m, ...].
+      floor: the least sigma^2, positive.
+      steps: static.
+    """
+
+    def step(_: Array, at: Representation) -> Representation:
+        of = jax.vmap(lambda sent: head(at, sent))(messages)
+        second = of.covariance + of.mean[:, :, None] * of.mean[:, None, :]
+        basis = _basis(messages, of.mean, second)
+        crossed = jnp.einsum("id,dk,ik->", messages.cross, basis, of.mean)
+        fitted = jnp.einsum("dk,ide,el,ikl->", basis, messages.gram, basis, second)
+        noise = (messages.square.sum() - 2 * crossed + fitted) / messages.size.sum()
+        return Representation(basis @ jnp.linalg.cholesky(second.mean(axis=0)), jnp.maximum(noise, floor))
+
+    return jax.lax.fori_loop(0, steps, step, at)
+
+
+@full_precision.products
+def least_squares_head(basis: Array, sent: Message) -> Array:
+    """A client's head by least squares, of least norm, [k]."""
+    return jnp.linalg.pinv(basis.T @ sent.gram @ basis, hermitian=True) @ (basis.T @ sent.cross)
+
+
+@full_precision.products
+def alternating(basis: Array, messages: Message, steps: int) -> Array:
+    """Alternate least squares of heads and basis; orthonormal columns, [d, k].
+
+    Implements: Ozkara et al. 2023, appendix J.
+    """
+
+    def step(_: Array, basis: Array) -> Array:
+        heads = jax.vmap(lambda sent: least_squares_head(basis, sent))(messages)
+        return jnp.linalg.qr(_basis(messages, heads, heads[:, :, None] * heads[:, None, :]))[0]
+
+    return jax.lax.fori_loop(0, steps, step, jnp.linalg.qr(basis)[0])
+
+
+@full_precision.products
+def distance(basis: Array, other: Array) -> Array:
+    """Sine of the largest principal angle between two column spaces of one dimension, []: 0 to 1."""
+    first, second = jnp.linalg.qr(basis)[0], jnp.linalg.qr(other)[0]
+    return jnp.linalg.norm(second - first @ (first.T @ second), ord=2)
+
+
+def _basis(messages: Message, heads: Array, second: Array) -> Array:
+    """Solution B of ``sum_i A_i B S_i = sum_i b_i w_i'``, [d, k], of least norm where a direction is unseen."""
+    (k, d), right = (heads.shape[1], messages.cross.shape[1]), messages.cross.T @ heads
+    whole = jnp.einsum("ikl,ide->dkel", second, messages.gram).reshape(d * k, d * k)
+    return (jnp.linalg.pinv(whole, hermitian=True) @ right.reshape(-1)).reshape(d, k)

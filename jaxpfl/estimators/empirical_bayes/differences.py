@@ -1,0 +1,189 @@
+r"""Tests of equal client parameters, and a confidence interval for their spread. On the host, in SciPy.
+
+For Gaussian clients, let :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
+:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. At the true lambda, Q / (m - 1) has the F distribution with m - 1 and
+nu degrees of freedom if all s_i^2 are proportional to one variance that was pooled with nu degrees of freedom (exactly,
+for any sizes: Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of its own, the
+test is Welch's.
+
+The interval's ends are the lambda at which Q / (m - 1) is a quantile of F, times the ratio of that quantile to the one
+of chi-square / (m - 1): unlike lambda's, the uncertainty of st2 does not include that of the pooled variance if st2 is
+large. (For equal sizes this is the interval of Williams 1962; its coverage is at least, and close to, the nominal one.)
+
+References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
+interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
+intervals for the amount of heterogeneity in meta-analysis".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_LEAST_EXPECTED = 5.0
+_MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
+
+
+class Test(NamedTuple):
+    """Result of a test that the clients' parameters are equal.
+
+    Attributes:
+      name: of the test.
+      statistic: its value.
+      p_value: probability of a statistic at least as large if the parameters are equal.
+    """
+
+    name: str
+    statistic: float
+    p_value: float
+
+
+def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
+    """Analysis of variance of the clients' means, for any sizes, or Welch's.
+
+    Args:
+      mean: the clients' means, [m].
+      s2: their estimated variances, [m], above zero.
+      degrees: degrees of freedom, of the pooled variance or of each client's own, [m].
+      pooled: whether all of ``s2`` is proportional to one estimate.
+    """
+    from scipy import special
+
+    m = len(mean)
+    statistic = _generalised_q(mean, s2, 0.0) / (m - 1)
+    if not pooled:
+        correction, degrees = _welch(s2, degrees)
+        statistic /= correction
+    p_value = special.fdtrc(m - 1, _finite(degrees), statistic)
+    return Test("analysis of variance" if pooled else "Welch's analysis of variance", float(statistic), float(p_value))
+
+
+def spread(
+    mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, level: float, *, pooled: bool
+) -> tuple[float, float]:
+    """Confidence interval for sigma_theta, the standard deviation of the parameters; arguments as in `of_means`."""
+    from scipy import special
+
+    free = len(mean) - 1
+    scale = 1.0 if pooled else _welch(s2, degrees)[0]
+    degrees = _finite(degrees if pooled else _welch(s2, degrees)[1])
+    ends = []
+    for tail in ((1 + level) / 2, (1 - level) / 2):
+        f, chi = special.fdtri(free, degrees, tail), special.chdtri(free, 1 - tail) / free
+        ends.append((_between(mean, s2, free * scale * f) * f / chi) ** 0.5)
+    return ends[0], ends[1]
+
+
+def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
+    r"""Pearson's chi-square test of equal probabilities of Bernoulli clients:
+
+    .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
+
+    If an expected count is below five, the p-value is simulated conditionally on the total number of ones, with 199 to
+    9999 draws, which is valid for any counts.
+
+    Args:
+      ones: number of ones of each client, [m].
+      size: n_i, [m].
+      seed: of the simulation.
+    """
+    from scipy import special
+
+    ones, size = np.asarray(ones, np.int64), np.asarray(size, np.int64)
+    share = ones.sum() / size.sum()
+    if not 0 < share < 1:
+        return Test("chi-square", 0.0, 1.0)
+
+    def chi_square(z: np.ndarray) -> np.ndarray:
+        return ((z - size * share) ** 2 / size).sum(axis=-1) / (share * (1 - share))
+
+    statistic = float(chi_square(ones))
+    if size.min() * min(share, 1 - share) >= _LEAST_EXPECTED:
+        return Test("chi-square", statistic, float(special.chdtrc(len(ones) - 1, statistic)))
+    rng = np.random.default_rng(seed)
+    draws = int(np.clip(_MOST_NUMBERS // len(ones), _FEWEST_DRAWS, _MOST_DRAWS))
+    below = statistic * (1 - 1e-9)  # equal counts in another order have the same value but for rounding
+    as_much = sum(chi_square(_deal(rng, ones, size)) >= below for _ in range(draws))
+    return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
+
+
+def of_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
+    """Pearson's chi-square test of equal rates.
+
+    Args:
+      count: number of events of each client, [m].
+      exposure: e_i, [m].
+    """
+    from scipy import special
+
+    expected = exposure * count.sum() / exposure.sum()
+    statistic = float(((count - expected) ** 2 / expected).sum())
+    return Test("chi-square", statistic, float(special.chdtrc(len(count) - 1, statistic)))
+
+
+def _deal(rng: np.random.Generator, ones: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Distribute the total number of ones at random over all samples."""
+    return rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals")
+
+
+def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:
+    w = 1 / (s2 + ratio)
+    y = mean - mean.mean()
+    return float(w @ (y - w @ y / w.sum()) ** 2)
+
+
+def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
+    """The lambda at which Q equals ``value``; zero if Q is smaller at zero."""
+    from scipy import optimize
+
+    if _generalised_q(mean, s2, 0.0) <= value:
+        return 0.0
+    most = float(((mean - mean.mean()) ** 2).sum() / value)
+    found: Any = optimize.brentq(lambda at: _generalised_q(mean, s2, at) - value, 0.0, most, xtol=most * 1e-12)
+    return float(found)
+
+
+def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
+    """Divisor of Q / (m - 1), and the denominator's degrees of freedom."""
+    m, w = len(s2), 1 / s2
+    off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
+    return 1 + 2 * (m - 2) * off, 1 / (3 * off)
+
+
+def _finite(degrees: np.ndarray | float) -> float:
+    return float(np.minimum(degrees, 1e9))
+
+
+def of_regressions(x: np.ndarray, y: np.ndarray, users: np.ndarray) -> Test | None:
+    """F test that all clients have one regression: their own least squares against the pooled one.
+
+    With equal variances of normal labels the statistic has the F distribution, whatever the examples: degrees of
+    freedom are ranks, so that clients of few examples take part with as many as they have.
+
+    Args:
+      x: features with the intercept, [N, d].
+      y: labels, [N].
+      users: the client of each row, [N].
+
+    Returns:
+      The test; None where no client has more examples than its rank, or all together no more rank than one regression.
+
+    Reference: Chow 1960, "Tests of equality between sets of coefficients in two linear regressions".
+    """
+    from scipy import special
+
+    def fitted(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        theta, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+        return float(((y - x @ theta) ** 2).sum()), int(rank)
+
+    order = np.argsort(users, kind="stable")
+    cuts = np.flatnonzero(np.diff(users[order])) + 1
+    own = [fitted(x[rows], y[rows]) for rows in np.split(order, cuts)]
+    left, rank = sum(of[0] for of in own), sum(of[1] for of in own)
+    together, rank_of_one = fitted(x, y)
+    more, free = rank - rank_of_one, len(y) - rank
+    if min(more, free) < 1 or left <= 0:
+        return None
+    statistic = max(together - left, 0) / more / (left / free)
+    return Test(f"F({more}, {free})", statistic, float(special.fdtrc(more, free, statistic)))

@@ -1,0 +1,127 @@
+r"""Weights of a grid of known components, of the greatest likelihood: a convex problem, by interior points.
+
+With :math:`L_{ik}` the density of client i's data under component k, the weights maximise
+:math:`\sum_i \log (L \pi)_i` over the simplex. Minus its mean plus :math:`\sum_k \pi_k` has the same solution over all
+:math:`\pi \ge 0`, and is solved by primal-dual Newton steps with a line search.
+
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the greatest directional derivative, certifies what was
+found: the mean log likelihood is at most this far below the best one, and zero is Kiefer and Wolfowitz's condition.
+
+References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
+proportions using sequential quadratic programming", for the problem without the simplex; Koenker and Mizera 2014,
+"Convex optimization, shape constraints, compound decisions, and empirical Bayes rules", for interior points; Lindsay
+1983, for the certificate.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.core.types import Array
+
+MANY = 2**14
+"""Clients beyond which the weights of a grid are those of bins."""
+_ESTIMATES, _ERRORS = 256, 16
+_STEPS = 80
+_KEEP = 0.995
+_HALVINGS = 12
+_CENTER = 0.1
+
+
+class _Point(NamedTuple):
+    pi: Array
+    dual: Array
+    ratios: Array
+    best: Array
+    slack: Array
+    steps: Array
+
+
+def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
+    """The likeliest weights.
+
+    Args:
+      log_density: log L, [m, K]; -inf where a component cannot have made a client's data.
+      w: weights of the clients, [m], which sum to one; equal unless given.
+
+    Returns:
+      The weights [K], which sum to one, and their slack [].
+    """
+    m, count = log_density.shape
+    w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
+    # In units of a client's likeliest component; a client's own factor does not matter.
+    L = jnp.exp(log_density - log_density.max(axis=1, keepdims=True))
+    kind = L.dtype
+    tolerance = float(jnp.finfo(kind).eps) ** 0.6
+
+    def point(pi: Array, dual: Array, steps: Array, before: _Point | None = None) -> _Point:
+        ratios = w @ (L / (L @ pi)[:, None])
+        # Ratios are inverse to the length of pi.
+        whole, slack = pi / pi.sum(), (ratios * pi.sum()).max() - 1
+        if before is not None:
+            better = slack < before.slack
+            whole, slack = jnp.where(better, whole, before.best), jnp.where(better, slack, before.slack)
+        return _Point(pi, dual, ratios, whole, slack, steps)
+
+    def step(at: _Point) -> _Point:
+        pi, dual = at.pi, at.dual
+        fitted = L @ pi
+        scaled = L / fitted[:, None]
+        gradient = 1 - at.ratios
+        mu = _CENTER * (pi @ dual) / count
+        root = jnp.sqrt(pi)
+        half = jnp.sqrt(w)[:, None] * scaled * root
+        curve = half.T @ half
+        ridge = 4 * jnp.finfo(kind).eps * count
+        factor = jax.scipy.linalg.cho_factor(curve + jnp.diag(dual + ridge))
+        move = root * jax.scipy.linalg.cho_solve(factor, root * (mu / pi - gradient))
+        dual_move = mu / pi - dual - dual / pi * move
+        sizes = _to_boundary(pi, move) * 0.5 ** jnp.arange(_HALVINGS)
+        along = L @ move
+
+        def merit(size: Array) -> Array:
+            new = pi + size * move
+            return -(w @ jnp.log(fitted + size * along)) + new.sum() - mu * jnp.log(new).sum()
+
+        size = sizes[jnp.argmin(jnp.nan_to_num(jax.lax.map(merit, sizes), nan=jnp.inf))]
+        usable = jnp.isfinite(move).all()
+        new = jnp.where(usable, pi + size * move, pi)
+        new_dual = jnp.where(usable, dual + _to_boundary(dual, dual_move) * dual_move, dual)
+        new_dual = jnp.maximum(new_dual, jnp.finfo(kind).tiny)
+        return point(new, new_dual, jnp.where(usable, at.steps + 1, _STEPS), at)
+
+    even = jnp.full(count, 1 / count, kind)
+    begin = point(even, jnp.ones(count, kind), jnp.zeros((), jnp.int32))
+    end = jax.lax.while_loop(lambda at: (at.slack > tolerance) & (at.steps < _STEPS), step, begin)
+    return end.best, end.slack
+
+
+def _to_boundary(at: Array, move: Array) -> Array:
+    """Longest step, at most 1, that keeps all entries above zero."""
+    return jnp.minimum(1, _KEEP * jnp.where(move < 0, at / jnp.where(move < 0, -move, 1), jnp.inf).min())
+
+
+def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
+    """Mean estimates, mean errors and total weights of bins of many clients, [estimates * errors] each.
+
+    Bins are of equal length in asinh(x), so that the far ones are wide, and in log(s). A bin stands for its clients by
+    their means, so that a smooth likelihood is wrong by its second derivatives times the bins' variances.
+
+    Args:
+      x, s, w: estimates, errors above zero, and weights of the clients, [m] each, in units in which s is about one.
+    """
+    place = _place(jnp.arcsinh(x), estimates) * errors + _place(jnp.log(s), errors)
+    empty = jnp.zeros(estimates * errors, x.dtype)
+    weight, x_sum, s_sum = (empty.at[place].add(w * each) for each in (jnp.ones_like(x), x, s))
+    full = weight > 0
+    total = jnp.where(full, weight, 1)
+    return jnp.where(full, x_sum / total, 0), jnp.where(full, s_sum / total, 1), weight
+
+
+def _place(at: Array, number: int) -> Array:
+    low, high = at.min(), at.max()
+    share = (at - low) / jnp.where(high > low, high - low, 1)
+    return jnp.minimum((number * jnp.nan_to_num(share)).astype(jnp.int32), number - 1)

@@ -1,0 +1,247 @@
+"""Clients' numbers as users hold them, in lists, arrays and columns of frames, and answers as frames.
+
+Masked arrays are refused where an entry is masked, as NumPy's conversion would count what lies under the mask. Columns
+of frames are put together by their indexes: the same labels in another order are aligned to the first column, other
+labels are refused, as positions would pair the numbers of different clients. Answers keep these labels.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxpfl.core import checks
+from jaxpfl.core.types import Array, Scalar
+from jaxpfl.support.errors import JaxpflError, shown
+
+
+def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
+    """Numbers in double precision, unchanged where they are traced.
+
+    Args:
+      name: of the argument.
+      value: an array, a list, or a column of a frame.
+      what: form of the numbers, for the message.
+
+    Raises:
+      JaxpflError: for what is no numbers, and masked entries.
+    """
+    if isinstance(value, Tracer):
+        return value
+    refuse_masked(name, value)
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise JaxpflError(f"{name} must be numbers, {what}, got {shown(value)}") from None
+
+
+def refuse_masked(name: str, value: Any) -> None:
+    """Refuse a masked array of which an entry is masked.
+
+    Raises:
+      JaxpflError: with the first one's place.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
+        at = place[0] if len(place) == 1 else place
+        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: leave such clients out")
+
+
+def is_frame(value: Any) -> bool:
+    """Tell whether a value is a pandas series or frame, without importing pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.Series | pandas.DataFrame)
+
+
+def aligned(**given: Any) -> tuple[Any, ...]:
+    """Values with all columns of frames in the order of the first one's index.
+
+    Args:
+      **given: arguments by name; what is no column of a frame counts by position, and is returned as it is.
+
+    Raises:
+      JaxpflError: for indexes that differ in their labels, or in the order of labels that are there twice.
+    """
+    framed = [name for name, value in given.items() if is_frame(value)]
+    for name in framed[1:]:
+        first, own = given[framed[0]].index, given[name].index
+        if own.equals(first) or len(own) != len(first):  # lengths are checked where shapes are
+            continue
+        pair = f"{framed[0]} and {name}"
+        if not (own.is_unique and first.is_unique):
+            raise JaxpflError(f"indexes of {pair} differ and repeat labels: align them, or give arrays")
+        lacking = first.difference(own)
+        if len(lacking):
+            raise JaxpflError(
+                f"indexes of {pair} must hold the same clients, got {shown(lacking[0])} in {framed[0]} alone"
+            )
+        given[name] = given[name].reindex(first)
+    return tuple(given.values())
+
+
+def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
+    """Index of a name for each row, and the sorted distinct names; None for these where their number is given.
+
+    Args:
+      name: of the argument.
+      value: numbers or names, [m]; with ``number`` given, numbers of 0 ... number - 1.
+      number: of the names; to be given where values are not known.
+      m: number of rows.
+      rows: what they are, for messages.
+
+    Raises:
+      JaxpflError: for values of other rows, that are no such numbers or names, and for no number where it is needed.
+    """
+    if number is not None:
+        checks.count(f"{name}s", number)
+    one = rows.removesuffix("s")
+    if isinstance(value, Tracer):
+        if number is None:
+            raise JaxpflError(f"{name}s, their number, must be given where those of the {rows} are not known")
+        if value.shape != (m,):
+            raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {value.shape}")
+        return value.astype(jnp.int32), None
+    refuse_masked(name, value)
+    given = np.asarray(value)
+    if given.shape != (m,):
+        raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {given.shape}")
+    if given.dtype.kind == "O":
+        if any(of is None or of != of for of in given):
+            raise JaxpflError(f"{name} must be a number or a name of each {one}, got None or NaN")
+        given = given.astype(str)
+    elif given.dtype.kind == "f" and not np.isfinite(given).all():
+        at = int(np.argmin(np.isfinite(given)))
+        raise JaxpflError(f"{name} must be a number or a name, got {given[at]} for {one} {at}")
+    if number is None:
+        names, index = np.unique(given, return_inverse=True)
+        return index.astype(np.int32), names
+    bad = ~np.isin(given, np.arange(number))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise JaxpflError(f"{name} must be from 0 to {number - 1}, got {shown(given[at].item())} for {one} {at}")
+    return given.astype(np.int32), None
+
+
+def shares(weights: Any, m: int, least: int) -> Array:
+    """Weights of the clients in JAX's floating-point type, that sum to one, [m].
+
+    Args:
+      weights: numbers of at least zero in any unit, [m]; None for equal ones.
+      m: number of clients.
+      least: number of clients whose weights must be above zero.
+
+    Raises:
+      JaxpflError: for weights that are no such numbers, or leave too few clients.
+    """
+    kind = jnp.result_type(float)
+    if weights is None:
+        return jnp.full(m, 1 / m, kind)
+    given = numbers("weights", weights)
+    if given.shape != (m,):
+        raise JaxpflError(f"weights must be one number for each of {m} clients, got shape {given.shape}")
+    if isinstance(given, Tracer):
+        return jnp.asarray(given, kind) / given.sum()
+    bad = ~(np.isfinite(given) & (given >= 0))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise JaxpflError(f"weights must be finite and at least 0, got {given[at]} for client {at}")
+    some = int((given > 0).sum())
+    if some < least:
+        raise JaxpflError(f"weights must be > 0 for at least {least} client{'s' * (least > 1)}, got {some}")
+    return jnp.asarray(given / given.max() / (given / given.max()).sum(), kind)
+
+
+def inside(name: str, value: Scalar) -> None:
+    """Check that a probability lies in (0, 1), where its value is known.
+
+    Raises:
+      JaxpflError.
+    """
+    if not isinstance(value, Tracer):
+        for one in np.ravel(np.asarray(value)):
+            checks.probability(name, one)
+
+
+def level_within(value: Scalar, kind: Any = None) -> None:
+    """Check that an interval's level lies in (0, 1) and that rounding leaves its tails, where its value is known.
+
+    Args:
+      value: one level or several.
+      kind: the floating-point type that quantiles are computed in; JAX's unless given.
+
+    Raises:
+      JaxpflError: for a level outside (0, 1), or with a tail of fewer than 16 rounding errors of 1.
+    """
+    inside("level", value)
+    if isinstance(value, Tracer):
+        return
+    kind = np.dtype(jnp.result_type(float) if kind is None else kind)
+    most = 1 - 32 * float(np.finfo(kind).eps)
+    for one in np.ravel(np.asarray(value)):
+        if one > most:
+            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g}, for the digits of {kind}, got {one}")
+
+
+@jax.tree_util.register_static
+class Labels:
+    """An index of clients, which transformations carry along unchanged; equal to another one of the same labels."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Labels) and np.array_equal(np.asarray(self.index), np.asarray(other.index))
+
+    def __hash__(self) -> int:
+        return hash(len(self.index))
+
+    def __repr__(self) -> str:
+        return f"Labels({len(self.index)})"
+
+
+def labels_of(*given: Any) -> Labels | None:
+    """Labels of the first column of a frame among some arguments; None without one."""
+    return next((Labels(value.index) for value in given if is_frame(value)), None)
+
+
+def frame(
+    answer: NamedTuple,
+    m: int,
+    level: float | None,
+    *,
+    leave: tuple[str, ...] = (),
+) -> Any:
+    """All that an answer says of single clients, as a frame.
+
+    Args:
+      answer: with arrays of clients, [m] or [m, K], for fields, and perhaps with ``labels``; has ``interval`` where a
+        level is given.
+      m: number of clients.
+      level: of the interval, whose ends are the columns ``low`` and ``high``; None for none.
+      leave: fields that are no columns though they have m rows.
+
+    Raises:
+      JaxpflError: for a level outside (0, 1), and without pandas.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise JaxpflError("to_frame needs pandas: pip install pandas") from error
+    labels = getattr(answer, "labels", None)
+    given = {name: of for name, of in answer._asdict().items() if name not in (*leave, "labels")}
+    if level is not None:
+        ends: Any = answer
+        given["low"], given["high"] = ends.interval(level)
+    columns: dict[str, np.ndarray] = {}
+    for name, of in given.items():
+        shape = getattr(of, "shape", ())
+        if shape == (m,):
+            columns[name] = np.asarray(of)
+        elif len(shape) == 2 and shape[0] == m:
+            columns |= {f"{name}_{k}": np.asarray(of[:, k]) for k in range(shape[1])}
+    return pandas.DataFrame(columns, index=None if labels is None else labels.index)

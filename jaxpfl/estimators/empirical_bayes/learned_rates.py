@@ -1,0 +1,282 @@
+r"""Credible intervals for probabilities and rates with a population learned from the same clients, for rare events too.
+
+The counterpart of `learned_gaussian`. It runs on the host, in SciPy. Each population on a grid of two parameters is
+weighted by its prior and by the likelihood of all clients' counts. A client's posterior is a mixture of conjugate
+distributions, and the ends of the interval are its quantiles.
+
+**Probabilities**: p_i ~ Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
+
+- The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`. It
+  is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, it
+  is proper on that scale. (A prior flat in rho would put nearly all mass on populations in which nearly all p_i are
+  zero.)
+- The prior of mu is :math:`1 / \mu` for the lower end and :math:`1 / (1 - \mu)` for the upper: for rho = 0 these give
+  the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
+
+**Rates**, the limit of probabilities for rare events, are Gamma with mean mu and squared coefficient of variation c.
+
+- c has the prior density :math:`4 / (4 + c)^2`: flat in :math:`c / (4 + c)`, and almost flat in c where clients
+  are not much more different than their mean.
+- mu has the prior :math:`1 / \mu` for the lower end. For the upper it is flat where c = 0, so that both ends are then
+  those of Garwood for all counts together, whose coverage is at least nominal; in general it is
+
+  .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
+
+  with the clients' mean exposure and the pooled rate, of which the first factor keeps the prior of c at the pooled rate
+  as it is, and without the second the posterior would be improper where c exceeds the number of clients.
+
+References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for such a prior of the shrinkage;
+Clopper and Pearson 1934; Garwood 1936, "Fiducial limits for the Poisson distribution".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_CELLS = 24  # along each parameter of probabilities
+_RATE_CELLS = 40  # the posterior of few clients has a long tail towards large mu
+_MARGIN = 14.0  # of log odds or log rates, beyond those of one event among all
+_SPREAD = 4.0
+_ZOOMS = 8
+_NEGLIGIBLE = 16.0  # in units of the log density, below its maximum
+_UNLIKELY = 1e-5  # of a cell, beside the likeliest
+_HALVINGS = 45
+_ENOUGH = 1e-4
+_OF_STDDEV = 1e-3
+_LARGE = 1e3
+_AT_ONCE = 256
+_TERMS = 4096
+
+
+class Intervals(NamedTuple):
+    """Ends of the intervals, and posterior standard deviations, [m] each.
+
+    Without any events the posterior has nearly all its mass next to zero and a long tail: its standard deviation may
+    then exceed the interval's upper end.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    stddev: np.ndarray
+
+
+def probabilities(ones: np.ndarray, size: np.ndarray, level: float) -> Intervals:
+    """Every client's credible interval for its probability.
+
+    Args:
+      ones: number of ones Z of each client, [m].
+      size: n, [m].
+      level: probability inside, within (0, 1).
+    """
+    from scipy import special
+
+    ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
+    odds, alpha, beta, log_p = _betas(ones, size)
+    # Without any ones the lower end is 0 and its prior improper; likewise the upper end without any zeros.
+    lower = _shares(log_p + special.log_expit(-odds)) if ones.any() else None
+    upper = _shares(log_p + special.log_expit(odds)) if (ones < size).any() else None
+    middle = np.mean([end for end in (lower, upper) if end is not None], axis=0)
+
+    def answer(pair: np.ndarray) -> np.ndarray:
+        z, n = pair
+
+        def below(at: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            return special.betainc(alpha[kept] + z[:, None], beta[kept] + (n - z)[:, None], special.expit(at))
+
+        total = alpha + beta + n[:, None]
+        first = (alpha + z[:, None]) / total
+        center = first @ middle
+        variance = (first * (1 - first) / (total + 1) + (first - center[:, None]) ** 2) @ middle
+        stddev = np.sqrt(variance)
+        odds_stddev = stddev / (center * (1 - center))
+        low, high = np.zeros(len(z)), np.ones(len(z))
+        if lower is not None:
+            low = special.expit(_quantile(below, lower, odds_stddev, (1 - level) / 2))
+        if upper is not None:
+            high = special.expit(_quantile(below, upper, odds_stddev, (1 + level) / 2))
+        return np.stack([low, high, stddev])
+
+    return Intervals(*_each(answer, ones, size))
+
+
+def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Intervals:
+    """Every client's credible interval for its rate.
+
+    Args:
+      count: Z_i, whole numbers, of which one is above zero, [m].
+      exposure: e_i, above zero, [m], or one for all.
+      level: probability inside, within (0, 1).
+    """
+    from scipy import special
+
+    z = np.asarray(count, float)
+    unit = float(z.sum() / np.broadcast_to(exposure, z.shape).sum())
+    e = unit * np.broadcast_to(np.asarray(exposure, float), z.shape)  # rates in the pooled one, exposures in events
+    log_mu, c, log_p = _gammas(z, e)
+    shape, size = 1 / c, np.exp(-log_mu) / c
+    lower, upper = _shares(log_p), _shares(log_p + _upper_prior(log_mu, c, e.mean()))
+    middle = (lower + upper) / 2
+
+    def answer(pair: np.ndarray) -> np.ndarray:
+        own, exposed = pair
+
+        def below(at: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            return special.gammainc(shape[kept] + own[:, None], np.exp(at) * (size[kept] + exposed[:, None]))
+
+        rate = size + exposed[:, None]
+        mean = (shape + own[:, None]) / rate
+        center = mean @ middle
+        stddev = np.sqrt((mean / rate + (mean - center[:, None]) ** 2) @ middle)
+        low = np.exp(_quantile(below, lower, stddev / center, (1 - level) / 2))
+        high = np.exp(_quantile(below, upper, stddev / center, (1 + level) / 2))
+        return unit * np.stack([low, high, stddev])
+
+    return Intervals(*_each(answer, z, e))
+
+
+def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Log odds of mu, alpha, beta and the log density, flat in the log odds, over a grid, [cells] each."""
+    from scipy import special
+
+    # Few distinct numbers of ones, of zeros and of samples, many clients.
+    counted = [np.unique(each, return_counts=True) for each in (ones, size - ones, size)]
+
+    def grid(places: np.ndarray) -> tuple[np.ndarray, ...]:
+        odds, share = places
+        mu, rest = special.expit(odds), special.expit(-odds)
+        kappa = _SPREAD * mu * rest
+        rho = share * kappa / (1 + kappa - share)  # its prior is flat in ``share``
+        total = (1 - rho) / rho
+        alpha, beta = mu * total, rest * total
+        log_p = sum(_log_rise(a, *count) for a, count in zip((alpha, beta), counted[:2], strict=True))
+        return odds, alpha, beta, log_p - _log_rise(total, *counted[2])
+
+    def log_densities(places: np.ndarray) -> list[np.ndarray]:
+        odds, *_, log_p = grid(places)
+        return [log_p + special.log_expit(sign * odds) for sign in priors]
+
+    reach = np.log(size.sum()) + _MARGIN
+    priors = [sign for sign, possible in ((-1, ones.any()), (1, (ones < size).any())) if possible]
+    return grid(_zoomed(log_densities, np.array([[-reach, reach], [0.0, 1.0]]), _CELLS))
+
+
+def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
+    """Log prior of the upper end over that of the lower, for mu in units of the pooled rate, [cells]."""
+    return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
+
+
+def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Log of mu, c and the log density, flat in log mu, over a grid, [cells] each; the pooled rate is one."""
+    counts = np.unique(z, return_counts=True)
+    exposures = np.unique(e, return_counts=True)
+    # Clients with events have z log(e_0 + e) too.
+    at = np.unique(e[z > 0], return_inverse=True)
+    events = at[0], np.bincount(at[1], weights=z[z > 0])
+
+    def grid(places: np.ndarray) -> tuple[np.ndarray, ...]:
+        log_mu, share = places
+        c = _SPREAD * share / (1 - share)
+        shape, size = 1 / c, np.exp(-log_mu) / c
+        log_p = _log_rise(shape, *counts) - shape * _total(lambda e: np.log1p(e / size[:, None]), *exposures)
+        return log_mu, c, log_p - _total(lambda e: np.log(size[:, None] + e), *events)
+
+    def log_densities(places: np.ndarray) -> list[np.ndarray]:
+        log_mu, c, log_p = grid(places)
+        return [log_p, log_p + _upper_prior(log_mu, c, e.mean())]
+
+    low, high = -np.log(z.sum()) - _MARGIN, np.log(((z + 1) / e).max()) + _MARGIN
+    return grid(_zoomed(log_densities, np.array([[low, high], [0.0, 1.0]]), _RATE_CELLS))
+
+
+def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: np.ndarray, cells: int) -> np.ndarray:
+    """Midpoints of a grid over the part of a box where a density is not negligible, [2, cells].
+
+    Args:
+      log_densities: places [2, cells] to the logarithms of one or several densities there, [cells] each.
+      ends: of the box, [2, 2], a row for each parameter.
+      cells: along each of them.
+    """
+    for _ in range(_ZOOMS):
+        places = _midpoints(ends, cells)
+        likely = places[:, np.any([of > of.max() - _NEGLIGIBLE for of in log_densities(places)], axis=0)]
+        width = (ends[:, 1] - ends[:, 0]) / cells
+        low, high = likely.min(axis=1) - width, likely.max(axis=1) + width
+        ends = np.stack([np.maximum(low, ends[:, 0]), np.minimum(high, ends[:, 1])], axis=1)
+    return _midpoints(ends, cells)
+
+
+def _midpoints(ends: np.ndarray, cells: int) -> np.ndarray:
+    width = (ends[:, 1:] - ends[:, :1]) / cells
+    axes = ends[:, :1] + width * (np.arange(cells) + 0.5)
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
+
+
+def _shares(log_density: np.ndarray) -> np.ndarray:
+    """Probabilities in proportion to a density, [cells]."""
+    p = np.exp(log_density - log_density.max())
+    return p / p.sum()
+
+
+def _quantile(
+    below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, stddev: np.ndarray, q: float
+) -> np.ndarray:
+    """Quantiles of clients' mixtures on an unbounded scale, by bisection, [number].
+
+    They are right to 1e-4 of the scale, and to a thousandth of a standard deviation.
+
+    Args:
+      below: places [number, 1] and the kept cells [cells] bool to the probabilities of each cell's posterior up to
+        there, [number, kept].
+      p: probabilities of the cells.
+      stddev: a client's posterior standard deviation on the scale, about, [number].
+      q: the probability.
+    """
+    kept = p > _UNLIKELY * p.max()
+    weights = p[kept] / p[kept].sum()
+    enough = np.minimum(_ENOUGH, _OF_STDDEV * stddev)
+    number = len(stddev)
+    low, high = np.full(number, -_HALVINGS, float), np.full(number, _HALVINGS, float)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        left = below(middle[:, None], kept) @ weights < q
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+        if (high - low < enough).all():
+            break
+    return (low + high) / 2
+
+
+def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Answers of all clients from those of the distinct pairs of their numbers, some at once, [k, m].
+
+    Args:
+      answer: pairs [2, some] to k numbers, [k, some].
+      first, second: numbers of each client, [m].
+    """
+    pairs, place = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
+    parts = np.array_split(pairs, -(-pairs.shape[1] // _AT_ONCE), axis=1)
+    return np.concatenate([answer(part) for part in parts], axis=1)[:, place.ravel()]
+
+
+def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Sum over clients of log Gamma(start + count) - log Gamma(start), [cells].
+
+    Stirling's series where the difference of large numbers would cancel.
+    """
+    from scipy import special
+
+    def each(counts: np.ndarray) -> np.ndarray:
+        a = start[:, None]
+        exact = special.gammaln(a + counts) - special.gammaln(a)
+        far = (a + counts - 0.5) * np.log1p(counts / a) + counts * (np.log(a) - 1) + (1 / (a + counts) - 1 / a) / 12
+        return np.where(a > _LARGE, far, exact)
+
+    return _total(each, counts, clients)
+
+
+def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Sum of ``of(values) [cells, some]`` over values that so many clients have, some at once, [cells]."""
+    parts = range(0, len(values), _TERMS)
+    return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

@@ -1,0 +1,587 @@
+r"""Empirical Bayes for probabilities and rates: priors fitted by marginal likelihood.
+
+`ebbinomial`: client i has Z_i successes in n_i trials, and p_i ~ Beta of mean mu and n_0 pseudo-trials. `ebpoisson`: it
+has Z_i events in an exposure of e_i, and its rate is Gamma of mean mu and pseudo-exposure e_0. Either posterior mean is
+
+.. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
+
+Where no spread is likelier than any, n_0 is infinite and all clients have the pooled rate. The prior "npmle" is any
+distribution: atoms on a grid between the least and the greatest share (even on the arcsine scale) or rate (even in the
+roots), with the likeliest weights (`grid`). Pure: both jit, and vmap over problems. Neither family has a message of
+fixed size that suffices for unequal sizes; a step of the fit needs sums over clients of the likelihood's derivatives by
+two parameters.
+
+**About covariates** client i has :math:`Z_i` successes in :math:`n_i` trials, and :math:`p_i \sim \mathrm{Beta}` of
+mean :math:`\mu_i` and n_0 pseudo-trials, :math:`\operatorname{logit} \mu_i = x_i^\top \beta`; or :math:`Z_i` events
+in an exposure of :math:`e_i`, and a rate that is Gamma of mean :math:`\mu_i` and shape a, :math:`\log \mu_i =
+x_i^\top \beta`, which is the negative binomial regression of variance :math:`\mu + \mu^2 / a`. Either posterior mean
+lies between the client's own share or rate and its place on the regression,
+
+.. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
+   \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
+
+beta and n_0 or a are climbed to together, from the regression without spread. Where no spread is likelier than any, all
+clients are on it. A step of the fit needs sums over clients of the likelihood's derivatives by all parameters; none of
+a fixed size suffices for the whole fit.
+
+**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, and their sum of the
+order one. Here the largest terms are summed by hand. With a = mu s and b = (1 - mu) s, and the posterior mean p' = (a
++ z) / (s + n), Stirling's leading terms of a Beta-binomial are, beside the binomial likelihood at z / n,
+
+.. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
+
+and for a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the
+divergence of Poisson distributions, :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \| \lambda')`. The
+arguments of a divergence are near each other where its factor is large, and their difference is known without
+subtracting them. What is left of Stirling's series is small.
+
+References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
+and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
+Wolfowitz 1956 and Koenker and Mizera 2014, for the atoms; Crowder 1978, "Beta-binomial anova for proportions";
+Lawless 1987, "Negative binomial and mixed Poisson regression"; Christiansen and Morris 1997, "Hierarchical Poisson
+regression modeling"; Self and Liang 1987.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import betainc, gammainc, gammaln, ndtr, xlogy
+
+from jaxpfl.core import full_precision
+from jaxpfl.core.search import bisect, climb
+from jaxpfl.core.types import Array, Key, Scalar
+from jaxpfl.estimators.empirical_bayes import grid, inputs
+from jaxpfl.estimators.empirical_bayes.area import regressors, triangle
+from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame
+from jaxpfl.estimators.empirical_bayes.normal_means import in_blocks
+from jaxpfl.support.errors import JaxpflError, unknown_name
+
+RatePrior: TypeAlias = Literal["conjugate", "npmle"]
+_PLACES = 300
+_STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
+_MOST_SAMPLES = 1e12
+
+
+class Rates(NamedTuple):
+    """Posteriors of m clients' probabilities or rates under a Beta or Gamma prior, which counts as known.
+
+    Attributes:
+      events, size: successes and trials, or counts and exposure, [m] each.
+      bounded: whether they are probabilities.
+      prior_mean: mu, [].
+      prior_size: n_0 or e_0, []; infinite without spread.
+      mean: posterior means, [m].
+      sd: posterior standard deviations, [m].
+      shrinkage: n_0 / (n_0 + n_i), [m].
+      log_marginal: log likelihood of all counts, []; with weights of mean one where some were given.
+      labels: labels of the clients, where they came in a frame.
+    """
+
+    events: Array
+    size: Array
+    bounded: bool | Array
+    prior_mean: Array
+    prior_size: Array
+    mean: Array
+    sd: Array
+    shrinkage: Array
+    log_marginal: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.mean), level)
+
+    @property
+    def prior_sd(self) -> Array:
+        """Standard deviation of the prior, []."""
+        variance = self.prior_mean * (1 - self.prior_mean) / (1 + self.prior_size)
+        return jnp.sqrt(jnp.where(self.bounded, variance, self.prior_mean / self.prior_size))
+
+    def quantile(self, p: Scalar) -> Array:
+        """Posterior quantile, [m]."""
+        inputs.inside("p", p)
+        first, rest, scale = self._parameters()
+
+        def below(t: Array) -> Array:
+            share = betainc(first, jnp.where(self.bounded, rest, 1), jnp.clip(t, 0, 1))
+            return jnp.where(self.bounded, share, gammainc(first, t * scale)) < p
+
+        most = jnp.where(self.bounded, 1, self.mean + 40 * self.sd + 40 / scale)
+        found = bisect(below, jnp.zeros_like(self.mean), most)
+        return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
+
+    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
+        """Ends of the equal-tailed credible intervals, [m] each; `learned_rates` does not take the prior for known."""
+        inputs.level_within(level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of every client's probability or rate from its posterior, [m]."""
+        first, rest, scale = self._parameters()
+        share_key, rate_key = jax.random.split(key)
+        share = jax.random.beta(share_key, first, jnp.where(self.bounded, rest, 1))
+        drawn = jnp.where(self.bounded, share, jax.random.gamma(rate_key, first) / scale)
+        return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
+
+    def _parameters(self) -> tuple[Array, Array, Array]:
+        """Both parameters of a Beta posterior, and the size of a Gamma one, whose shape is the first, [m] each."""
+        finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
+        first = finite * self.prior_mean + self.events
+        return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
+
+
+class AtomRates(NamedTuple):
+    """Posteriors of m clients' probabilities or rates under atoms on a grid, which count as known.
+
+    Attributes:
+      events, size: successes and trials, or counts and exposure, [m] each.
+      atoms, weights: the prior's places, increasing, and their weights, [K] each.
+      shares: posterior probabilities of the atoms, [m, K].
+      mean: posterior means, [m].
+      sd: posterior standard deviations, [m].
+      log_marginal: log likelihood of all counts, [].
+      slack: by how much at most the mean log likelihood of a client is below that of the grid's best weights, [].
+      labels: labels of the clients, where they came in a frame.
+    """
+
+    events: Array
+    size: Array
+    atoms: Array
+    weights: Array
+    shares: Array
+    mean: Array
+    sd: Array
+    log_marginal: Array
+    slack: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.mean), level, leave=("shares",))
+
+    @property
+    @full_precision.products
+    def prior_mean(self) -> Array:
+        """Mean of the prior, []."""
+        return self.weights @ self.atoms
+
+    @property
+    @full_precision.products
+    def prior_sd(self) -> Array:
+        """Standard deviation of the prior, []."""
+        return jnp.sqrt(self.weights @ (self.atoms - self.prior_mean) ** 2)
+
+    def quantile(self, p: Scalar) -> Array:
+        """Posterior quantile, an atom, [m]."""
+        inputs.inside("p", p)
+        return self.atoms[(jnp.cumsum(self.shares, axis=1) < p).sum(axis=1).clip(max=len(self.atoms) - 1)]
+
+    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
+        """Ends of the equal-tailed credible intervals, [m] each."""
+        inputs.level_within(level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of every client's probability or rate from its posterior, [m]."""
+        return self.atoms[jax.random.categorical(key, jnp.log(self.shares))]
+
+
+@overload
+def ebbinomial(
+    successes: Any, trials: Any, prior: Literal["conjugate"] = "conjugate", *, weights: Any = None
+) -> Rates: ...
+@overload
+def ebbinomial(successes: Any, trials: Any, prior: Literal["npmle"], *, weights: Any = None) -> AtomRates: ...
+def ebbinomial(
+    successes: Any, trials: Any, prior: RatePrior = "conjugate", *, weights: Any = None
+) -> Rates | AtomRates:
+    """Fit a prior to successes among trials, and return every client's posterior.
+
+    Args:
+      successes: Z_i, whole numbers, [m].
+      trials: n_i, whole numbers of at least one, [m], or one for all.
+      prior: "conjugate", a Beta distribution; or "npmle", any distribution.
+      weights: weights of the clients in the fit, [m], at least 0 and in any unit, as those of `ebnm`.
+
+    Raises:
+      JaxpflError: for numbers that are no such counts, fewer than two clients, all successes zero, or all trials
+        successes: of these no prior has the greatest likelihood; a single trial of every client, which tells nothing of
+        the spread; for an unknown prior, and weights that are no such numbers or leave too few clients. Under a
+        transformation values are not checked.
+    """
+    return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
+
+
+@overload
+def ebpoisson(
+    count: Any, exposure: Any, prior: Literal["conjugate"] = "conjugate", *, weights: Any = None
+) -> Rates: ...
+@overload
+def ebpoisson(count: Any, exposure: Any, prior: Literal["npmle"], *, weights: Any = None) -> AtomRates: ...
+def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weights: Any = None) -> Rates | AtomRates:
+    """Fit a prior to numbers of events, and return every client's posterior of its rate.
+
+    Args:
+      count: Z_i, whole numbers, [m].
+      exposure: e_i, above zero, [m], or one for all.
+      prior: "conjugate", a Gamma distribution; or "npmle", any distribution.
+      weights: weights of the clients, as those of `ebbinomial`.
+
+    Raises:
+      JaxpflError: as `ebbinomial`; all counts zero.
+    """
+    return _fit(("count", "exposure"), count, exposure, prior, weights, bounded=False)
+
+
+def _fit(
+    names: tuple[str, str], events: Any, size: Any, prior: RatePrior, weights: Any, *, bounded: bool
+) -> Rates | AtomRates:
+    if prior not in ("conjugate", "npmle"):
+        raise unknown_name("prior", prior, ("conjugate", "npmle"))
+    events, size, weights = inputs.aligned(**{names[0]: events, names[1]: size, "weights": weights})
+    z, n = checked_counts(events, size, names, bounded=bounded, weights=weights)
+    kind = jnp.result_type(float)
+    z, n = jnp.asarray(z, kind), jnp.broadcast_to(jnp.asarray(n, kind), z.shape)
+    fit = _conjugate if prior == "conjugate" else _atoms
+    found = fit(z, n, inputs.shares(weights, len(z), 2), bounded=bounded)
+    return found._replace(labels=inputs.labels_of(events, size, weights))
+
+
+@partial(full_precision.jit, static_argnames="bounded")
+def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
+    """Fit a Beta or Gamma prior; w [m] of the clients sums to one."""
+    pooled = (w @ z) / (w @ n)
+    unit = 1.0 if bounded else 1 / pooled  # sizes of rates in exposures of one event
+    link: Callable[[Array], Array] = jax.nn.sigmoid if bounded else jnp.exp
+    start = jnp.log(pooled) - (jnp.log1p(-pooled) if bounded else 0)
+    alone = w @ (_binomial if bounded else _poisson)(z, n, pooled)
+    together = _beta_binomial if bounded else _gamma_poisson
+
+    def value(at: Array) -> Array:
+        return w @ together(z, n, link(at[0]), jnp.exp(at[1]) * unit)
+
+    starts = jnp.stack(jnp.broadcast_arrays(start, jnp.array(_STARTS, start.dtype)), axis=1)
+    best, some = climb(value, starts)
+    alike = alone >= some - 16 * jnp.finfo(some.dtype).eps * (1 + jnp.abs(some))
+    mean = jnp.where(alike, pooled, link(best[0]))
+    size = jnp.where(alike, jnp.inf, jnp.exp(best[1]) * unit)
+    saturated = w @ _log_saturated(z, n, bounded=bounded)
+    return posterior(z, n, mean, size, len(z) * (jnp.where(alike, alone, some) + saturated), bounded=bounded)
+
+
+@partial(full_precision.jit, static_argnames="bounded")
+def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
+    """The likeliest weights of atoms on a grid; w [m] of the clients sums to one."""
+    scaled = jnp.arcsin(jnp.sqrt(z / n)) if bounded else jnp.sqrt(z / n)
+    low, high = scaled.min(), scaled.max()
+    places = low + (high - low) * jnp.arange(_PLACES, dtype=z.dtype) / (_PLACES - 1)
+    places = (jnp.sin(places) if bounded else places) ** 2
+
+    def log_density(z: Array, n: Array) -> Array:
+        return (_binomial if bounded else _poisson)(z[:, None], n[:, None], places)
+
+    weights, slack = grid.weights(log_density(z, n), w)
+
+    def block(z: Array, n: Array) -> tuple[Array, ...]:
+        logs = log_density(z, n) + jnp.log(weights)
+        shares = jax.nn.softmax(logs, axis=1)
+        mean = shares @ places
+        sd = jnp.sqrt((shares * (places - mean[:, None]) ** 2).sum(axis=1))
+        return shares, mean, sd, jax.nn.logsumexp(logs, axis=1)
+
+    shares, mean, sd, value = in_blocks(block, z, n)
+    value = value + _log_saturated(z, n, bounded=bounded)
+    return AtomRates(z, n, places, weights, shares, mean, sd, len(z) * (w @ value), slack)
+
+
+def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
+    """Posteriors under a Beta or a Gamma prior of mean mu and of some size, for clients new to it as well, [m] each."""
+    alike, total = jnp.isinf(size), size + n
+    finite = jnp.where(alike, 1, size)
+    shrinkage = jnp.where(alike, 1, finite / (finite + n))
+    mean = jnp.where(alike, mu, (finite * mu + z) / (finite + n))
+    sd = jnp.sqrt(mean * (1 - mean) / (total + 1) if bounded else mean / total)
+    return Rates(z, n, jnp.array(bounded), mu, size, mean, sd, shrinkage, log_marginal)
+
+
+def checked_counts(
+    count: Any, size: Any, names: tuple[str, str], *, bounded: bool, weights: Any = None
+) -> tuple[Any, Any]:
+    """Counts and sizes in double precision, where they are known; sizes are counts too where they bound.
+
+    Raises:
+      JaxpflError: as `ebbinomial` and `ebpoisson`.
+    """
+    count, size = inputs.aligned(**{names[0]: count, names[1]: size})
+    z, n = (inputs.numbers(name, value) for name, value in zip(names, (count, size), strict=True))
+    if z.ndim != 1 or n.ndim > 1 or (n.ndim and n.shape != z.shape):
+        raise JaxpflError(
+            f"{names[0]} and {names[1]} must be one number for each client, got shapes {z.shape} and {n.shape}"
+        )
+    if len(z) < 2:
+        raise JaxpflError(f"needs at least 2 clients, got {len(z)}")
+    if isinstance(z, Tracer) or isinstance(n, Tracer):
+        return z, n
+    n = np.broadcast_to(n, z.shape)
+    for name, values, whole in ((names[0], z, True), (names[1], n, bounded)):
+        least = 0 if values is z else 1
+        bad = ~np.isfinite(values) | (values > _MOST_SAMPLES)
+        bad |= (values < least) | (values != np.round(values)) if whole else values <= 0
+        if bad.any():
+            at = int(np.argmax(bad))
+            kind = f"whole numbers of at least {least}" if whole else "> 0 and finite"
+            raise JaxpflError(f"{name} must be {kind}, got {values[at]} for client {at}")
+    if bounded and (z > n).any():
+        at = int(np.argmax(z > n))
+        raise JaxpflError(f"{names[0]} must be at most {names[1]}, got {z[at]:g} of {n[at]:g} for client {at}")
+    counted = np.ones(len(z), bool)
+    if weights is not None and not isinstance(weights, Tracer):
+        counted = np.asarray(inputs.shares(weights, len(z), 2)) > 0
+    events, sizes = z[counted], n[counted]
+    if events.sum() == 0 or (bounded and events.sum() == sizes.sum()):
+        what = "all trials are successes" if events.sum() else f"all {'successes' if bounded else 'counts'} are zero"
+        raise JaxpflError(f"{what}: no prior can be fitted")
+    if bounded and sizes.max() == 1:
+        raise JaxpflError(f"{names[1]} must be above 1 for some client: of one trial each no spread can be learned")
+    return z, n
+
+
+_SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
+"""Logarithms of n_0 or a."""
+_FAR = 15.0
+"""Distance on the scale of the link from the pooled rate at which coefficients count as divergent."""
+_LEAST_FREE = 2
+"""Clients beyond the number of coefficients."""
+
+
+class RegressedRates(NamedTuple):
+    """Posteriors of m clients' probabilities or rates about their regression on p columns, the intercept first.
+
+    The fitted regression and spread count as known.
+
+    Attributes:
+      rates: the posteriors; ``prior_mean`` and ``prior_size`` are of each client, [m].
+      beta: coefficients, [p].
+      beta_covariance: their part of the inverse of the observed information, [p, p].
+      spread: n_0 of probabilities, the shape a of rates, []; infinite without spread.
+      log_marginal: log likelihood of all counts, [].
+      ratio: twice the log likelihood ratio to no spread about the regression, [].
+      p_value: probability of a ratio at least as large without spread, [], for many clients half that of a chi-square
+        with one degree of freedom; 1 where no spread is likelier than any.
+      labels: of the clients, where they came in a frame.
+    """
+
+    rates: Rates
+    beta: Array
+    beta_covariance: Array
+    spread: Array
+    log_marginal: Array
+    ratio: Array
+    p_value: Array
+    labels: Labels | None = None
+
+    @property
+    def mean(self) -> Array:
+        """Posterior means, the personalised estimates, [m]."""
+        return self.rates.mean
+
+    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
+        """Ends of the equal-tailed credible intervals, [m] each."""
+        return self.rates.interval(level)
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return self.rates._replace(labels=self.labels).to_frame(level)
+
+
+def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
+    """Fit Beta priors about a logistic regression, and return every client's posterior.
+
+    Jits, and vmaps over problems; ``intercept`` is static.
+
+    Args:
+      successes, trials: as those of `ebbinomial`, [m].
+      x: the covariates, [m], [m, k], or columns of a frame.
+      intercept: whether a column of ones is put before the covariates.
+
+    Raises:
+      JaxpflError: as `ebbinomial` for the counts; for covariates that are no numbers, not finite, of other clients, or
+        linearly dependent; fewer than two clients more than coefficients; and covariates that tell all successes from
+        all failures, so that no coefficients are the likeliest. Under a transformation values are not checked.
+    """
+    return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
+
+
+def ebpoisson_regression(count: Any, exposure: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
+    """Fit Gamma priors about a log-linear regression, and return every client's posterior of its rate.
+
+    Args:
+      count, exposure: as those of `ebpoisson`, [m].
+      x, intercept: as those of `ebbinomial_regression`.
+
+    Raises:
+      JaxpflError: as `ebpoisson` for the counts, else as `ebbinomial_regression`.
+    """
+    return _fit_about(("count", "exposure"), count, exposure, x, intercept, bounded=False)
+
+
+def _fit_about(
+    names: tuple[str, str], events: Any, size: Any, x: Any, intercept: bool, *, bounded: bool
+) -> RegressedRates:
+    events, size, x = inputs.aligned(**{names[0]: events, names[1]: size, "x": x})
+    z, n = checked_counts(events, size, names, bounded=bounded)
+    m, kind = len(z), jnp.result_type(float)
+    columns = jnp.asarray(regressors("x", x, m, _LEAST_FREE, intercept=intercept), kind)
+    sizes = jnp.broadcast_to(jnp.asarray(n, kind), (m,))
+    found, reach = _solve_about(jnp.asarray(z, kind), sizes, columns, intercept=bool(intercept), bounded=bounded)
+    if not isinstance(reach, Tracer) and not reach < _FAR:
+        raise JaxpflError("x tells clients of no events (or of all) from the others: no coefficients are the likeliest")
+    return found._replace(labels=inputs.labels_of(events, size, x))
+
+
+@partial(full_precision.jit, static_argnames=("intercept", "bounded"))
+def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
+    """The fit to counts, sizes [m] and covariates [m, k] that have been checked.
+
+    Beside it the greatest distance of a client's regression from the pooled rate on the scale of the link, [].
+    """
+    m, kind = len(z), z.dtype
+    if intercept:
+        x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)
+    p = x.shape[1]
+    Q, R, _ = triangle(x)
+    Q = Q * m**0.5  # rows of the order one, as a step of the climb is to be
+    share = z.sum() / n.sum()
+    pooled = jnp.log(share) - (jnp.log1p(-share) if bounded else 0)
+
+    def mu_of(at: Array) -> Array:
+        return jax.nn.sigmoid(Q @ at) if bounded else jnp.exp(Q @ at)
+
+    def alone(at: Array) -> Array:
+        return (_binomial if bounded else _poisson)(z, n, mu_of(at)).mean()
+
+    def together(at: Array) -> Array:
+        mu, size = mu_of(at[:-1]), jnp.exp(at[-1])
+        if bounded:
+            return _beta_binomial(z, n, mu, size).mean()
+        return _gamma_poisson(z, n, mu, size / mu).mean()
+
+    start = Q.T @ jnp.full(m, pooled) / m
+    none, value_none = climb(alone, start[None])
+    starts = jnp.concatenate([jnp.tile(none, (len(_SPREADS), 1)), jnp.array(_SPREADS, kind)[:, None]], axis=1)
+    best, value = climb(together, starts)
+    alike = value_none >= value - 16 * jnp.finfo(kind).eps * (1 + jnp.abs(value))
+    b = jnp.where(alike, none, best[:-1])
+    spread = jnp.where(alike, jnp.inf, jnp.exp(best[-1]))
+
+    curved = jax.hessian(together)(jnp.where(alike, jnp.append(none, 0), best))
+    of_both = jnp.linalg.inv(-m * curved)[:-1, :-1]
+    of_none = jnp.linalg.inv(-m * jax.hessian(alone)(none))
+    back = solve_triangular(R, jnp.eye(p, dtype=kind)) * m**0.5
+    mu = mu_of(b)
+    size = jnp.where(alike, jnp.inf, spread if bounded else spread / mu)
+    ratio = jnp.where(alike, 0, jnp.maximum(2 * m * (value - value_none), 0))
+    constant = _log_saturated(z, n, bounded=bounded).sum()
+    log_marginal = m * jnp.where(alike, value_none, value) + constant
+    rates = posterior(z, n, mu, jnp.broadcast_to(size, (m,)), log_marginal, bounded=bounded)
+    covariance = back @ jnp.where(alike, of_none, of_both) @ back.T
+    p_value = jnp.where(alike, 1, ndtr(-jnp.sqrt(ratio)))
+    found = RegressedRates(rates, back @ b, covariance, spread, log_marginal, ratio, p_value)
+    return found, jnp.abs(Q @ b - pooled).max()
+
+
+_SHIFT = 8  # steps of the recurrence before Stirling's series
+_LARGE = 16.0
+
+
+def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
+    """Log probability of z successes in n trials under Beta(mu size, (1 - mu) size), less that of the binomial z / n.
+
+    Broadcasts its arguments.
+    """
+    z, n, mu, size = jnp.broadcast_arrays(z, n, mu, size)
+    a, b = mu * size, (1 - mu) * size
+    whole = size + 2 * _SHIFT
+    first, second = (a + _SHIFT) / whole, (b + _SHIFT) / whole
+    total = whole + n
+    p, q = (a + _SHIFT + z) / total, (b + _SHIFT + (n - z)) / total
+    off = jnp.where(z < n / 2, z / n - first, second - (n - z) / n)
+    left, right = whole / total * off, n / total * off  # of z / n and of the prior's mean to p
+    of_data = n * (_gap(z / n, p, left) + _gap((n - z) / n, q, -left))
+    of_prior = whole * (_gap(first, p, -right) + _gap(second, q, right))
+    return -of_data - of_prior + _ends(a, z) + _ends(b, n - z) - _ends(size, n, 2 * _SHIFT)
+
+
+def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
+    """Log probability of a count z in an exposure e under Gamma(mu size, size), less that of the Poisson rate z / e.
+
+    Broadcasts its arguments.
+    """
+    z, e, mu, size = jnp.broadcast_arrays(z, e, mu, size)
+    a = mu * size
+    more = _SHIFT / mu
+    whole = size + more  # of which mu is the mean that the shape a + _SHIFT has
+    off = z / e - mu
+    left, right = whole / (whole + e) * off, e / (whole + e) * off
+    rate = (a + _SHIFT + z) / (whole + e)
+    main = -e * _gap(z / e, rate, left) - whole * _gap(mu, rate, -right)
+    shifted = (a + _SHIFT) * jnp.log1p(e / whole) - a * jnp.log1p(e / size) + z * jnp.log1p(more / (size + e))
+    return main + shifted + _ends(a, z)
+
+
+def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
+    """Log probability of z successes in n trials of the probability z / n, or of z under the Poisson mean z."""
+    return _over(n) - _over(z) - _over(n - z) if bounded else -_over(z)
+
+
+def _binomial(z: Array, n: Array, p: Array) -> Array:
+    """Log probability of z successes in n trials of probability p, less that at z / n; broadcasts."""
+    z, n, p = jnp.broadcast_arrays(z, n, p)
+    off = z / n - p
+    return -n * (_gap(z / n, p, off) + _gap((n - z) / n, 1 - p, -off))
+
+
+def _poisson(z: Array, e: Array, rate: Array) -> Array:
+    """Log probability of a count z in an exposure e at a rate, less that at z / e; broadcasts."""
+    z, e, rate = jnp.broadcast_arrays(z, e, rate)
+    return -e * _gap(z / e, rate, z / e - rate)
+
+
+def _gap(p: Array, q: Array, off: Array) -> Array:
+    """p log(p / q) - p + q, where p - q is ``off`` with all its digits; q where p is zero."""
+    some = p > 0
+    below = jnp.where(q > 0, q, 1)
+    u = jnp.where(some, off / below, 0)
+    u = jnp.maximum(u, -1 + jnp.finfo(u.dtype).epsneg)
+    found = below * ((1 + u) * jnp.log1p(u) - u)
+    return jnp.where(some, jnp.where(q > 0, found, jnp.inf), q)
+
+
+def _ends(a: Array, n: Array, shift: int = _SHIFT) -> Array:
+    """Part of log Gamma(a + n) / Gamma(a) that Stirling's leading terms lack, but for n."""
+    y = a + shift
+    return _stirling(y + n) - _stirling(y) - jnp.log1p(n / y) / 2 - sum(jnp.log1p(n / (a + k)) for k in range(shift))
+
+
+def _over(n: Array) -> Array:
+    """log n! - n log n + n, of at least zero."""
+    large = n > _LARGE
+    far = jnp.where(large, n, _LARGE)
+    few = jnp.where(large, 0, n)
+    return jnp.where(large, _stirling(far) + jnp.log(2 * math.pi * far) / 2, gammaln(few + 1) - xlogy(few, few) + few)
+
+
+def _stirling(y: Array) -> Array:
+    """Stirling's series of log Gamma(y) beyond its leading terms, for y of at least `_SHIFT`."""
+    r = 1 / y  # powers of y overflow in single precision, and their slopes would be NaN
+    return r / 12 - r**3 / 360 + r**5 / 1260 - r**7 / 1680

@@ -1,0 +1,174 @@
+r"""Empirical Bayes confidence intervals that cover whatever the distribution of the clients' means.
+
+About the linear estimate :math:`c + w_i (x_i - c)`, :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`, the interval
+:math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` covers theta_i at least with the nominal probability, on
+average over the clients, for any distribution with the variance mu_2 and the kurtosis kappa. With
+:math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)`, the probability of missing at the squared bias t,
+cva(t, kappa) is the chi at which the greatest expectation of r is 1 - level, over all distributions of a squared bias
+with mean t and mean square kappa t^2.
+
+By duality that expectation is the least, over t_0, of
+
+.. math:: r(t_0) + (t - t_0) r'(t_0) + \lambda \big((t - t_0)^2 + (\kappa - 1) t^2\big),
+
+with the least lambda >= 0 for which the quadratic lies above r everywhere. Both are searched for on a grid, and
+probabilities right to 4e-5. It runs on the host, in SciPy: differences of probabilities cancel in single precision.
+
+Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.core import Tracer
+
+from jaxpfl.core.types import Scalar
+from jaxpfl.estimators.empirical_bayes import inputs
+from jaxpfl.estimators.empirical_bayes.normal_means import known
+from jaxpfl.support.errors import JaxpflError
+
+_PLACES, _TANGENTS, _TABLE = 240, 60, 64
+_STEP = 0.055  # of log(1 + t) in the table, at most
+_REACH = 9.0
+
+
+class RobustIntervals(NamedTuple):
+    """Linear estimates and their intervals.
+
+    Attributes:
+      mean: c + w (x - c), [m].
+      low, high: ends, [m].
+      weight: w, [m].
+      center: c, [].
+      variance: mu_2, of the clients' means, above zero, [].
+      kurtosis: kappa, at least 1, [].
+    """
+
+    mean: Any
+    low: Any
+    high: Any
+    weight: Any
+    center: Any
+    variance: Any
+    kurtosis: Any
+
+
+def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | None = None) -> RobustIntervals:
+    r"""Intervals about the linear estimates, with mu_2 and kappa learned from all clients.
+
+    c is the mean with weights :math:`\omega_i = s_i^{-2}`, and with the same weights mu_2 is the mean of
+    :math:`e_i^2 - s_i^2`, kappa mu_2^2 that of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`, for e = x - c; both are kept
+    from below by what a posterior mean under a flat prior has at zero (the paper's posterior mean trimming).
+
+    Results are NumPy arrays and numbers.
+
+    Args:
+      x: the clients' estimates, [m].
+      s: their standard errors, [m], or one for all.
+      level: within (0, 1).
+      kurtosis: kappa, learned unless given; infinite lets the variance alone count, which widens the intervals where
+        clients are too few to learn a fourth moment (below some thousands, if errors are larger than effects).
+
+    Raises:
+      JaxpflError: as `ebnm`; for a level outside (0, 1); and under a transformation.
+    """
+    inputs.level_within(level, np.float64)
+    own, errors = known(x, s, one=False)
+    if isinstance(own, Tracer) or isinstance(errors, Tracer):
+        raise JaxpflError("robust intervals run on the host: call this outside jit and vmap")
+    errors = np.broadcast_to(errors, own.shape)
+    unit = float(np.exp(np.log(errors).mean()))
+    e, y = errors / unit, own / unit
+    omega = e**-2.0
+    total = omega.sum()
+    center = omega @ y / total
+    off = y - center
+    least = 2 * (omega**2 @ e**4) / (total * (omega @ e**2))
+    variance = np.maximum(omega @ (off**2 - e**2) / total, least)
+    fourth = omega @ (off**4 - 6 * e**2 * off**2 + 3 * e**4) / total
+    flattest = 1 + 32 * (omega**2 @ e**8) / (variance**2 * total * (omega @ e**4))
+    if kurtosis is None:
+        kurtosis = np.maximum(fourth / variance**2, flattest)
+    weight = variance / (variance + e**2)
+    reach = critical_value(e**2 / variance, kurtosis, level) * weight * e
+    mean = center + weight * off
+    numbers = (float(unit * center), float(unit**2 * variance), float(kurtosis))
+    return RobustIntervals(unit * mean, unit * (mean - reach), unit * (mean + reach), weight, *numbers)
+
+
+def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np.ndarray:
+    """The half width, in standard deviations, that covers at a mean squared bias t of this kurtosis.
+
+    Args:
+      t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. Of more than 64
+        different ones the values are interpolated, which makes them greater by less than 1e-3 of themselves.
+      kurtosis: kurtosis of the bias, at least 1; infinite where it is not known.
+      level: probability inside, within (0, 1).
+
+    Raises:
+      JaxpflError: for numbers outside these ranges.
+    """
+    inputs.level_within(level, np.float64)
+    flat = np.ravel(np.asarray(t, np.float64))
+    if not (np.isfinite(flat) & (flat >= 0)).all():
+        raise JaxpflError(f"t must be finite and at least 0, got {flat[~(flat >= 0) | ~np.isfinite(flat)][0]}")
+    if not kurtosis >= 1:
+        raise JaxpflError(f"kurtosis must be at least 1, got {kurtosis}")
+    at, back = np.unique(flat, return_inverse=True)
+    low, high = np.log1p(at[0]), np.log1p(at[-1])
+    places = max(_TABLE, int((high - low) / _STEP) + 1)
+    if len(at) <= places:
+        return _critical(at, kurtosis, level)[back].reshape(np.shape(t))
+    table = np.expm1(np.linspace(low, high, places))
+    return np.interp(np.log1p(flat), np.log1p(table), _critical(table, kurtosis, level)).reshape(np.shape(t))
+
+
+def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
+    """The greatest probability of missing at a mean squared bias t of this kurtosis."""
+    from scipy import special
+
+    # r rises within a few units about chi, however large that is.
+    rise = chi + np.linspace(-np.minimum(_REACH, chi), _REACH, _PLACES // 2)
+    b = np.sort(np.concatenate([np.linspace(0, chi, _PLACES // 2), rise]))
+    x, r = b**2, special.ndtr(-chi - b) + special.ndtr(b - chi)
+    # Tangents at the mean itself, and on either side of it.
+    near_mean = np.reshape(np.maximum(np.sqrt(t), 1e-6), 1)
+    b0 = np.concatenate([np.linspace(0, chi, _TANGENTS // 2), rise[:: _PLACES // _TANGENTS], near_mean])
+    x0, r0 = b0**2, special.ndtr(-chi - b0) + special.ndtr(b0 - chi)
+    density = lambda u: np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)  # noqa: E731
+    # By b^2, with its limit at zero.
+    slope = np.where(b0 > 1e-4, (density(b0 - chi) - density(b0 + chi)) / np.maximum(2 * b0, 1e-12), chi * density(chi))
+    gap = x[None] - x0[:, None]
+    near = np.abs(gap) < 1e-6 * (1 + x0[:, None])
+    above = np.where(near, 0, (r[None] - r0[:, None] - gap * slope[:, None]) / np.where(near, 1, gap) ** 2)
+    bend = np.maximum(above.max(axis=1), 0)
+    finite = np.where(np.isinf(kurtosis), 1.0, kurtosis)
+    spread = np.where(np.isinf(kurtosis), np.inf, (x0 - t) ** 2 + (finite - 1) * t**2)
+    bound = r0 + (t - x0) * slope + np.where(bend > 0, np.where(bend > 0, bend, 1) * spread, 0)
+    root = np.sqrt(t)
+    alike = special.ndtr(-chi - root) + special.ndtr(root - chi)  # every bias is the same
+    most = np.minimum(np.minimum(bound.min(), _envelope(t, x, r)), 1.0)
+    return np.where(t >= x[-1], 1.0, np.where(kurtosis == 1, alike, most))
+
+
+def _envelope(t: Any, x: Any, r: Any) -> Any:
+    """The least concave function above r: of chords from zero, the steepest one that starts below t."""
+    chords = np.where(x > 0, (r - r[0]) / np.where(x > 0, x, 1), -np.inf)
+    touch = np.argmax(chords)
+    return np.where(t <= x[touch], r[0] + t * chords[touch], np.interp(t, x, r))
+
+
+def _critical(t: np.ndarray, kurtosis: Scalar, level: float) -> np.ndarray:
+    from scipy import special
+
+    least = special.ndtri((1 + level) / 2)
+    ends = (least + 0 * t, least + (t / (1 - level)) ** 0.5 + 1e-9)  # by Chebyshev's inequality
+    found = np.empty_like(t)
+    for i, (own, low, high) in enumerate(zip(t, *ends, strict=True)):
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if worst_miss(own, kurtosis, middle) > 1 - level else (low, middle)
+        found[i] = high
+    return found
