@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.example_means import mean_over_examples
+from jaxpfl.engine.evaluate import mean_over_examples
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.sweep.budget import rounds_of

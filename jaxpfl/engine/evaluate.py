@@ -1,4 +1,4 @@
-"""Scoring: every client's examples under the global model and under its own, before and after adaptation."""
+"""Scoring: every client's examples under the global model and its own, before and after adaptation; means of scores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.algorithms.parts.schedules import settled
 from jaxpfl.core import protocol_checks, trees
@@ -15,11 +16,13 @@ from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Me
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes
+from jaxpfl.data.labels import labelled_tokens
 from jaxpfl.engine.cohort import ModelAxis, Outcome, lay, run_cohort
 from jaxpfl.engine.groups import gather
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.models import PerClient, Pooled, Task
+from jaxpfl.models.base import NEXT_TOKEN
 from jaxpfl.support.errors import JaxpflError
 
 Scores = Mapping[str, Metrics]
@@ -367,3 +370,45 @@ def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
             protocol_checks.check_client_metric(name, value)
             found[name] = jnp.where(count > 0, value, jnp.nan)
     return found
+
+
+def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
+    """Weight of each client in means over all examples, [m]: of next-token its labelled tokens, else its examples.
+
+    Scores of next-token are means over tokens, of which sequences hold different numbers.
+    """
+    return labelled_tokens(data) if kind == NEXT_TOKEN else np.asarray(data.size, np.int64)
+
+
+def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
+    """Mean of clients' scores weighted by their examples, [..., m] -> [...]; NaN where no client has a score.
+
+    Of a mean over a client's examples (accuracy, loss, MAE), and of the root of one (RMSE), it is the score of all
+    examples together. An AUC, an F1, an R^2 or a calibration error is no such mean: theirs is the weighted mean of the
+    clients' own scores, and not the score of the pooled examples. Clients without a score have no weight.
+
+    Examples:
+      >>> scores, sizes = np.array([0.0, 4.0]), np.array([30, 10])
+      >>> float(mean_over_examples(scores, sizes))
+      1.0
+      >>> float(mean_over_examples(scores, sizes, root=True))  # of (30 * 0 + 10 * 16) / 40
+      2.0
+
+    Args:
+      scores: [..., m].
+      sizes: each client's number of examples, or of what its score is a mean over (`example_weights`), [m].
+      root: the score is the root of a mean over examples.
+    """
+    scores = np.asarray(scores, np.float64)
+    weights = np.where(np.isnan(scores), 0.0, np.asarray(sizes, np.float64))
+    values = np.square(scores) if root else scores
+    total = weights.sum(axis=-1)
+    sums = np.where(weights > 0, values, 0.0) * weights  # zero times an infinite score would be NaN
+    means = np.where(total > 0, sums.sum(axis=-1) / np.where(total > 0, total, 1.0), np.nan)
+    return np.sqrt(means) if root else means
+
+
+def is_root(task: Task | None, metric: str) -> bool:
+    """True for a metric that is the root of a mean over a client's examples."""
+    found = None if task is None else task.metrics.get(metric)
+    return isinstance(found, PerClient) and found.root

@@ -15,8 +15,7 @@ from jaxpfl.core.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setti
 from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.assembly import assemble
-from jaxpfl.engine.evaluate import Scores
-from jaxpfl.engine.example_means import example_weights, is_root, mean_over_examples
+from jaxpfl.engine.evaluate import Scores, example_weights, is_root, mean_over_examples
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.core.types import Federation
-from jaxpfl.engine.example_means import example_weights
+from jaxpfl.engine.evaluate import example_weights
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import has_pairs
 from jaxpfl.models.base import NEXT_TOKEN

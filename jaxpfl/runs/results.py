@@ -15,7 +15,7 @@ from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.assembly import is_robust
-from jaxpfl.engine.example_means import example_weights, is_root
+from jaxpfl.engine.evaluate import example_weights, is_root
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import clipping
 from jaxpfl.runs.config import RunConfig

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.engine import stopping
-from jaxpfl.engine.example_means import is_root, mean_over_examples
+from jaxpfl.engine.evaluate import is_root, mean_over_examples
 from jaxpfl.models import Task
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpfl.engine.example_means import mean_over_examples
+from jaxpfl.engine.evaluate import mean_over_examples
 from jaxpfl.runs.scores import Headline, best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
 
 

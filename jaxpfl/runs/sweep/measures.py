@@ -9,7 +9,9 @@ import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import Part
-from jaxpfl.engine.example_means import example_weights, is_root
+from jaxpfl.engine.evaluate import example_weights, is_root
+from jaxpfl.engine.evaluate import example_weights, is_root
+from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.scores import over_clients, undefined
 from jaxpfl.runs.setup import Experiment
 
