@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from jaxpfl.cli.sweep import end_if_asked
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.output_paths import NEW_FOLDER
@@ -184,7 +183,7 @@ def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None
                 return papers.run(experiment, way)
             except Interrupted:
                 pass
-    end_if_asked(interrupt, f"stopped{kept}")
+    interrupt.end_if_asked(f"stopped{kept}")
     raise AssertionError("stopped without a signal")
 
 

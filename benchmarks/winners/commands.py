@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from jaxpfl.cli.sweep import end_if_asked
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FOLDER
@@ -108,5 +107,5 @@ def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
                 return measured(plan, folder, reporter, lambda: interrupt.asked is not None)
             except Interrupted:
                 pass
-    end_if_asked(interrupt, f"stopped{kept}")
+    interrupt.end_if_asked(f"stopped{kept}")
     raise AssertionError("stopped without a signal")

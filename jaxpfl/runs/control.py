@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,12 @@ class Interrupt:
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked
         return asked
+
+    def end_if_asked(self, said: str) -> None:
+        """End the process, with a line on standard error, if a signal asked for it."""
+        if self.asked is not None:
+            print(said, file=sys.stderr)
+            raise SystemExit(128 + self.asked)
 
     def _take(self, number: int) -> bool:
         if self.asked is not None or not self.saves:
