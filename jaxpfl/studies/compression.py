@@ -385,7 +385,11 @@ def _draw(folder: Path, name: str, result: dict[str, Any], shown: list[str]) -> 
         curves[text.replace(",", " ")] = Curve((), (), (), curve["gap"][1:], bits)
         ends += [bits[0], bits[-1]]
     setting = f"{result['settings']['data'].partition(':')[0]}, {result['clients']} clients"
-    style = {"xlabel": "kbit that a client has uploaded", "ylabel": "gap of the loss to the optimum", "title": setting}
+    style: dict[str, Any] = {
+        "xlabel": "kbit that a client has uploaded",
+        "ylabel": "gap of the loss to the optimum",
+        "title": setting,
+    }
     return write_curves(folder / f"{name}.png", [min(ends), max(ends)], curves, logarithmic="xy", **style)
 
 

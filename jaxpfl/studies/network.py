@@ -329,7 +329,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
                 curves[name] = Curve.measured(row["values"], row["path"][part])
         if part == "clusters":
             curves["true"] = Curve.level(given["clusters"], given["strengths"])
-        style = {"xlabel": "lambda; weight decay of local and fedavg", "ylabel": label, "title": title}
+        style: dict[str, Any] = {"xlabel": "lambda; weight decay of local and fedavg", "ylabel": label, "title": title}
         scale = "x" if part == "ari" else "xy"
         found.append(write_curves(folder / f"{part}.png", given["strengths"], curves, logarithmic=scale, **style))
     return found

@@ -150,7 +150,7 @@ def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int
     """Plot the errors from `measured` into ``folder``: against n, and Algorithm 1's along its iterations."""
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
-    style = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
+    style: dict[str, Any] = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
     over = {name: Curve.measured(list(errors), [measure(own[name]) for own in errors.values()]) for name in ORDER}
     steps = _each(given) * np.arange(1, _POINTS + 1)
     along = {f"n = {n}": Curve.measured(steps, map(measure, own["along"].T)) for n, own in errors.items()}

@@ -204,7 +204,7 @@ def write_curves(
 
 def write_gains(path: Path, fine: Values, curves: Mapping[str, Curve], *, xlabel: str, title: str) -> Path:
     """`write_curves` of gains over the local estimate in percent, on a logarithmic axis."""
-    style = {"ylabel": "gain over the local estimate, %", "logarithmic": "x", "from_zero": False}
+    style: dict[str, Any] = {"ylabel": "gain over the local estimate, %", "logarithmic": "x", "from_zero": False}
     return write_curves(path, fine, curves, xlabel=xlabel, title=title, **style)
 
 

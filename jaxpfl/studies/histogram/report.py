@@ -113,7 +113,7 @@ def _against_epsilon(folder: Path, study: Made) -> Path:
     given, users = study.result["settings"], study.result["users"]
     source = given["data"].split("/")[-1]
     title = f"{source}: {users['clients']} users, d = {given['tokens']}; lines: without privacy"
-    style = {"ylabel": "KL(Q || estimate)", "logarithmic": "xy"}
+    style: dict[str, Any] = {"ylabel": "KL(Q || estimate)", "logarithmic": "xy"}
     return write_curves(folder / "kl-epsilon.png", epsilons, curves, xlabel="epsilon of a user", title=title, **style)
 
 
@@ -145,5 +145,5 @@ def _misclustering(folder: Path, found: dict[str, Any]) -> Path:
     curves = {name: Curve.measured(range(len(own)), [(x, 0) for x in own]) for name, own in found["wrong"].items()}
     rounds = range(max(map(len, found["wrong"].values())))
     curves["exp(-Delta^2 / (8 sigma^2))"] = Curve.level(found["bound"], rounds)
-    style = {"ylabel": "share of users in a wrong cluster", "title": "Mis-clustering, mean over runs"}
+    style: dict[str, Any] = {"ylabel": "share of users in a wrong cluster", "title": "Mis-clustering, mean over runs"}
     return write_curves(folder / "misclustering.png", rounds, curves, xlabel="round", **style)
