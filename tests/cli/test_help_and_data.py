@@ -80,9 +80,9 @@ def test_data_list(capsys, tmp_path):
 
 
 def test_data_list_names_a_folder_that_cannot_be_read_and_lists_the_rest(capsys, tmp_path, monkeypatch):
-    for name in ("mnist", "own", "femnist", "libsvm"):
+    for name in ("mnist", "own", "femnist"):
         (tmp_path / name).mkdir()
-    closed, plain = {tmp_path / name for name in ("own", "femnist", "libsvm")}, Path.iterdir
+    closed, plain = {tmp_path / name for name in ("own", "femnist")}, Path.iterdir
 
     def iterdir(folder: Path):
         if folder in closed:
@@ -92,7 +92,7 @@ def test_data_list_names_a_folder_that_cannot_be_read_and_lists_the_rest(capsys,
     monkeypatch.setattr(Path, "iterdir", iterdir)
     entries = {e["name"]: e for e in jaxpfl(capsys, "data", "list", "--data-dir", tmp_path, "--json").json}
     assert entries["digits"]["present"]
-    for name, folder in (("own", "own"), ("femnist", "femnist"), ("libsvm:FILE", "libsvm")):
+    for name, folder in (("own", "own"), ("femnist", "femnist")):
         assert entries[name]["note"] == f"cannot read {tmp_path / folder}: Permission denied"
         assert not entries[name]["present"]
     closed.add(tmp_path)
