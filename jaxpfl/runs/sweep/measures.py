@@ -8,10 +8,7 @@ import jax
 import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.evaluate import Part
-from jaxpfl.engine.evaluate import example_weights, is_root
-from jaxpfl.engine.evaluate import example_weights, is_root
-from jaxpfl.runs.setup import Experiment
+from jaxpfl.engine.evaluate import Part, example_weights, is_root
 from jaxpfl.runs.scores import over_clients, undefined
 from jaxpfl.runs.setup import Experiment
 
