@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import participation as participations
 from jaxpfl.core import protocol_checks, trees
 from jaxpfl.core.participation import (
     RELIABLE,
@@ -22,6 +21,7 @@ from jaxpfl.core.participation import (
     FailureRates,
     Participation,
     TimeModel,
+    resolve_time_model,
 )
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.core.randomness import Purpose, stream
@@ -203,7 +203,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         if plan.availability.time_model is not None and arrivals is not None:
             metrics["round_seconds"] = arrivals.seconds
         elif plan.availability.time_model is not None:
-            clock = participation.resolve_time_model(plan.availability.time_model)
+            clock = resolve_time_model(plan.availability.time_model)
             of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # as counts are
             told = (clock, algorithm, of_rows, ids.shape[0], counts, state.counts, up, message)
             metrics["round_seconds"] = synchronous_seconds(*told)
@@ -480,7 +480,7 @@ def seconds_ahead(
     """
     if availability.time_model is None:
         return lambda rows: jnp.ones(rows.shape, jnp.float32)
-    clock, (client,) = participations.resolve_time_model(availability.time_model), algorithm.clients
+    clock, (client,) = resolve_time_model(availability.time_model), algorithm.clients
     sent = trees.num_bytes(shared)
 
     def gradients(client_id: Array, size: Array) -> Array:
