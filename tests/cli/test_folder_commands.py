@@ -215,7 +215,7 @@ def change_seed(path: Path) -> None:
         ("a", "summary.json", cut, "no JSON"),
         ("a", "config.json", cut, "no JSON"),
         ("s", "journal/main.jsonl", change_seed, "is damaged"),
-        ("e", "plots/gain-priors.png", Path.unlink, "is missing"),
+        ("e", "plots/gain-epsilon.png", Path.unlink, "is missing"),
     ],
 )
 def test_damage_is_found(copied, capsys, name: str, file: str, damage, message: str):
