@@ -141,15 +141,20 @@ def _chosen(way: Way, base: Any, federation: Any, rounds: int, seeds: int, quick
     import numpy as np
 
     from jaxpfl import METHODS
-    from jaxpfl.engine.assembly import simulation_of
+    from jaxpfl.engine.build import simulation_of
     from jaxpfl.engine.spec import RunSpec
-    from jaxpfl.engine.spec_parts import Training, Work
 
     first = {rate: _fit(way, base, federation, rate, rounds, 0) for rate in (RATES[:1] if quick else RATES)}
     tried = {rate: float(np.nanmean(result.validation_score)) for rate, result in first.items()}
     rate = max(tried, key=lambda one: tried[one] if np.isfinite(tried[one]) else -1)
-    training = Training(model=_model(way, base), task="next-token", rounds=rounds)
-    spec = RunSpec(method=METHODS[way.method], training=training, work=Work(local_steps=STEPS), num_classes=256)
+    spec = RunSpec(
+        method=METHODS[way.method],
+        model=_model(way, base),
+        task="next-token",
+        rounds=rounds,
+        local_steps=STEPS,
+        num_classes=256,
+    )
     up, down = simulation_of(spec, federation).bytes_per_client()
     runs = [first[rate], *(_fit(way, base, federation, rate, rounds, seed) for seed in range(1, seeds))]
     return _scores(runs) | {"rate": rate, "tried": list(tried.items()), "up": int(up), "down": int(down)}

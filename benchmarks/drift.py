@@ -210,8 +210,10 @@ def _simulation(name: str, clients: int) -> Any:
 
     import jaxpfl
     from jaxpfl.core import participation
-    from jaxpfl.engine.assemble import make_simulation, make_task
+    from jaxpfl.engine.build import Assembled
     from jaxpfl.engine.client_graph import graph_by_inputs
+    from jaxpfl.engine.spec import RunSpec
+    from jaxpfl.engine.tasks import make_task
 
     data = jaxpfl.load("digits")
     federation = jaxpfl.federate(data, clients=clients, classes_per_client=3, validation_share=0.2)
@@ -225,7 +227,8 @@ def _simulation(name: str, clients: int) -> Any:
             work = dataclasses.replace(work, graph=graph_by_inputs("data", federation, neighbours=3))
     cohorts = participation.of(clients, clients if name in EVERYONE else -(-clients // 2))
     plan = jaxpfl.ExecutionPlan(clients="vmap", devices=1, rounds_per_call=1000)
-    return make_simulation(method, task, work, federation, cohorts, method.hyper, options={}, plan=plan)
+    spec = RunSpec(method=method, plan=plan)
+    return Assembled(spec, task, federation, None, method.hyper, cohorts, None, work).simulation()
 
 
 def _shaken(seed: int, state: Any, by: float) -> Any:

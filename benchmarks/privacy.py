@@ -125,7 +125,8 @@ class _Setting:
     def __init__(self, study: Study, args: argparse.Namespace):
         import numpy as np
 
-        from jaxpfl.engine.assemble import draw_cohorts
+        from jaxpfl.engine.build import cohorts_of
+        from jaxpfl.engine.spec import RunSpec
         from jaxpfl.privacy import Mechanism, calibrated
         from jaxpfl.runs.config import RunConfig, resolve
         from jaxpfl.runs.setup import load_federation, require
@@ -142,7 +143,9 @@ class _Setting:
         self.epsilons, self.norms = tuple(args.epsilons or study.epsilons), study.norms
         self.seeds = 1 if args.quick else args.seeds
         kind = "full" if cohort == self.clients else "poisson"
-        self.participation = draw_cohorts(self.clients, self.config.cohort, kind, None, private=False)
+        self.participation = cohorts_of(
+            RunSpec(method="fedavg", cohort=self.config.cohort, participation=kind), self.clients
+        )
         self.noise = {}
         for eps in self.epsilons:
             found = calibrated(Mechanism(1.0), self.participation, eps, DELTA, rounds=self.rounds)

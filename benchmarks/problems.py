@@ -81,7 +81,7 @@ def make_federation(problem: Problem) -> Federation:
 
 def make_task(problem: Problem, federation: Federation) -> Task:
     """The model with its loss."""
-    from jaxpfl.engine.assemble import make_task
+    from jaxpfl.engine.tasks import make_task
 
     if problem.model == "linear" and problem.outputs == 1:
         return _regression()
@@ -115,7 +115,7 @@ def simulate(
     """
     import jaxpfl
     from jaxpfl.core import participation
-    from jaxpfl.engine.assemble import make_task as task_of
+    from jaxpfl.engine.tasks import make_task as task_of
     from jaxpfl.models import in_bfloat16
 
     federation = make_federation(problem)

@@ -177,7 +177,9 @@ def work(settings: dict[str, Any]) -> Contender:
     use_devices(settings["devices"])
     import jaxpfl
     from jaxpfl.core import participation
-    from jaxpfl.engine.assemble import make_simulation, make_task
+    from jaxpfl.engine.build import Assembled
+    from jaxpfl.engine.spec import RunSpec
+    from jaxpfl.engine.tasks import make_task
 
     folder = Path(settings["folder"]) / settings["clients_in"]
     kind = KINDS[settings["model"]]
@@ -188,7 +190,8 @@ def work(settings: dict[str, Any]) -> Contender:
     local = jaxpfl.LocalWork(np.asarray(federation.train.size), STEPS, BATCH)
     cohorts = participation.uniform(settings["clients"], settings["cohort"])
     plan = jaxpfl.ExecutionPlan(clients_in=settings["clients_in"])
-    simulation = make_simulation(method, task, local, federation, cohorts, method.hyper, options={}, plan=plan)
+    spec = RunSpec(method=method, plan=plan)
+    simulation = Assembled(spec, task, federation, None, method.hyper, cohorts, None, local).simulation()
     simulation.keep_clients_in(Path(settings["folder"]) / "clients", [])
     return rounds_of(simulation)
 

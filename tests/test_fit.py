@@ -11,9 +11,8 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Method, Model
 from jaxpfl.algorithms import AveragingHyper
-from jaxpfl.engine.assembly import check_settings
-from jaxpfl.engine.spec import spec_of
-from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.engine.advice import check_settings
+from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import Mechanism
 
 
@@ -55,9 +54,7 @@ def test_a_sweep_gives_each_run_its_value(federation):
     ],
 )
 def test_values_that_go_with_other_seeds_are_warned_of(seeds, given, said):
-    parts = {name: given[name] for name in ("hyper", "privacy") if name in given}
-    plain = {name: value for name, value in given.items() if name not in parts}
-    spec = spec_of(jaxpfl.METHODS["adaped"], Settings(**plain), seeds=seeds, **parts)
+    spec = RunSpec(method="adaped", seeds=seeds, **given)
     if said is None:
         check_settings([spec], newcomers=False, strict=True)
     else:

@@ -7,9 +7,8 @@ import pytest
 
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Model
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 from jaxpfl.models import TASKS, classification
 from jaxpfl.models.losses import class_mixture, token_loss
 from jaxpfl.priors import distillation
@@ -165,10 +164,14 @@ def simulation(method, data, model, **options):
         RunSpec(
             method=method,
             options=OPTIONS.get(method.name, {}) | options,
-            training=Training(model=model, task="next-token", rounds=1),
-            cohorts=Cohorts(cohort=1 if method.asynchronous else None),
-            work=Work(local_steps=2, batch_size=4),
-            neighbourhood=Neighbourhood(graph="models", neighbours=1) if method.graph else Neighbourhood(),
+            model=model,
+            task="next-token",
+            rounds=1,
+            cohort=1 if method.asynchronous else None,
+            local_steps=2,
+            batch_size=4,
+            graph="models" if method.graph else None,
+            neighbours=1 if method.graph else None,
         ),
         data,
     )

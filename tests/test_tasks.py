@@ -299,18 +299,21 @@ def test_options_of_classes_are_refused(method, options, message):
 
 
 def simulation_of(method, federation, loss, options=None):
-    from jaxpfl.engine.assembly import simulation_of
+    from jaxpfl.engine.build import simulation_of
     from jaxpfl.engine.spec import RunSpec
-    from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 
     return simulation_of(
         RunSpec(
             method=METHODS[method],
             options=OPTIONS.get(method, {}) | (options or {}),
-            training=Training(model="mlp-ln:4", task="regression", loss=loss, rounds=1),
-            cohorts=Cohorts(cohort=1 if METHODS[method].asynchronous else None),
-            work=Work(local_steps=2, batch_size=4),
-            neighbourhood=Neighbourhood(neighbours=1 if METHODS[method].graph else None),
+            model="mlp-ln:4",
+            task="regression",
+            loss=loss,
+            rounds=1,
+            cohort=1 if METHODS[method].asynchronous else None,
+            local_steps=2,
+            batch_size=4,
+            neighbours=1 if METHODS[method].graph else None,
         ),
         federation,
     )

@@ -129,7 +129,7 @@ def audit(
     accountant = accountant or claim.default_accountant
     claimed, claimed_one_run = claim.epsilon(worlds_delta, accountant), claim.epsilon(delta, accountant)
     progress("cohorts and noise")
-    cohorts = white_box.cohorts(subject.participation, claim.sampling, seed=seed)
+    cohorts = white_box.cohorts(subject.run.cohorts, claim.sampling, seed=seed)
     noise = white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
     of_bounds = {"confidence": confidence}
     progress("many canaries in one run")

@@ -26,7 +26,7 @@ from jaxpfl.audit.transcript import Round, by_name, recorded, rounds
 from jaxpfl.core.protocol import Algorithm, Upload
 from jaxpfl.core.types import PyTree
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.assemble import build
+from jaxpfl.engine.build import build
 from jaxpfl.privacy.audit import EpsilonBound, epsilon_lower_bound
 from jaxpfl.privacy.one_run import OneRunBound, one_run_lower_bound
 from jaxpfl.support.errors import JaxpflError
@@ -86,7 +86,7 @@ def play(
         progress(f"one canary, {start - seed} of {calls * at_once} worlds")
         state = simulation.init(range(start, start + at_once))
         there.append(canaries.tosses(state.key)[:, 0])
-        table = statistics(list(_projected(subject, rounds(simulation, state, subject.rounds), direction)))
+        table = statistics(list(_projected(subject, rounds(simulation, state, subject.run.spec.rounds), direction)))
         names = list(table)
         scores.append(np.stack(list(table.values()), axis=1))
     table, present = np.concatenate(scores), np.concatenate(there)
@@ -123,12 +123,12 @@ def one_run(
     state = simulation.init(range(seed, seed + runs))
     included = chosen.tosses(state.key)
     total = 0.0
-    for t, seen in enumerate(rounds(simulation, state, subject.rounds)):
+    for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         mean = _mean(subject, seen)
         total = total + float(sign(t)) * np.concatenate([mean[name] for name in mean], axis=1) / subject.unit
     # Component of the sum that belongs to each canary, as far as noise of the claimed size allows to separate them.
     gram = directions @ directions.T
-    noise = subject.claim.noise_multiplier**2 / (subject.rounds * subject.participation.expected_cohort / m)
+    noise = subject.claim.noise_multiplier**2 / (subject.run.spec.rounds * subject.run.cohorts.expected_cohort / m)
     scores = np.linalg.solve(gram + noise * np.eye(n), directions @ np.asarray(total).T).T
     return one_run_lower_bound(scores.ravel(), included.ravel(), delta=delta, confidence=confidence)
 
@@ -159,12 +159,13 @@ def _simulation(subject: Subject, canaries: Canaries) -> tuple[Simulation, Uploa
     upload = subject.upload()
 
     def rebuild(work: LocalWork) -> Algorithm:
-        return build(subject.method, subject.task, work, subject.options)
+        return build(subject.run.spec.method, subject.run.task, work, subject.run.spec.options)
 
     steers = rebuild if subject.mechanism.noise == "per_step" else None
     put_in = with_canaries(canaries, subject.unit, steers)
     simulation = subject.simulation(
-        lambda algorithm, work: recorded(put_in(algorithm, work), upload), canaries.availability(subject.availability)
+        lambda algorithm, work: recorded(put_in(algorithm, work), upload),
+        canaries.availability(subject.run.spec.availability),
     )
     return simulation, upload
 
@@ -176,7 +177,7 @@ def _released_like(upload: Upload) -> PyTree:
 def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
     """A round's release as used by the server, times the public divisor; zero without a release."""
     divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
-    return {name: leaf / divisor * subject.participation.expected_cohort for name, leaf in seen.leaves.items()}
+    return {name: leaf / divisor * subject.run.cohorts.expected_cohort for name, leaf in seen.leaves.items()}
 
 
 class _Projected(NamedTuple):

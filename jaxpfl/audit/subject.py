@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -11,19 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms import LocalWork, Method
-from jaxpfl.core.participation import RELIABLE, Availability, Participation
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
 from jaxpfl.core.types import Federation
-from jaxpfl.engine import ExecutionPlan, Simulation, accounted
-from jaxpfl.engine.assemble import build, make_simulation
-from jaxpfl.engine.assembly import Assembled, work_of
+from jaxpfl.engine import Simulation
+from jaxpfl.engine.build import Assembled, build, work_of
 from jaxpfl.engine.state import server_context
 from jaxpfl.models import Task
 from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal, SiloMechanism
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads import compression
-from jaxpfl.uploads.compression import Compressor
 
 Change = Callable[[Algorithm, LocalWork], Algorithm]
 """Change of a method's algorithm by an audit, applied before the mechanism."""
@@ -34,25 +31,17 @@ class Subject:
     """A method with a mechanism and all other inputs of its run.
 
     Attributes:
-      work: with the mechanism as its ``privacy``.
-      mechanism: one noise multiplier, one clipping norm.
-      rounds: R.
-      options: those of the method's static options that are not at their defaults.
-      plan: the execution plan; a call is one round, so that every release is read.
+      run: run whose uploads are private, with one noise multiplier and one clipping norm; a call is one round, so that
+        every release is read.
     """
 
-    method: Method
-    task: Task
-    work: LocalWork
-    federation: Federation
-    participation: Participation
-    hp: Any
-    mechanism: Mechanism
-    rounds: int
-    options: dict[str, Any] = field(default_factory=dict)
-    compressor: Compressor | None = None
-    availability: Availability = RELIABLE
-    plan: ExecutionPlan = field(default_factory=ExecutionPlan)
+    run: Assembled
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Clipping and noise of its uploads."""
+        assert isinstance(self.run.mechanism, Mechanism)
+        return self.run.mechanism
 
     @property
     def claim(self) -> PrivacyPlan:
@@ -61,13 +50,12 @@ class Subject:
         Raises:
           JaxpflError: for a method that uploads nothing, a mechanism without noise, and a run that cannot be accounted.
         """
-        if not self.method.uploads:
-            raise JaxpflError(f"{self.method.name} uploads nothing: there is no claim to audit")
-        compressed = self.compressor is not None
-        told = (self.method, self.hp, self.options, self.mechanism, self.participation, self.work)
-        (plan,) = accounted.plans(*told, rounds=self.rounds, runs=1, compressed=compressed)
+        if not self.run.spec.method.uploads:
+            raise JaxpflError(f"{self.run.spec.method.name} uploads nothing: there is no claim to audit")
+        (plan,) = self.run.released(1) or (None,)
         if plan is None:
             raise Refusal.NO_NOISE.error()
+        assert isinstance(plan, PrivacyPlan)
         return plan
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
@@ -77,42 +65,37 @@ class Subject:
           availability: in place of the run's.
         """
 
-        @wraps(self.method.build)
-        def changed(task: Task, work: LocalWork, **options: Any) -> Algorithm:
-            return change(self.method.build(task, work, **options), work)
+        spec = self.run.spec
 
-        return make_simulation(
-            self.method._replace(build=changed),
-            self.task,
-            self.work,
-            self.federation,
-            self.participation,
-            self.hp,
-            options=self.options,
-            compressor=self.compressor,
-            availability=self.availability if availability is None else availability,
-            plan=replace(self.plan, rounds_per_call=1),
-        )
+        @wraps(spec.method.build)
+        def changed(task: Task, work: LocalWork, **options: Any) -> Algorithm:
+            return change(spec.method.build(task, work, **options), work)
+
+        plan = replace(spec.plan, rounds_per_call=1)
+        spec = replace(spec, method=spec.method._replace(build=changed), plan=plan)
+        failures = self.run.availability if availability is None else availability
+        return replace(self.run, spec=spec, availability=failures).simulation()
 
     def upload(self) -> Upload:
         """Shapes and types of a client's upload."""
-        algorithm = build(self.method, self.task, self.work, self.options)
+        run = self.run
+        algorithm = build(run.spec.method, run.task, run.work, run.spec.options)
         client, key, zero = algorithm.clients[0], jax.random.key(0), jnp.int32(0)
 
         def one(hp: Any, federation: Federation) -> Upload:
-            at_server = server_context(self.participation, zero)
+            at_server = server_context(run.cohorts, zero)
             message = algorithm.server.broadcast(key, hp, at_server, algorithm.server.init(key, hp, at_server))
             splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
             received, ctx = Message(message.shared, per_client), ClientContext(zero, zero, zero, ALL_STEPS, key)
             state = client.init(key, hp, ctx, received)
             return client.update(key, hp, ctx, received, state, splits)[1]
 
-        return jax.eval_shape(one, jax.tree.map(jnp.asarray, self.hp), self.federation)
+        return jax.eval_shape(one, jax.tree.map(jnp.asarray, run.hp), run.federation)
 
     @property
     def ids(self) -> np.ndarray:
         """The clients' ids, [m]."""
-        return np.asarray(self.federation.client_ids)
+        return np.asarray(self.run.federation.client_ids)
 
     @property
     def unit(self) -> float:
@@ -140,19 +123,7 @@ def subject_of(run: Assembled, name: str) -> Subject:
         raise JaxpflError(
             "an audit assumes independent noise and cohorts: there is none of noise = banded or participation = cyclic"
         )
-    subject = Subject(
-        spec.method,
-        run.task,
-        replace(work_of(spec, run.federation), privacy=mechanism, graph=run.work.graph),
-        run.federation,
-        run.cohorts,
-        run.hp,
-        mechanism,
-        spec.training.rounds,
-        dict(spec.options),
-        None if spec.coding.compress is None else compression.resolve(spec.coding.compress),
-        spec.availability,
-        spec.plan,
-    )
+    work = replace(work_of(spec, run.federation), privacy=mechanism, graph=run.work.graph)
+    subject = Subject(replace(run, work=work, unseen=None))
     _ = subject.claim
     return subject

@@ -51,10 +51,10 @@ def why_no_noise_check(subject: Subject) -> str | None:
     """Reason why the noise of such a run cannot be separated from the sum; None if it can."""
     if subject.mechanism.noise == "per_step":
         return "noise in every step is part of what a client computes"
-    if subject.compressor is not None:
+    if subject.run.spec.compress is not None:
         return "uploads are coded after the noise"
-    if subject.method.releases is not None:
-        return f"{subject.method.name} releases its sums within a round"
+    if subject.run.spec.method.releases is not None:
+        return f"{subject.run.spec.method.name} releases its sums within a round"
     return None
 
 
@@ -69,7 +69,7 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
     state = simulation.init(range(seed, seed + runs))
     before = np.asarray(simulation.trim(state).counts.uploads)
     residuals, sums = [], []
-    for t, seen in enumerate(rounds(simulation, state, subject.rounds)):
+    for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         trimmed = simulation.trim(seen.state)
         after = np.asarray(trimmed.counts.uploads)
         limit = _clipping_norm(subject, seen)
@@ -184,7 +184,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
     mechanism = subject.mechanism
     if mechanism.noise == "central":
         return float(mechanism.noise_multiplier_of_sum) * limit
-    least = mechanism.least_uploads(subject.participation.expected_cohort)
+    least = mechanism.least_uploads(subject.run.cohorts.expected_cohort)
     enough = np.where(uploads >= least, uploads, np.nan)
     return float(np.asarray(mechanism.noise_multiplier)) * limit * np.sqrt(enough / least)
 

@@ -10,17 +10,16 @@ import dataclasses
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
 
 from jaxpfl.support.errors import JaxpflError
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 LARGEST = 2**31 - 1
@@ -83,12 +82,20 @@ def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return holds
 
 
+def instance_of(words: str, *types: type) -> Kind:
+    """The kind of the instances of some types."""
+    return Kind(words, lambda value: isinstance(value, types))
+
+
 WHOLE = Kind("a whole number", _is_whole)
 NUMBER = Kind("a number", _is_number)
 NAME = Kind("a name", lambda value: isinstance(value, str))
 SWITCH = Kind("True or False", lambda value: isinstance(value, bool | np.bool_))
 RATE = Kind("a number, or one for each run", one_or_more(_is_number))
-SEEDS = Kind("a number of runs, or a list of whole numbers", one_or_more(_is_whole))
+SEEDS = Kind(
+    "a number of runs, or a list of whole numbers",
+    lambda value: isinstance(value, range) or one_or_more(_is_whole)(value),
+)
 BY_NAME = Kind(
     "a dictionary of values by name",
     lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
@@ -198,8 +205,8 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
         return
     within: Range | None = field.metadata["range"]
     kind, value = _kind(field), _any(value)
-    if kind is not None and not kind.holds(value):
-        raise JaxpflError(f"{name} must be {kind.words}, got {_shown(value)}")
+    if kind is not None:
+        check_kind(name, value, kind)
     if kind is WHOLE:
         low, high = (-math.inf, math.inf) if within is None else (within.low, within.high)
         if value < low:
@@ -210,6 +217,16 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
         for one in np.ravel(np.asarray(value, float)):
             if one not in within:
                 raise JaxpflError(f"{name} must be {within.words}, got {value if np.ndim(value) == 0 else one}")
+
+
+def check_kind(name: str, value: Any, kind: Kind) -> None:
+    """Refuse a value of another kind.
+
+    Raises:
+      JaxpflError: with its name, its value and the kind.
+    """
+    if not kind.holds(value):
+        raise JaxpflError(f"{name} must be {kind.words}, got {_shown(value)}")
 
 
 def is_default(settings: Any, name: str) -> bool:
@@ -223,28 +240,27 @@ def part_of(part: type[T], flat: Any) -> T:
     return part(**{name: getattr(flat, name) for name in _fields(part)})
 
 
-def keywords_of(settings: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function of keywords the signature and the documentation of a dataclass of settings.
+def keywords_of(settings: type) -> Callable[[F], F]:
+    """Give a function, whose ``**settings`` are fields of a dataclass, their signature and documentation.
 
-    What is not one of them is refused as Python does; a wrong type or range as `check` does.
+    A keyword that is no field is refused as Python does.
     """
-    assert isinstance(settings, type)
 
-    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        parameters = {name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD}
+        for name, one in inspect.signature(settings).parameters.items():
+            parameters.setdefault(name, one.replace(kind=one.KEYWORD_ONLY))
+
         @wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                given = settings(*args, **kwargs)
-            except TypeError as error:  # a keyword that there is not, or one that lacks
-                said = str(error).replace(f"{settings.__name__}.__init__()", f"{function.__name__}()")
-                raise TypeError(said) from None
-            check(given)
-            return function(given)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs.keys() - parameters.keys():
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+            return function(*args, **kwargs)
 
-        signature = inspect.signature(settings).replace(return_annotation=inspect.signature(function).return_annotation)
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = documented(function.__doc__ or "", settings)
-        return call
+        call.__signature__ = own.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+        call.__doc__ = documented(function.__doc__ or "", settings, leave_out=own.parameters)
+        return cast(F, call)
 
     return decorate
 
@@ -255,16 +271,17 @@ def documents_itself(settings: type[T]) -> type[T]:
     return settings
 
 
-def documented(doc: str, settings: type) -> str:
+def documented(doc: str, settings: type, leave_out: Collection[str] = ()) -> str:
     """A docstring with the settings in its section ``Args``, before ``Raises`` where it has one."""
-    fields, lines = _fields(settings), ["Args:"]
+    doc, fields = inspect.cleandoc(doc), _fields(settings)
+    lines = [] if "\nArgs:\n" in doc else ["", "Args:"]
     for name in inspect.signature(settings).parameters:
-        if "help" in fields[name].metadata:
+        if "help" in fields[name].metadata and name not in leave_out:
             text = f"{name}: {described(fields[name])}"
             lines += textwrap.wrap(text, 120, initial_indent=" " * 2, subsequent_indent=" " * 4)
     said = "\n".join(lines)
-    head, raises, tail = inspect.cleandoc(doc).partition("\nRaises:")
-    return f"{head.rstrip()}\n\n{said}\n{raises}{tail}\n"
+    head, raises, tail = doc.partition("\nRaises:")
+    return f"{head.rstrip()}\n{said}\n{raises}{tail}\n"
 
 
 def described(field: dataclasses.Field[Any]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpfl.core.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
+from jaxpfl.core.settings import COUNT, SHARE, Range, check, keywords_of, part_of, setting
 from jaxpfl.core.types import Federation
 from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, checked_labels
@@ -102,13 +102,8 @@ class Split(_Shares, PartitionOptions, _Dealing):
         return part_of(PartitionOptions, self)
 
 
-@dataclass(frozen=True)
-class _Federate(Split):
-    source: Source = field(metadata=about("The data set."))
-
-
-@keywords_of(_Federate)
-def federate(given: _Federate) -> Federation:
+@keywords_of(Split)
+def federate(source: Source, **settings: Any) -> Federation:
     """Split a data set among clients. The result depends on these arguments alone: no run seed enters.
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
@@ -116,6 +111,9 @@ def federate(given: _Federate) -> Federation:
     evenly as the counts allow; of an ordered source (`Source.ordered`) each user's last ones are held out. Test users
     without training examples are left out of "natural", with a warning: `federate_unseen` makes clients of them. Of a
     source in files the clients' inputs are in (temporary) files too.
+
+    Args:
+      source: data set to split.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
@@ -128,7 +126,9 @@ def federate(given: _Federate) -> Federation:
       >>> federation.num_clients, federation.input_shape
       (20, (8, 8, 1))
     """
-    source, clients, split_seed, drop_empty = given.source, given.clients, given.split_seed, given.drop_empty
+    given = Split(**settings)
+    check(given)
+    clients, split_seed, drop_empty = given.clients, given.split_seed, given.drop_empty
     test_share, validation_share = given.test_share, given.validation_share
     check_options(given.partition, given.options)
     _check_source(source)
@@ -183,12 +183,15 @@ def federate(given: _Federate) -> Federation:
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 
-@keywords_of(_Federate)
-def federate_unseen(given: _Federate) -> Federation:
+@keywords_of(Split)
+def federate_unseen(source: Source, **settings: Any) -> Federation:
     """The test users without training examples as clients unseen in training, each one's examples split.
 
     A test set of other users than the training set is LEAF's split by user. The other clients are those of
     `jaxpfl.data.seen`, which may keep all their examples; the ids differ from theirs.
+
+    Args:
+      source: data set with users of its own.
 
     Raises:
       JaxpflError: as `federate`, for a partition other than "natural", for ``standardize`` (use `jaxpfl.data.scaled`),
@@ -205,13 +208,14 @@ def federate_unseen(given: _Federate) -> Federation:
       >>> unseen.client_ids, unseen.train.size, unseen.test.size
       (array([2], dtype=int32), array([1], dtype=int32), array([1], dtype=int32))
     """
+    given = Split(**settings)
     if given.partition != "natural":
         raise JaxpflError(f"test users are clients of the partition natural, got {given.partition}")
     if given.standardize:
         raise JaxpflError("unseen clients are scaled as the trained ones: scaled(unseen, scaling_of(trained))")
-    others = federate(**vars(replace(given, source=unseen(given.source))))
-    assert given.source.users_train is not None
-    return others._replace(client_ids=others.client_ids + np.int32(len(np.unique(given.source.users_train))))
+    others = federate(unseen(source), **settings)
+    assert source.users_train is not None
+    return others._replace(client_ids=others.client_ids + np.int32(len(np.unique(source.users_train))))
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:

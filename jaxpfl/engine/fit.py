@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
-from jaxpfl.core.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
-from jaxpfl.core.types import Federation, PyTree
-from jaxpfl.engine.assemble import milestones
-from jaxpfl.engine.assembly import assemble
+from jaxpfl.core.settings import Kind, check_kind, instance_of, keywords_of, part_of
+from jaxpfl.core.types import Federation
+from jaxpfl.engine.build import assemble
 from jaxpfl.engine.evaluate import Scores, example_weights, is_root, mean_over_examples
-from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec import RunSpec, spec_of
-from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts
-from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
+from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients, milestones
 from jaxpfl.models import Task
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (
     Accountant,
-    Mechanism,
     PrivacyConfig,
     PrivacyPlan,
     Refusal,
@@ -276,65 +270,19 @@ def _of(scores: Mapping[str, Any], metric: str) -> Any:
     return scores[metric]
 
 
-def _is(*types: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, types)
+_FEDERATION = instance_of("a Federation (jaxpfl.federate and jaxpfl.stack_clients make one)", Federation)
+_CALLBACKS = Kind("a sequence of functions", lambda value: isinstance(value, Sequence) and all(map(callable, value)))
 
 
-def _are_functions(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(map(callable, value))
-
-
-_METHOD = "a registered name or a Method"
-_FEDERATION = Kind("a Federation (jaxpfl.federate and jaxpfl.stack_clients make one)", _is(Federation))
-
-
-@dataclass(frozen=True)
-class _Arguments(Settings):
-    method: str | Method = field(
-        metadata=about("A registered name, or a `Method` of your own.", kind=Kind(_METHOD, _is(str, Method)))
-    )
-    federation: Federation = field(metadata=about("The stacked data.", kind=_FEDERATION))
-    _: KW_ONLY
-    seeds: int | Sequence[int] = setting(
-        1,
-        "Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there "
-        "several times where the runs' hyper-parameters or their noise differ.",
-        kind=SEEDS,
-    )
-    hyper: Mapping[str, Any] | None = setting(
-        None,
-        "Hyper-parameters by name; a value is a number or, for a sweep, one number for each run.",
-        kind=BY_NAME,
-    )
-    options: Mapping[str, Any] | None = setting(None, "The method's static options by name.", kind=BY_NAME)
-    num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
-    warm_start: PyTree | None = setting(
-        None,
-        "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
-        'path ("head/kernel").',
-    )
-    unseen: Federation | None = setting(
-        None,
-        "Clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.",
-        kind=_FEDERATION,
-    )
-    privacy: Mechanism | PrivacyConfig | None = setting(
-        None,
-        "Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise "
-        "is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that "
-        "is worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused.",
-        kind=Kind("a jaxpfl.privacy.Mechanism or PrivacyConfig", _is(Mechanism, PrivacyConfig)),
-    )
-    callbacks: Sequence[Callable[[Evaluated], None]] = setting(
-        (),
-        "Functions called after every evaluation, in order, with an `Evaluated`; they see the run and change nothing.",
-        kind=Kind("a sequence of functions", _are_functions),
-    )
-    plan: ExecutionPlan | None = setting(None, "The way to execute.", kind=Kind("an ExecutionPlan", _is(ExecutionPlan)))
-
-
-@keywords_of(_Arguments)
-def fit(given: _Arguments) -> Fit:
+@keywords_of(RunSpec)
+def fit(
+    method: str | Method,
+    federation: Federation,
+    *,
+    unseen: Federation | None = None,
+    callbacks: Sequence[Callable[[Evaluated], None]] = (),
+    **settings: Any,
+) -> Fit:
     """Train a method and score every client on its test examples.
 
     Example::
@@ -343,29 +291,27 @@ def fit(given: _Arguments) -> Fit:
         result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
         result.personalized_accuracy.mean()
 
+    Args:
+      method: registered name, or a `Method` of your own.
+      federation: stacked data.
+      unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
+      callbacks: functions called after every evaluation, in order, with an `Evaluated`; they see the run and change
+        nothing.
+
     Raises:
       JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
         allow.
     """
-    several = given.seeds
-    seeds = range(int(several)) if isinstance(several, int | np.integer) else tuple(map(int, several))
-    spec = spec_of(
-        algorithms.get(given.method) if isinstance(given.method, str) else given.method,
-        given,
-        hyper=dict(given.hyper or {}),
-        options=dict(given.options or {}),
-        seeds=seeds,
-        privacy=given.privacy,
-        plan=given.plan or ExecutionPlan(),
-        num_classes=given.num_classes,
-        warm_start=given.warm_start,
-    )
-    federation, unseen = given.federation, given.unseen
+    spec = RunSpec(method=cast(Any, method), **settings)  # which takes names too
+    check_kind("federation", federation, _FEDERATION)
+    check_kind("callbacks", callbacks, _CALLBACKS)
+    if unseen is not None:
+        check_kind("unseen", unseen, _FEDERATION)
     assembled = assemble(spec, federation, unseen)
     simulation, released = assembled.simulation(), assembled.released(len(spec.seeds))
-    rounds, eval_every = spec.training.rounds, spec.training.eval_every or spec.training.rounds
+    rounds, eval_every = spec.rounds, spec.eval_every or spec.rounds
     starts_given = spec.warm_start is not None or isinstance(assembled.task.model.init, Given)
-    private, patience, task = assembled.mechanism is not None, spec.training.patience, assembled.task
+    private, patience, task = assembled.mechanism is not None, spec.patience, assembled.task
     caveats = (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and patience is not None)
     processes.agree("fit's", _comparable(spec))
     state = simulation.init(spec.seeds)
@@ -380,7 +326,7 @@ def fit(given: _Arguments) -> Fit:
         evaluations.append(simulation.evaluate(state))
         if validates:
             validations.append(simulation.evaluate(state, "validation"))
-        for callback in given.callbacks:
+        for callback in callbacks:
             callback(Evaluated(stop, history, evaluations[-1], validations[-1] if validates else None))
         if patience is not None:
             means = [mean_over_clients(np.asarray(each["after"][task.headline])) for each in validations]
@@ -396,7 +342,7 @@ def fit(given: _Arguments) -> Fit:
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
         caveats,
-        given.privacy.delta if isinstance(given.privacy, PrivacyConfig) else None,
+        spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None,
         task,
         example_weights(federation.test, task.kind),
         patience,
@@ -406,8 +352,7 @@ def fit(given: _Arguments) -> Fit:
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:
     """Settings of a run that are texts or numbers, by name."""
-    parts = (spec.training, spec.cohorts, spec.work, spec.aggregation, spec.adversary, spec.newcomers, spec.plan)
-    told = {"method": spec.method.name} | {name: value for part in parts for name, value in vars(part).items()}
+    told = {"method": spec.method.name} | vars(part_of(Settings, spec)) | vars(spec.plan)
     return {name: value for name, value in told.items() if value is None or isinstance(value, str | int | float)}
 
 

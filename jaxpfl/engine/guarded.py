@@ -93,14 +93,14 @@ def mechanism_for(
     assert isinstance(config, PrivacyConfig)
     if spec.method.pooled:
         raise JaxpflError(f"{method} pools the examples of all clients: privacy.unit = example is of silos")
-    graph = spec.neighbourhood.graph
+    graph = spec.graph
     if spec.method.graph and (graph is None or (isinstance(graph, str) and graph in SPACES)):
         raise JaxpflError(
             f"graph = {graph or 'data'} is made of the clients' examples: with privacy.unit = example give {method} a "
             "public one"
         )
-    if not is_default(spec.work, "draw"):
-        raise JaxpflError(f"draw = {spec.work.draw}: with privacy.unit = example every batch is a Poisson draw")
+    if not is_default(spec, "draw"):
+        raise JaxpflError(f"draw = {spec.draw}: with privacy.unit = example every batch is a Poisson draw")
     ledgers = uses_of(build(), method, hp, federation, participation)
     rounds = [ledger for ledger in ledgers if ledger.call in ("update", "idle")]
     after = [ledger for ledger in ledgers if ledger.call == "personalize"]
@@ -119,9 +119,9 @@ def mechanism_for(
         raise JaxpflError(f"{method} takes no gradient of an example: there is nothing to protect")
     return config.silo_mechanism(
         sizes,
-        batch_size=spec.work.batch_size,
+        batch_size=spec.batch_size,
         per_round=most(rounds),
         once=most(after),
         releases=releases,
-        rounds=spec.training.rounds,
+        rounds=spec.rounds,
     )

@@ -1,90 +1,389 @@
-"""Description of a run as one frozen value, made from Python keywords, flags, config files or ``config.json``.
+"""Settings of a run: one flat frozen dataclass that `fit`'s keywords, flags, config files and sweeps share.
 
-A setting is a field of one of the parts in `jaxpfl.engine.spec_parts`. `fit` takes the fields of all parts as keywords,
-and `jaxpfl.runs.config.RunConfig` has them as its own fields; `RunSpec` nests them, and `assemble` makes a
-`Simulation` of it. A new setting is a field there, and a line where it is used.
+A setting is a field with its help, type and range (`jaxpfl.core.settings`). `fit` takes the fields of `RunSpec` as
+keywords, `jaxpfl.runs.config.RunConfig` has those of `Settings` as its own, and `jaxpfl.engine.build` makes a
+`Simulation` of a `RunSpec` and its data. A new setting is a field here, and a line where it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
-from jaxpfl.algorithms import Method
+from jaxpfl import algorithms
+from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.algorithms.parts import augmentation, schedules
-from jaxpfl.core.participation import RELIABLE, Availability
-from jaxpfl.core.settings import check, part_of
-from jaxpfl.core.types import PyTree
-from jaxpfl.data import Split
-from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec_parts import (
-    PARTS,
-    Adversary,
-    Aggregation,
-    Coding,
-    Cohorts,
-    Neighbourhood,
-    Newcomers,
-    Training,
-    Work,
+from jaxpfl.algorithms.parts.hyper import rates, replace
+from jaxpfl.core import participation
+from jaxpfl.core.participation import Availability, Failures
+from jaxpfl.core.settings import (
+    BY_NAME,
+    COUNT,
+    POSITIVE,
+    RATE,
+    SEEDS,
+    SHARE,
+    Kind,
+    Range,
+    about,
+    check,
+    instance_of,
+    part_of,
+    restated,
+    setting,
 )
-from jaxpfl.models import metrics
+from jaxpfl.core.types import PyTree
+from jaxpfl.engine.execution_plan import ExecutionPlan
+from jaxpfl.models import Model, Task, metrics
+from jaxpfl.models.base import module_adapter
 from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
+from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.robust import resolve
+from jaxpfl.uploads import robust
+from jaxpfl.uploads.compression import Compressor
+
+_MODEL = Kind(
+    "a registered name, a flax.linen, flax.nnx or equinox module (an instance) or a Model",
+    lambda value: isinstance(value, str | Model) or module_adapter(value) is not None,
+)
+_OPTIMIZER = Kind(
+    "a name, or a function of the learning rate (optax.adam, not optax.adam(0.1))",
+    lambda value: isinstance(value, str) or callable(value),
+)
+_COMPRESSOR = Kind("a name with arguments or a Compressor", lambda value: isinstance(value, str | Compressor))
+_TASK = Kind("a name or a Task", lambda value: isinstance(value, str | Task))
+_LOSS = Kind("a name or a function", lambda value: isinstance(value, str) or callable(value))
+_METRICS = Kind(
+    "names, or a dictionary of functions by name",
+    lambda value: (
+        isinstance(value, str)
+        or (isinstance(value, Sequence | Mapping) and all(isinstance(name, str) for name in value))
+    ),
+)
+_SCHEDULE = Kind("a name or a function of the round", lambda value: isinstance(value, str) or callable(value))
+_GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a run that have a form as text."""
+
+    model: Any = setting(
+        "mlp",
+        "Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.",
+        python="Also a flax.linen, flax.nnx or equinox module (of the last two, `from_nnx` and `from_equinox` make "
+        "models whose parameters differ by seed), or any Model(init, apply).",
+        kind=_MODEL,
+        text=str,
+    )
+    task: str | Task | None = setting(
+        None,
+        "Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit, "
+        "labels 0 and 1), ranking (the same, scored by the area under the ROC curve) or multilabel (a label of "
+        "several 0 and 1 for each example).",
+        unless_given="classification unless given, or what the data set's labels are",
+        python="Also a Task of your own, with its model, loss and metrics.",
+        kind=_TASK,
+        text=str | None,
+        since="0.2",
+    )
+    loss: str | Callable[..., Any] | None = setting(
+        None,
+        "Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a "
+        "rate).",
+        unless_given="the task's own unless given",
+        python="Also a function of predictions and labels with one value per example, for any task.",
+        kind=_LOSS,
+        text=str | None,
+        since="0.2",
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, "
+        "and the terms by which a method distils, are not smoothed.",
+        range=SHARE,
+        since="0.2",
+    )
+    metrics: Any = setting(
+        None,
+        "Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or "
+        "calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.",
+        unless_given="none unless given",
+        python="Also a list of names, or a dictionary by name of names and of functions of predictions and labels with "
+        "one value per example, or `jaxpfl.per_client` of one of all of a client's examples.",
+        kind=_METRICS,
+        text=str | None,
+        since="0.2",
+    )
+    rounds: int = setting(100, "Federated rounds.", range=COUNT, unit="rounds")
+    eval_every: int | None = setting(
+        None,
+        "Score all clients after every so many rounds, and at the end.",
+        unless_given="at the end alone unless given",
+        range=COUNT,
+        unit="rounds",
+    )
+    patience: int | None = setting(
+        None,
+        "Stop a method once each of its seeds has had so many evaluations in a row without a better validation score. "
+        "The best round on validation is reported with or without it; test examples have no part in either.",
+        unless_given="all rounds unless given",
+        range=COUNT,
+        unit="evaluations",
+        since="0.2",
+    )
+    cohort: int | None = setting(
+        None,
+        "Clients in a round, a count K <= m (for Poisson participation the expected one).",
+        unless_given="all unless given",
+        range=COUNT,
+        unit="clients",
+    )
+    participation: str | None = setting(
+        None,
+        "Sampling of cohorts: full, uniform (exactly K), poisson (each independently, at the rate K/m), or cyclic "
+        "(blocks of clients take turns).",
+        unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic",
+    )
+    cohort_cap: int | None = setting(
+        None,
+        "Slots of a Poisson cohort: clients beyond it are left out and counted.",
+        unless_given="unless given so many that a round needs more with a probability below 1e-6",
+        range=COUNT,
+        unit="clients",
+    )
+    cycle: int | None = setting(
+        None,
+        "Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each "
+        "takes part independently, at the rate K cycle/m.",
+        unless_given="unless given ceil(m/K), and all of them take part",
+        range=COUNT,
+        unit="rounds",
+        since="0.2",
+    )
+    local_steps: int = setting(
+        10, "Local steps (mini-batches) of a client in a round.", range=COUNT, unit="mini-batches"
+    )
+    local_epochs: int | None = setting(
+        None,
+        "Passes of a client over its own training examples in a round, in place of local_steps: with n examples it "
+        "takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training "
+        "(ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most.",
+        unless_given="local_steps unless given",
+        range=COUNT,
+        unit="epochs",
+        since="0.2",
+    )
+    batch_size: int = setting(
+        20, "Examples in a mini-batch (a client with fewer uses all of them).", range=COUNT, unit="examples"
+    )
+    draw: str = setting(
+        "epoch",
+        "Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without "
+        "replacement in a batch) or replacement.",
+    )
+    augment: str | None = setting(
+        None,
+        "Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by "
+        "+, such as flip+crop. Scores are of the examples as they are.",
+        unless_given="none unless given",
+        since="0.2",
+    )
+    client_optimizer: Optimizer = setting(
+        "sgd",
+        "Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new in "
+        "every round unless keep_optimizer.",
+        python="Also a function of the learning rate, optax.adam.",
+        kind=_OPTIMIZER,
+        text=str,
+    )
+    keep_optimizer: bool = setting(
+        False,
+        "Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, "
+        "however long it was out of the cohort. They never leave the client; rounds alone and personalisation begin "
+        "anew.",
+        since="0.2",
+    )
+    lr: float | Sequence[float] | None = setting(
+        None,
+        "Learning rate of every method: lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors, "
+        "scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, "
+        "server_lr, fedamp.alpha and perfedavg.alpha.",
+        unless_given="each method's own unless given",
+        python="Also a list, one for each run of a sweep. A rate in ``hyper`` is the one of that name, and wins.",
+        range=POSITIVE,
+        kind=RATE,
+        text=float | None,
+    )
+    clip_gradients: float | None = setting(
+        None,
+        "Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with "
+        "its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm, "
+        "which bounds an upload.",
+        unless_given="gradients are not clipped unless given",
+        range=POSITIVE,
+        since="0.2",
+    )
+    lr_schedule: str | Callable[..., Any] = setting(
+        schedules.OWN,
+        "Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine, "
+        "linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any; "
+        "cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.",
+        python="Also a function of the round (from 0) to a factor in [0, 1] on every rate, whose largest is 1, such as "
+        "``optax.cosine_decay_schedule(1.0, rounds)``; it is tabulated over the rounds, and the last factor holds on.",
+        kind=_SCHEDULE,
+        text=str,
+        since="0.2",
+    )
+    weighting: str | None = setting(
+        None,
+        "Weights of the clients in the server's mean, for methods that weigh them: examples or uniform.",
+        unless_given="examples unless given, and uniform with privacy",
+    )
+    server_optimizer: Optimizer = setting(
+        "sgd",
+        "Optimizer of the server, acting on the mean increment, in the form of the clients' one; also fedavgm, "
+        "fedadagrad, fedadam and fedyogi. sgd at a server rate of 1 is averaging.",
+        python="Also a function of the learning rate.",
+        kind=_OPTIMIZER,
+        text=str,
+    )
+    server_lr: float | Sequence[float] | None = setting(
+        None,
+        "Learning rate of every method's server.",
+        unless_given="1 unless given",
+        python="Also a list, one for each run of a sweep.",
+        range=POSITIVE,
+        kind=RATE,
+        text=float | None,
+    )
+    aggregate: str = setting(
+        "mean",
+        "Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2, "
+        "krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count "
+        "the same.",
+        since="0.2",
+    )
+    attack: str | None = setting(
+        None,
+        "Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, "
+        "or label-flip in their training data. Scores are those of the honest clients; the attackers' stand apart.",
+        unless_given="none unless given",
+        since="0.2",
+    )
+    attackers: float = setting(
+        0.0, "Share of the clients that attack, rounded to a number of them.", range=SHARE, since="0.2"
+    )
+    attack_seed: int = setting(
+        0,
+        "Seed of the draw of the attackers, who are the same in every run.",
+        range=Range(0, 2**32 - 1),
+        since="0.2",
+    )
+    dropout: Any = restated(Failures, "dropout", 0.0)
+    stragglers: Any = restated(Failures, "stragglers", 0.0)
+    same_stragglers: bool = restated(Failures, "same_stragglers", False)
+    time_model: str | None = restated(Failures, "time_model", None, "none unless given")
+    compress: str | Compressor | None = setting(
+        None,
+        "Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such "
+        "as qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error "
+        "feedback, feedback=true gives it to qsgd and uniform. With privacy, its noise must be distributed.",
+        unless_given="none unless given",
+        python='``Fit.history["upload_bits"]`` is their size.',
+        kind=_COMPRESSOR,
+        text=str | None,
+    )
+    adapt_rounds: int = setting(
+        10,
+        "Rounds in which an unseen client adapts the server's last message before it is scored.",
+        range=Range(0),
+        unit="rounds",
+    )
+    graph: str | Graph | None = setting(
+        None,
+        "Graph of the clients, for network-lasso: the nearest by their data, their features' covariances (features) or "
+        "locally trained models, or on the command line a CSV file with two client ids on each line.",
+        unless_given="data unless given",
+        python="Also a Graph whose nodes are the federation's clients.",
+        kind=_GRAPH,
+        text=str | None,
+    )
+    neighbours: int | None = setting(
+        None,
+        "Least number of neighbours of a client in a graph of nearest neighbours.",
+        unless_given="5 unless given",
+        range=COUNT,
+        unit="clients",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RunSpec:
-    """A run: a method and all its settings. `assemble` makes it a `Simulation`, given the data.
-
-    Attributes:
-      method: the method.
-      hyper: hyper-parameters by name, over ``work.lr`` and ``aggregation.server_lr``; a value is a number or, for a
-        sweep, one number for each run.
-      options: the method's static options by name.
-      seeds: of the runs, [S].
-      privacy: clipping and noise of the uploads, or of examples' gradients; None where neither is private.
-      plan: the way to execute; changes speed and memory only.
-      split: the split of the data set; None for a federation of the caller's own.
-      num_classes: the number of classes; the largest label plus one unless given.
-      warm_start: parameters that every model starts from; None for random ones.
+class RunSpec(Settings):
+    """A run: a method and all its settings. `jaxpfl.engine.build` makes it a `Simulation`, with the data.
 
     Raises:
-      JaxpflError: for a setting of another type or outside its range.
+      JaxpflError: for a setting of another type or outside its range, and settings that cannot go together.
     """
 
-    method: Method
-    hyper: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    seeds: Sequence[int] = (0,)
-    training: Training = field(default_factory=Training)
-    cohorts: Cohorts = field(default_factory=Cohorts)
-    work: Work = field(default_factory=Work)
-    aggregation: Aggregation = field(default_factory=Aggregation)
-    adversary: Adversary = field(default_factory=Adversary)
-    availability: Availability = RELIABLE
-    coding: Coding = field(default_factory=Coding)
-    newcomers: Newcomers = field(default_factory=Newcomers)
-    neighbourhood: Neighbourhood = field(default_factory=Neighbourhood)
-    privacy: Mechanism | PrivacyConfig | None = None
-    plan: ExecutionPlan = field(default_factory=ExecutionPlan)
-    split: Split | None = None
-    num_classes: int | None = None
-    warm_start: PyTree | None = None
+    method: Method = field(
+        metadata=about(
+            "A registered name, or a `Method` of your own.",
+            kind=instance_of("a registered name or a Method", str, Method),
+        )
+    )
+    seeds: Sequence[int] = setting(
+        1,
+        "Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there "
+        "several times where the runs' hyper-parameters or their noise differ.",
+        kind=SEEDS,
+    )
+    hyper: Mapping[str, Any] = setting(
+        None,
+        "Hyper-parameters by name; a value is a number or, for a sweep, one number for each run.",
+        kind=BY_NAME,
+    )
+    options: Mapping[str, Any] = setting(None, "The method's static options by name.", kind=BY_NAME)
+    num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
+    warm_start: PyTree | None = setting(
+        None,
+        "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
+        'path ("head/kernel").',
+    )
+    privacy: Mechanism | PrivacyConfig | None = setting(
+        None,
+        "Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise "
+        "is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that "
+        "is worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused.",
+        kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig),
+    )
+    plan: ExecutionPlan = setting(None, "The way to execute.", kind=instance_of("an ExecutionPlan", ExecutionPlan))
 
     def __post_init__(self) -> None:
-        for name in PARTS:
-            check(getattr(self, name))
-        self.availability.check()
-        self.adversary.check()
-        if (patience := self.training.patience) is not None and self.training.eval_every is None:
-            raise JaxpflError(f"patience = {patience} counts evaluations, and there is one: give eval_every")
-        metrics.by_name(self.training.metrics)
-        schedules.of(self.work.lr_schedule, self.training.rounds)
-        if self.work.augment is not None:
-            augmentation.parse(self.work.augment)
+        check(self)
+        self._set("method", algorithms.get(self.method) if isinstance(self.method, str) else self.method)
+        self._set("hyper", dict(self.hyper or {}))
+        self._set("options", dict(self.options or {}))
+        self._set("plan", self.plan or ExecutionPlan())
+        if isinstance(self.seeds, Integral):
+            self._set("seeds", range(int(self.seeds)))
+        elif not isinstance(self.seeds, range):  # of a run with as many seeds as there may be, none is written out
+            self._set("seeds", tuple(map(int, self.seeds)))
+        _ = self.availability
+        if self.attack is not None:
+            robust.attack_of(self.attack)
+            if not self.attackers:
+                raise JaxpflError(f"attack = {self.attack} needs attackers > 0, the share of the clients that attack")
+        elif self.attackers:
+            raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(robust.ATTACKS)}")
+        if self.patience is not None and self.eval_every is None:
+            raise JaxpflError(f"patience = {self.patience} counts evaluations, and there is one: give eval_every")
+        metrics.by_name(self.metrics)
+        schedules.of(self.lr_schedule, self.rounds)
+        if self.augment is not None:
+            augmentation.parse(self.augment)
         self._check_noise_and_steps()
         self._check_uploads()
         self._check_robustness()
@@ -93,11 +392,14 @@ class RunSpec:
             if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
                 raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; None is without privacy")
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
     def _check_noise_and_steps(self) -> None:
-        clip, private = self.work.clip_gradients, self.privacy
-        if self.work.local_epochs is not None and private is not None and private.noise == "per_step":
+        clip, private = self.clip_gradients, self.privacy
+        if self.local_epochs is not None and private is not None and private.noise == "per_step":
             raise JaxpflError(
-                f"local_epochs = {self.work.local_epochs}: under privacy.noise = per_step a client's number of noisy "
+                f"local_epochs = {self.local_epochs}: under privacy.noise = per_step a client's number of noisy "
                 "steps would show its number of examples: give local_steps"
             )
         if clip is not None and private is not None and (self.guards_examples or private.noise == "per_step"):
@@ -106,13 +408,17 @@ class RunSpec:
                 f"clip_gradients = {clip:g} would clip the noise of {what}, which itself clips gradients, to "
                 "privacy.clipping_norm: leave one out"
             )
-        if self.work.augment is not None and self.guards_examples:
+        if self.augment is not None and self.guards_examples:
             raise JaxpflError(
-                f"augment = {self.work.augment} is of batches, and privacy.unit = example takes the gradient of each "
+                f"augment = {self.augment} is of batches, and privacy.unit = example takes the gradient of each "
                 "example by itself: leave it out"
             )
 
     def _check_uploads(self) -> None:
+        if self.is_private and self.weighting == "examples":
+            raise Refusal.WEIGHTED_MEAN.error()
+        if self.is_private and self.participation in ("replacement", "with-replacement"):
+            raise Refusal.WITH_REPLACEMENT.error()
         if self.options.get("fednova") and self.is_private:
             raise JaxpflError(
                 "fednova uploads each client's number of steps, which privacy would distort: leave one out"
@@ -120,25 +426,41 @@ class RunSpec:
         if self.method.asynchronous:
             for what, given, why in (
                 ("privacy", self.is_private or self.guards_examples, "no accountant covers cohorts that follow time"),
-                ("compress", self.coding.compress is not None, "arrivals need an upload's length before it is made"),
+                ("compress", self.compress is not None, "arrivals need an upload's length before it is made"),
             ):
                 if given:
                     raise JaxpflError(f"{self.method.name} has asynchronous rounds, without {what}: {why}")
 
     def _check_robustness(self) -> None:
-        aggregate = self.aggregation.aggregate
-        if resolve(aggregate).rule is not None:
+        if self.is_robust:
             if self.options.get("fednova"):
-                raise JaxpflError(f"fednova divides a sum of uploads, which aggregate = {aggregate} is not")
+                raise JaxpflError(f"fednova divides a sum of uploads, which aggregate = {self.aggregate} is not")
             if self.is_private:
                 raise Refusal.ROBUST_AGGREGATE.error()
-            if self.aggregation.weighting == "examples":
+            if self.weighting == "examples":
                 raise JaxpflError(
-                    f"weighting = examples: under aggregate = {aggregate} clients count the same, as a weight is a "
-                    "client's own word; give uniform, or leave it out"
+                    f"weighting = examples: under aggregate = {self.aggregate} clients count the same, as a weight is "
+                    "a client's own word; give uniform, or leave it out"
                 )
-        if self.adversary.attack is not None and self.is_private:
+        if self.attack is not None and self.is_private:
             raise Refusal.ATTACKERS.error()
+
+    @property
+    def hp(self) -> Any:
+        """The method's hyper-parameters: its defaults, then the rates, then those given by name; checked.
+
+        Raises:
+          JaxpflError: for a name that the method does not have, and a value outside its range.
+        """
+        given = {} if self.lr is None else dict.fromkeys(rates(self.method.hyper), self.lr)
+        if self.server_lr is not None and hasattr(self.method.hyper, "server_lr"):
+            given["server_lr"] = self.server_lr
+        return replace(self.method.name, self.method.hyper, given | dict(self.hyper))
+
+    @property
+    def availability(self) -> Availability:
+        """Dropout, stragglers and the time model, with lists as tuples."""
+        return participation.availability(**vars(part_of(Availability, self)))
 
     @property
     def is_private(self) -> bool:
@@ -152,13 +474,7 @@ class RunSpec:
         """True if the gradients of single examples are clipped in every client."""
         return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.of_examples
 
-
-def spec_of(method: Method, settings: Any, **more: Any) -> RunSpec:
-    """The run of a method with settings that lie side by side.
-
-    Args:
-      method: the method.
-      settings: `Settings`, or another object with their names as attributes.
-      more: what else `RunSpec` has.
-    """
-    return RunSpec(method=method, **{name: part_of(part, settings) for name, part in PARTS.items()}, **more)
+    @property
+    def is_robust(self) -> bool:
+        """True if uploads are aggregated by anything but the mean."""
+        return robust.resolve(self.aggregate).rule is not None

@@ -1,8 +1,9 @@
-"""Best round and early stopping by validation scores; test scores have no part in either."""
+"""Rounds of evaluation, the best of them and early stopping by validation scores; test scores have no part in it."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
     Raises:
       JaxpflError: with the remedy.
     """
-    patience = spec.training.patience
+    patience = spec.patience
     if patience is None:
         return
     if not np.asarray(federation.validation.size).any():
@@ -102,3 +103,17 @@ def check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
         )
     if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
         raise JaxpflError(f"patience = {patience} needs validation labels, and those of all clients are -1, for none")
+
+
+def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
+    """The rounds in (start, rounds] that are a multiple of some ``every`` (0: none), and ``rounds`` itself, in order.
+
+    Multiples are absolute, so a resumed run stops where the uninterrupted one does.
+
+    Examples:
+      >>> list(milestones(3, 10, 4))
+      [4, 8, 10]
+    """
+    while start < rounds:
+        start = min([rounds, *((start // n + 1) * n for n in every if n)])
+        yield start

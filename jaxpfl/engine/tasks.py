@@ -9,16 +9,113 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl import models
 from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, lost_digits
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.models import TASKS, PerClient, Pooled, Task, metrics
-from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
+from jaxpfl.models import TASKS, PerClient, Pooled, Task, rewriting
+from jaxpfl.models import metrics as task_metrics
+from jaxpfl.models.base import (
+    CLASSIFICATION,
+    NEXT_TOKEN,
+    as_regression,
+    in_bfloat16,
+    smoothed_cross_entropy,
+    start_from,
+)
+from jaxpfl.models.modules import Given
+from jaxpfl.models.rewriting import Layer
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 
 _ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
+
+
+def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
+    """The model with loss and metrics, starting from given parameters if any.
+
+    Raises:
+      JaxpflError: for labels beyond the classes or not those of the task, a loss that is not the task's, a model that
+        cannot read such inputs, and parameters that do not fit.
+    """
+    kind = kind_of(spec, federation)
+    given, outputs = spec.task, outputs_of(kind, spec, federation, unseen)
+    model = given.model if isinstance(given, Task) else spec.model
+    task = make_task(model, federation, outputs, unseen=unseen, every=kind == NEXT_TOKEN)
+    if isinstance(given, Task):
+        if given.input_shape != task.input_shape:
+            raise JaxpflError(f"the task is for inputs {given.input_shape}, the data have {task.input_shape}")
+        task = given._replace(model=task.model, input_dtype=task.input_dtype)
+    if not isinstance(model, str):
+        check_outputs(task, kind, outputs, federation.train.examples.y)
+    task = on_model(kind, spec, task)
+    if not isinstance(model, str) and spec.plan.convolutions != "plain":
+        slow = [f"{layer.name} ({layer.what}): {layer.why_not}" for layer in layers_of(task) if layer.why_not]
+        if slow:
+            warn(f"slow layers of the model, run as they are instead of as products: {'; '.join(slow)}")
+    if spec.plan.precision == "bfloat16":
+        task = in_bfloat16(task)
+    init = task.model.init
+    if isinstance(init, Given) and len(set(spec.seeds)) > 1 and spec.warm_start is None:
+        warn(
+            f"every seed starts from the parameters of the given {init.name}: a function that makes such a module, in "
+            "from_nnx or from_equinox, draws them for each seed"
+        )
+    return task if spec.warm_start is None else start_from(task, spec.warm_start)
+
+
+def make_task(
+    model: Any, federation: Federation, num_classes: int, *, unseen: Federation | None = None, every: bool = False
+) -> Task:
+    """The classification task of a federation, for a registered model or one of the user's own.
+
+    Args:
+      model: a name, or the model.
+      federation: the clients.
+      num_classes: K.
+      unseen: clients that are never trained, whose tokens the model must know too.
+      every: a registered model predicts at each position of a sequence.
+
+    Raises:
+      JaxpflError: for a model that cannot read such inputs, tokens beyond its vocabulary among them.
+    """
+    shape = federation.input_shape
+    built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
+    dtype = federation.train.examples.x.dtype
+    # Floats take jax's default type (float64 under x64); tokens keep theirs.
+    task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
+    if task.model.vocabulary is not None:
+        parts = [part for part in (federation, unseen) if part is not None]
+        tokens = [split.flat().x for part in parts for split in part.all_splits]
+        low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
+        if low < 0 or high >= task.model.vocabulary:
+            raise JaxpflError(
+                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, the data have {low if low < 0 else high}: "
+                "give a model of a larger vocabulary, or the number of classes"
+            )
+    if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
+        return task
+    exchanged = task.model._replace(apply=rewriting.Exchanged(task.model.apply))
+    if exchanged.statistics is not None:
+        observe = rewriting.Exchanged(exchanged.statistics.observe)
+        exchanged = exchanged._replace(statistics=exchanged.statistics._replace(observe=observe))
+    return task._replace(model=exchanged)
+
+
+def layers_of(task: Task) -> tuple[Layer, ...]:
+    """The convolutions and pools of a model of the user's own, with the reasons of those that must run plain."""
+    model, apply = task.model, task.model.apply
+    if isinstance(apply, rewriting.Exchanged):
+        apply = apply.plain
+    if task.statistics is not None:
+        observe = task.statistics.observe
+        observe = observe.plain if isinstance(observe, rewriting.Exchanged) else observe
+        apply = model._replace(statistics=task.statistics._replace(observe=observe)).training
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
+    given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
+    return compiled.found(compiled.key_of("layers", *given), lambda: rewriting.layers(*given))
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
@@ -27,7 +124,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
     Raises:
       JaxpflError: for an unknown name, and labels that are no classes without one.
     """
-    task = spec.training.task
+    task = spec.task
     if isinstance(task, Task):
         return task.kind
     if task is not None and task not in TASKS:
@@ -51,7 +148,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     examples = list(_examples(federation, unseen))
     labels = [part.y for part in examples]
     of_first = federation.train.examples.y.shape[1:]
-    stated = spec.training.task.num_classes if isinstance(spec.training.task, Task) else spec.num_classes
+    stated = spec.task.num_classes if isinstance(spec.task, Task) else spec.num_classes
     for y in labels:
         if (found := y.shape[1:]) != of_first:
             raise JaxpflError(f"every split's and unseen clients' labels must be of shape {of_first}, got {found}")
@@ -72,7 +169,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
         raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
-    if kind == "regression" and str(spec.training.loss).startswith("poisson"):
+    if kind == "regression" and str(spec.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
     if kind == "regression" and (lost := lost_digits(federation.train.examples.y)) is not None:
         warn(f"of the labels {lost}: subtract an offset from them")
@@ -146,7 +243,7 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
       JaxpflError: for a loss that is not the task's, label smoothing where there are no classes, and a metric of a
         taken name or that is no function.
     """
-    loss, smoothing = spec.training.loss, spec.training.label_smoothing
+    loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":
         raise JaxpflError(f"loss = {loss} is of the task regression, this run's is {kind}")
     if smoothing and kind != CLASSIFICATION:
@@ -155,13 +252,13 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
         raise JaxpflError("label_smoothing is of the cross-entropy: leave it out with a loss of your own")
     if kind == "regression":
         task = as_regression(task, "squared" if loss is None else loss)
-    elif kind in TASKS and not isinstance(spec.training.task, Task):
+    elif kind in TASKS and not isinstance(spec.task, Task):
         task = TASKS[kind](task)
     if callable(loss) and kind != "regression":
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _with_metrics(task, metrics.by_name(spec.training.metrics))
+    return _with_metrics(task, task_metrics.by_name(spec.metrics))
 
 
 def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
@@ -170,7 +267,7 @@ def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
         if isinstance(metric, str):
             if name == metric and name in task.metrics:  # asking for what a task has anyway is no mistake
                 continue
-            metric = task.metrics.get(metric) or metrics.of_task(metric, task.kind, own)
+            metric = task.metrics.get(metric) or task_metrics.of_task(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):

@@ -21,8 +21,7 @@ from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec import RunSpec, spec_of
-from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig
@@ -253,15 +252,14 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
     """
     method = algorithms.get(name)
     hyper, options = _parsed(method, method_settings(config, name, methods))
-    return spec_of(
-        method,
-        config,
+    return RunSpec(
+        **vars(part_of(Settings, config)),
+        method=method,
         hyper=hyper,
         options=options,
         seeds=range(config.seed, config.seed + (config.seeds or 1)),  # as many as there may be, none written out
         privacy=config.privacy if config.privacy.on else None,
         plan=config.plan,
-        split=part_of(Split, config),
         num_classes=num_classes,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import Federation
 from jaxpfl.data.sources import csv_text
-from jaxpfl.engine.assembly import Assembled
+from jaxpfl.engine.build import Assembled
 from jaxpfl.privacy import Mechanism, PrivacyConfig, SiloMechanism, Statement
 from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
 from jaxpfl.similarity import graphs

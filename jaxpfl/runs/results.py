@@ -14,7 +14,6 @@ from jaxpfl import __version__, data
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
-from jaxpfl.engine.assembly import is_robust
 from jaxpfl.engine.evaluate import example_weights, is_root
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import clipping
@@ -108,11 +107,11 @@ def _attackers(experiment: Experiment, name: str, simulation: Simulation) -> dic
     """The aggregation and the attack of a method, if it has them, with the ids of the attackers."""
     spec = experiment.runs[name].spec
     told: dict[str, Any] = {}
-    if is_robust(spec) and spec.method.uploads:
-        told["aggregate"] = spec.aggregation.aggregate
+    if spec.is_robust and spec.method.uploads:
+        told["aggregate"] = spec.aggregate
     if simulation.attackers is not None:
         ids = np.asarray(experiment.federation.client_ids)[simulation.attackers]
-        told |= {"attack": spec.adversary.attack, "attackers": ids.tolist()}
+        told |= {"attack": spec.attack, "attackers": ids.tolist()}
     return told
 
 

@@ -17,22 +17,13 @@ from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data import Split
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.assemble import build
-from jaxpfl.engine.assembly import (
-    Assembled,
-    check_claim,
-    check_federation,
-    check_settings,
-    cohorts_of,
-    graph_of,
-    put_together,
-    task_of,
-    work_of,
-)
+from jaxpfl.engine.advice import check_claim, check_federation, check_settings
+from jaxpfl.engine.build import Assembled, build, cohorts_of, graph_of, put_together, work_of
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.placement import agree_on
-from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
+from jaxpfl.engine.spec import Settings
+from jaxpfl.engine.tasks import task_of
 from jaxpfl.engine.state import server_context
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
@@ -169,7 +160,7 @@ def prepare(
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     # All that can be refused before the data are read; a model that they choose is filled in behind.
-    named = config if config.model is not None else dataclasses.replace(config, model=Training.model)
+    named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
     everyone = [spec_for(named, name, among) for name in among]
     check_settings(everyone, newcomers=config.unseen_clients != 0, strict=strict)
@@ -191,7 +182,7 @@ def prepare(
     if config.cohort is None:
         usual = preset(data_sets.origin(config), config.partition)["cohort"]
         config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
-    filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
+    filled = {name: getattr(config, name) for name in ("task", "model", "cohort")}
     classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
     specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
     drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
@@ -205,9 +196,9 @@ def prepare(
     asking = next((spec for spec in specs if spec.method.graph), None)
     graph = None
     if asking is not None:
-        if inputs.is_graph_file(config.graph):
+        if isinstance(config.graph, str) and inputs.is_graph_file(config.graph):
             read = inputs.read_graph(Path(config.graph), np.asarray(federation.client_ids))
-            asking = dataclasses.replace(asking, neighbourhood=Neighbourhood(graph=read))
+            asking = dataclasses.replace(asking, graph=read, neighbours=None)
         graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
     runs = {spec.method.name: put_together(spec, federation, unseen, task, graph) for spec in specs}
     for run in runs.values():  # a method may refuse its options, the task, how many take part, or the data

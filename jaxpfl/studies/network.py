@@ -29,9 +29,9 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Federation
 from jaxpfl.data.sources.planted import Planted, PlantedSettings
-from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import client_graph
 from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph

@@ -10,7 +10,7 @@ import pytest
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.algorithms.parts.hyper import replace
 from jaxpfl.benchmarks import defaults
-from jaxpfl.engine.spec_parts import Work
+from jaxpfl.engine.spec import Settings
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "defaults_cpu2.json"
 AS_PRINTED = ("adaped",)
@@ -41,7 +41,7 @@ def test_the_help_of_lr_names_the_rates_that_it_sets_and_the_step_sizes_that_it_
             elif name not in ("lr_decay", "fine_tune_factor"):  # factors on lr
                 assert not re.search(r"^lr|\brate|\bstep towards", f"{name} {meta['doc']}"), f"{method.name}.{name}"
             assert not (meta["is_rate"] and meta["is_step"])
-    (lr,) = (field for field in dataclasses.fields(Work) if field.name == "lr")
+    (lr,) = (field for field in dataclasses.fields(Settings) if field.name == "lr")
     said, left = lr.metadata["plain"].split(". ")
     names = r"(?:[a-z]+\.alpha|\w*lr\w*)"
     assert set(re.findall(rf"\b{names}\b", said)) == sets

@@ -17,8 +17,10 @@ from jaxpfl.algorithms.fedpac import State as FedPACState
 from jaxpfl.algorithms.network_lasso import NetworkState
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.types import Examples
-from jaxpfl.engine.assemble import make_simulation, make_task
+from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.client_graph import graph_by_inputs
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
 
@@ -86,7 +88,8 @@ def as_fit_builds(method: Method, federation: Federation, *, plan: ExecutionPlan
     work = LocalWork(np.asarray(federation.train.size), 3, 6)
     work = dataclasses.replace(work, graph=graph_of(federation) if method.graph else None)
     cohorts = participation(method.name, federation.num_clients, cohort)
-    return make_simulation(method, task, work, federation, cohorts, method.hyper, options={}, plan=plan)
+    spec = RunSpec(method=method, plan=plan)
+    return Assembled(spec, task, federation, None, method.hyper, cohorts, None, work).simulation()
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from jaxpfl import METHODS, LocalWork, Simulation, data
 from jaxpfl.core import trees
 from jaxpfl.core.participation import availability, of
 from jaxpfl.engine import ExecutionPlan
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.tasks import make_task
 
 ROUNDS, STEPS = 4, 3
 OPTIONS = {

@@ -9,10 +9,9 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.advice import unused
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Aggregation, Cohorts, Training, Work
-from jaxpfl.engine.unused import unused
 
 FEATURES, COHORT, STEPS, BATCH = 11, 3, 2, 4
 SIZES = (400, *(20,) * 29)
@@ -47,10 +46,10 @@ def skewed():
 def spec_of(method, plan=None, **parts):
     return RunSpec(
         method=jaxpfl.METHODS[method],
-        training=Training(model=MODELS.get(method, "mlp:8")),
-        cohorts=Cohorts(cohort=None if method in EVERYBODY else COHORT),
+        model=MODELS.get(method, "mlp:8"),
+        cohort=None if method in EVERYBODY else COHORT,
         plan=ExecutionPlan(devices=1, **plan or {}),
-        **{"work": Work(local_steps=STEPS, batch_size=BATCH)} | parts,
+        **{"local_steps": STEPS, "batch_size": BATCH} | parts,
     )
 
 
@@ -122,10 +121,10 @@ def test_a_program_is_traced_under_the_plan_and_precision_of_the_platform(skewed
 
 
 SWITCHED = {
-    "weighting": {"aggregation": Aggregation(weighting="uniform")},
-    "server_optimizer": {"aggregation": Aggregation(server_optimizer="adam", server_lr=0.1)},
+    "weighting": {"weighting": "uniform"},
+    "server_optimizer": {"server_optimizer": "adam", "server_lr": 0.1},
     **{
-        name: {"work": Work(**{"local_steps": STEPS, "batch_size": BATCH} | {name: value})}
+        name: {name: value}
         for name, value in {
             "client_optimizer": "adam",
             "clip_gradients": 1.0,

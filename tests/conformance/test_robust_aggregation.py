@@ -21,7 +21,7 @@ from problem import (
 from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, data
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.uploads.compression import compressed
 from jaxpfl.uploads.compression import resolve as compressor
 from jaxpfl.uploads.robust import ATTACKS, attack_of, attacked, resolve, robust

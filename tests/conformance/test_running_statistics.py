@@ -5,7 +5,8 @@ import pytest
 from problem import ORDER, assert_close, outcome, padded, reordered, simulate, spoiled
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork, data
-from jaxpfl.engine.assemble import build, make_task
+from jaxpfl.engine.build import build
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.support.errors import JaxpflError
 
 CARRYING = [name for name, method in METHODS.items() if method.statistics]

@@ -8,10 +8,10 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, JaxpflWarning, Message
 from jaxpfl.engine import in_flight
-from jaxpfl.engine.assemble import build, make_task
-from jaxpfl.engine.assembly import check_settings
+from jaxpfl.engine.advice import check_settings
+from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Cohorts
+from jaxpfl.engine.tasks import make_task
 
 RNG = np.random.default_rng(0)
 PARTS = [(RNG.normal(size=(6, 3)), RNG.integers(2, size=6)) for _ in range(4)]
@@ -39,7 +39,7 @@ def test_what_is_not_served_is_refused(given: dict[str, Any], said: str):
 def test_rounds_of_all_clients_are_warned_of():
     with pytest.warns(JaxpflWarning, match="fedbuff: rounds of all clients wait for all"):
         check_settings([RunSpec(method=FEDBUFF)], newcomers=False)
-    check_settings([RunSpec(method=FEDBUFF, cohorts=Cohorts(cohort=2))], newcomers=False)
+    check_settings([RunSpec(method=FEDBUFF, cohort=2)], newcomers=False)
 
 
 def test_a_method_says_that_it_is_asynchronous():

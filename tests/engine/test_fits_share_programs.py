@@ -7,10 +7,9 @@ from test_second_fit import counted
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.execution_plan import bucket_of, explain
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.support.errors import JaxpflError
 
@@ -120,10 +119,10 @@ def test_a_private_run_has_the_noise_and_the_claim_of_its_own_clients():
 
 def test_a_share_of_the_clients_has_the_same_slots_whatever_their_number():
     """And never fewer than it needs."""
-    given = {"num_classes": 3, "training": Training(model="linear"), "method": jaxpfl.METHODS["fedavg"]}
+    given = {"num_classes": 3, "model": "linear", "method": jaxpfl.METHODS["fedavg"]}
     plan, slots = ExecutionPlan(client_bucket=128), set()
     for clients, cohort in ((113, 11), (120, 12), (128, 13)):
-        spec = RunSpec(plan=plan, cohorts=Cohorts(cohort=cohort), **given)
+        spec = RunSpec(plan=plan, cohort=cohort, **given)
         participation = simulation_of(spec, federation_of(clients))._bucket.participation
         assert participation.capacity >= cohort
         slots.add(participation.capacity)
@@ -144,7 +143,7 @@ OWN = jaxpfl.METHODS["fedavg"]._replace(name="mine")
 @pytest.mark.parametrize(
     ("method", "settings", "why"),
     [
-        ("network-lasso", {"neighbourhood": Neighbourhood(neighbours=2)}, "its server sees single uploads"),
+        ("network-lasso", {"neighbours": 2}, "its server sees single uploads"),
         ("adamix", {"options": {"components": 2}}, "its server sees single uploads"),
         ("pooled", {}, "one client trains"),
         (OWN, {}, "a method of one's own may depend on the number of clients"),
@@ -152,7 +151,7 @@ OWN = jaxpfl.METHODS["fedavg"]._replace(name="mine")
 )
 def test_what_cannot_be_in_a_bucket_says_so_and_has_none(method, settings, why):
     method = jaxpfl.METHODS.get(method, method)
-    given = {"num_classes": 3, "training": Training(model="linear"), **settings}
+    given = {"num_classes": 3, "model": "linear", **settings}
     for plan, reasons in ((ExecutionPlan(client_bucket=16), 5), (PLAIN, 4)):
         simulation = simulation_of(RunSpec(method=method, plan=plan, **given), federation_of(9))
         told = explain(simulation.execution)

@@ -12,9 +12,8 @@ from lowered_products import products
 
 import jaxpfl
 from jaxpfl.core import full_precision
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Training
 from jaxpfl.estimators import base, regression
 from jaxpfl.estimators.empirical_bayes import ebnm, homogeneity
 from jaxpfl.estimators.histograms import private
@@ -32,7 +31,7 @@ def test_the_first_states_have_the_precision_of_the_platform():
     """FedAMP's clients start from what the server sends, which it computes by products."""
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(5, 4)).astype(np.float32), rng.integers(3, size=5)) for _ in range(3)]
-    spec = RunSpec(method=jaxpfl.METHODS["fedamp"], training=Training(model="linear"))
+    spec = RunSpec(method=jaxpfl.METHODS["fedamp"], model="linear")
     simulation = simulation_of(spec, jaxpfl.stack_clients(clients, test=clients))
     found = {}
     for platform in ("cpu", "cuda"):

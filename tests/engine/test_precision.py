@@ -8,10 +8,9 @@ from lowered_products import products
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, fit
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.execution_plan import explain, resolve
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Training, Work
 from jaxpfl.privacy import Mechanism
 from jaxpfl.runs import config as configs
 
@@ -22,7 +21,7 @@ def federation():
 
 
 def simulate(federation, precision, privacy=None):
-    given = {"training": Training(model="mlp:16"), "work": Work(local_steps=2), "num_classes": 10}
+    given = {"model": "mlp:16", "local_steps": 2, "num_classes": 10}
     plan = ExecutionPlan(devices=1, precision=precision)
     return simulation_of(RunSpec(method=jaxpfl.METHODS["fedavg"], privacy=privacy, plan=plan, **given), federation)
 

@@ -18,11 +18,10 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, JaxpflWarning
 from jaxpfl.core.types import ClientData, Examples
-from jaxpfl.engine.assembly import Assembled
-from jaxpfl.engine.assembly import assemble as assemble_run
+from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.build import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
-from jaxpfl.engine.spec import spec_of
-from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.streamed import rounds, simulation
 from jaxpfl.engine.streamed.rounds import _places
 from jaxpfl.engine.streamed.rows import length_for, most, packed
@@ -266,15 +265,5 @@ def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeyp
 
 
 def assembled(method: str, settings: dict[str, Any], plan: ExecutionPlan | None = None) -> Assembled:
-    given = Settings(**settings)
-    spec = spec_of(
-        jaxpfl.METHODS[method],
-        given,
-        hyper={},
-        options={},
-        seeds=range(1),
-        privacy=None,
-        plan=plan or ExecutionPlan(devices=1),
-        num_classes=None,
-    )
+    spec = RunSpec(method=jaxpfl.METHODS[method], plan=plan or ExecutionPlan(devices=1), **settings)
     return assemble_run(spec, federation())

@@ -9,10 +9,9 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.execution_plan import resolve
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Training, Work
 
 
 class Net(nn.Module):
@@ -27,7 +26,7 @@ def federation():
 
 
 def simulate(federation, method="fedavg", model: object = "mlp:512", **plan):
-    given = {"training": Training(model=model), "work": Work(local_steps=2, batch_size=4)}
+    given = {"model": model, "local_steps": 2, "batch_size": 4}
     return simulation_of(
         RunSpec(method=jaxpfl.METHODS[method], plan=ExecutionPlan(**plan), num_classes=10, **given), federation
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import stack_clients
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
 from jaxpfl.runs.scores import (
     ACCURACY,

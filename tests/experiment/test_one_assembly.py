@@ -12,9 +12,9 @@ import pytest
 import jaxpfl
 from jaxpfl import JaxpflError, JaxpflWarning
 from jaxpfl.data import Split
-from jaxpfl.engine.assembly import assemble, simulation_of
+from jaxpfl.engine.build import assemble, simulation_of
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec_parts import PARTS, Settings
+from jaxpfl.engine.spec import Settings
 from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
 from jaxpfl.runs.config import RunConfig, completed, default_folder, differences, resolve, spec_for, to_json
 from jaxpfl.runs.config_file import from_mapping
@@ -167,16 +167,14 @@ def test_the_mechanisms_settings_are_declared_once():
 
 
 def test_a_setting_is_declared_once_and_is_a_keyword_a_flag_and_a_field():
-    parts = [field.name for part in PARTS.values() for field in dataclasses.fields(part)]
-    assert len(parts) == len(set(parts))
-    assert set(parts) == {field.name for field in dataclasses.fields(Settings)}
-    assert set(parts) <= set(inspect.signature(jaxpfl.fit).parameters)
-    assert set(parts) <= to_json(RunConfig()).keys()
+    shared = {field.name for field in dataclasses.fields(Settings)}
+    assert shared <= set(inspect.signature(jaxpfl.fit).parameters)
+    assert shared <= to_json(RunConfig()).keys()
     split = {field.name for field in dataclasses.fields(Split)}
     assert split == set(inspect.signature(jaxpfl.federate).parameters) - {"source"}
     assert split <= to_json(RunConfig()).keys()
     assert "same_stragglers: The same clients are slow" in str(jaxpfl.fit.__doc__)
-    for kind in (*PARTS.values(), Split):
+    for kind in (Settings, Split):
         assert all(field.metadata["help"].endswith(".") for field in dataclasses.fields(kind))
 
 
@@ -192,13 +190,11 @@ def test_a_spec_is_enough_for_a_simulation():
     assert dict(spec.hyper) == {"lr": 0.2}
     assert dict(spec.options) == {"fine_tune_steps": 3}
     assert tuple(spec.seeds) == (0, 1)
-    assert spec.split is not None
-    assert spec.split.clients == 4
     _, federation = load_federation(config)
     assert isinstance(simulation_of(spec, federation), Simulation)
     assert assemble(spec, federation).work.steps == 2
     with pytest.raises(JaxpflError, match="rounds must be at least 1, got 0"):
-        dataclasses.replace(spec, training=dataclasses.replace(spec.training, rounds=0))
+        dataclasses.replace(spec, rounds=0)
 
 
 def test_a_stored_run_is_read_and_not_resumed_in_other_orders(tmp_path):

@@ -11,9 +11,8 @@ import pytest
 
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 from jaxpfl.models import build_model, from_linen, lora
 
 CLASSES, INPUTS, TOKENS, WIDTH = 3, (5,), 4, 8
@@ -75,8 +74,8 @@ def test_kernels_of_attention_are_parted_where_the_factors_are_smallest():
 
 
 def made(method, model, shape):
-    training, work = Training(model=model, rounds=2), Work(local_steps=2, batch_size=4)
-    return simulation_of(RunSpec(method=METHODS[method], training=training, work=work), federation(shape))
+    spec = RunSpec(method=METHODS[method], model=model, rounds=2, local_steps=2, batch_size=4)
+    return simulation_of(spec, federation(shape))
 
 
 @pytest.mark.parametrize(
@@ -156,10 +155,14 @@ def simulation(method, personal):
         RunSpec(
             method=method,
             options=OPTIONS.get(method.name, {}),
-            training=Training(model=adapted(personal), task="next-token", rounds=1),
-            cohorts=Cohorts(cohort=1 if method.asynchronous else None),
-            work=Work(local_steps=2, batch_size=4),
-            neighbourhood=Neighbourhood(graph="models", neighbours=1) if method.graph else Neighbourhood(),
+            model=adapted(personal),
+            task="next-token",
+            rounds=1,
+            cohort=1 if method.asynchronous else None,
+            local_steps=2,
+            batch_size=4,
+            graph="models" if method.graph else None,
+            neighbours=1 if method.graph else None,
         ),
         data(),
     )

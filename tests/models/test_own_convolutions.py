@@ -14,7 +14,7 @@ from flax import nnx
 
 import jaxpfl
 from jaxpfl import ExecutionPlan, Model, fit, from_equinox, from_nnx
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.models import from_linen
 from jaxpfl.models.rewriting import Exchanged, form, layers
 from jaxpfl.support.errors import JaxpflWarning

@@ -9,9 +9,8 @@ import pytest
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
-from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.build import simulation_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Training, Work
 
 WIDTH, BLOCKS, LENGTH, FEATURES, CLASSES = 656, 2, 6, 12, 10
 
@@ -42,8 +41,9 @@ def run(shards):
     """A round of Ditto, two steps of each model: results, and bytes of states and of the round on the first device."""
     spec = RunSpec(
         method=jaxpfl.METHODS["ditto"],
-        training=Training(model=Transformer()),
-        work=Work(local_steps=2, batch_size=2),
+        model=Transformer(),
+        local_steps=2,
+        batch_size=2,
         plan=ExecutionPlan(devices=shards, model_shards=shards, rounds_per_call=1),
     )
     simulation = simulation_of(spec, federation())

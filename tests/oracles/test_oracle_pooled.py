@@ -24,7 +24,8 @@ from oracle_setup import (
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data
 from jaxpfl.core import participation
 from jaxpfl.core.randomness import Purpose
-from jaxpfl.engine.assemble import make_simulation
+from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.spec import RunSpec
 
 ROUNDS, STEPS = 4, 3
 HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
@@ -132,7 +133,8 @@ def test_unseen_clients_are_scored_and_not_pooled():
     work = LocalWork(np.asarray(problem.train.size), STEPS, 35, unseen=2)  # more than the 29 examples of the seen
     hp, everyone = entry.hyper.replace(**HYPER), participation.full(3)
     plan = ExecutionPlan(rounds_per_call=1)
-    simulation = make_simulation(entry, task, work, seen, everyone, hp, options={}, plan=plan, unseen=unseen)
+    spec = RunSpec(method=entry, plan=plan)
+    simulation = Assembled(spec, task, seen, unseen, hp, everyone, None, work).simulation()
     got, want = run(simulation, ROUNDS), run(made(seen, 35), ROUNDS)
     assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
     losses = [cross_entropy(forward(got.states[-1].server, x), y)[0] for x, y in clients(unseen.test)]
@@ -164,14 +166,14 @@ def test_every_client_is_scored_with_the_state_of_the_one_that_trains():
     seen, unseen = (problem.rows(rows) for rows in ([0, 1, 2], [3, 4]))
     work = LocalWork(np.asarray(problem.train.size), STEPS, 6, unseen=2)
     method = METHODS["pooled"]._replace(name="mine", build=keeping)
-    given = (perceptron(), work, seen, participation.of(3, 2), method.hyper.replace(**HYPER))
-    simulation = make_simulation(method, *given, options={}, unseen=unseen)
+    given = (perceptron(), seen, unseen, method.hyper.replace(**HYPER), participation.of(3, 2), None, work)
+    simulation = Assembled(RunSpec(method=method), *given).simulation()
     state, _ = simulation.advance(simulation.init([SEED]), ROUNDS)
     for scores in (simulation.evaluate(state), simulation.evaluate_unseen(state, rounds=3)):
         np.testing.assert_allclose(scores["after"]["loss"], scores["global"]["loss"], rtol=1e-9)
         np.testing.assert_array_equal(scores["before"]["loss"], scores["after"]["loss"])
     with pytest.raises(JaxpflError, match=r"^mine: Method\.pooled is False, Algorithm\.pooled is True$"):
-        make_simulation(method._replace(pooled=False), *given, options={})
+        Assembled(RunSpec(method=method._replace(pooled=False)), *given).simulation()
 
 
 def test_the_examples_are_held_once():

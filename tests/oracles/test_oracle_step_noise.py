@@ -10,7 +10,8 @@ from oracle_setup import SIZES, STEPS, assert_same, classification_problem, clie
 
 from jaxpfl import JaxpflError, fit
 from jaxpfl.algorithms import METHODS
-from jaxpfl.engine import accounted
+from jaxpfl.engine.build import releases_of
+from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import Mechanism
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -119,4 +120,4 @@ def test_a_method_of_ones_own_that_takes_other_steps_than_are_accounted_is_refus
 def test_only_our_own_methods_are_accounted_by_the_noise_of_all_clients():
     fedavg = METHODS["fedavg"]
     for method, linear in ((fedavg, True), (fedavg._replace(build=lambda task, work: fedavg.build(task, work)), False)):
-        assert accounted.of_round(method, fedavg.hyper, {}, steps=STEPS)["linear"] is linear
+        assert releases_of(RunSpec(method=method), fedavg.hyper, STEPS)["linear"] is linear

@@ -8,7 +8,6 @@ from jaxpfl import JaxpflError, algorithms
 from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.benchmarks.papers import board, estimate, reaching, registry, results, run, train
 from jaxpfl.benchmarks.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
-from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.runs.config import resolve, spec_for
 from jaxpfl.runs.setup import prepare
 from jaxpfl.runs.sweep.axes import applied
@@ -85,11 +84,8 @@ def test_trainings_are_sweeps_whose_settings_exist(case):
             config = train.config_of(case, contender, quick=quick)
             resolved = resolve(config)
             optimizers.resolve(resolved.server_optimizer)
-            hyper_of(
-                spec_for(
-                    dataclasses.replace(resolved, model=resolved.model or "cnn"), contender.method, (contender.method,)
-                )
-            )
+            named = dataclasses.replace(resolved, model=resolved.model or "cnn")
+            assert spec_for(named, contender.method, (contender.method,)).hp is not None
             search = train.search_of(case, contender, config)
             if search is not None:
                 assert search.config.rounds < resolved.rounds
@@ -184,7 +180,7 @@ def settings_of(name, *, at=None):
         searched[row.label] = axes = train.axes_of(case, row)
         config = applied(train.config_of(case, row), dict.fromkeys(axes, at))
         config = dataclasses.replace(resolve(config), model="cnn")
-        found[row.label] = vars(hyper_of(spec_for(config, row.method, (row.method,))))
+        found[row.label] = vars(spec_for(config, row.method, (row.method,)).hp)
     return found, searched
 
 

@@ -2,7 +2,7 @@
 
 On sound code a bound above the claim has probability 5 % at most (the confidence of each bound), a look inside that
 finds a fault 1e-6; the seeds are fixed. The faults are those that private code is known for; each is planted behind the
-method, where `make_simulation` puts the mechanism around it. Uploads have a matrix, a vector and a scale (psi).
+method, where `Assembled` puts the mechanism around it. Uploads have a matrix, a vector and a scale (psi).
 """
 
 import jax
@@ -18,7 +18,9 @@ from jaxpfl.core.participation import Participation, full, poisson, uniform
 from jaxpfl.core.protocol import Algorithm, Client, Upload
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import ExecutionPlan, assemble
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.priors.distillation import Shared
 from jaxpfl.privacy import Mechanism, private_sum, privatize
 from jaxpfl.privacy.clipping import clip
@@ -76,7 +78,8 @@ def subject(
     work = work if epochs is None else work.in_epochs(epochs)
     plan = ExecutionPlan(devices=1, clients="vmap", runs="vmap")
     task, found = make_task("linear", federation, 2), FOUND[method]
-    return Subject(found, task, work, federation, participation, found.hyper, tried, rounds, options, plan=plan)
+    spec = RunSpec(method=found, rounds=rounds, options=options, plan=plan)
+    return Subject(Assembled(spec, task, federation, None, found.hyper, participation, tried, work))
 
 
 def play(*args, worlds: int = 2000, **more) -> tuple[bool, games.Game]:

@@ -10,7 +10,9 @@ import pytest
 import jaxpfl
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.core.participation import full, poisson, uniform
-from jaxpfl.engine import accounted
+from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import Mechanism, PrivacyConfig, clipping, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
@@ -64,11 +66,12 @@ def test_a_fit_remarks_on_its_clipping_norm(federation):
     assert jaxpfl.fit("fedavg", federation, **SETTING).clipping_remark is None
 
 
-def plans(method, mechanism, participation, hyper=None, **work):
+def plans(method, mechanism, participation, hyper=None, **more):
     entry = jaxpfl.METHODS[method]
-    done = jaxpfl.LocalWork([5] * 4, 3, 5, **work)
-    hp = entry.hyper.replace(**hyper or {})
-    return accounted.plans(entry, hp, {}, mechanism, participation, done, rounds=2, runs=1, compressed=False)[0]
+    spec = RunSpec(method=entry, rounds=2, hyper=hyper, **more)
+    clients, work = jaxpfl.stack_clients([(np.ones((1, 1)), [0])]), jaxpfl.LocalWork(np.full(4, 5), 3, 5)
+    task = make_task("linear", clients, 2)
+    return Assembled(spec, task, clients, None, spec.hp, participation, mechanism, work).released(1)[0]
 
 
 def test_what_a_method_releases_is_read_off_it():
@@ -91,7 +94,7 @@ def test_noise_of_steps_is_hidden_by_others_only_where_steps_do_not_stretch_it()
     assert near.linear
     assert not far.linear
     assert near.multiplier > far.multiplier
-    assert not plans("fedavg", steps, full(4), optimizer="sgd:momentum=0.9").noise.linear
+    assert not plans("fedavg", steps, full(4), client_optimizer="sgd:momentum=0.9").noise.linear
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_steps, sgd
 from jaxpfl.core.participation import full
 from jaxpfl.core.types import ClientData
-from jaxpfl.engine.assemble import build, make_task
-from jaxpfl.engine.assembly import assemble
+from jaxpfl.engine.build import assemble, build
 from jaxpfl.engine.guarded import uses_of
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Neighbourhood, Work
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.privacy import PrivacyConfig, guarded
 from jaxpfl.privacy.guarded import Ledger
 from jaxpfl.privacy.silos import WORD, mechanism_of
@@ -331,7 +330,7 @@ def test_a_run_says_its_claim_and_continues(federation):
 
 
 def spec(method="mr-mtl", privacy=NOISE, **more):
-    return RunSpec(method=METHODS[method], privacy=privacy, work=Work(batch_size=4, local_steps=2), **more)
+    return RunSpec(method=METHODS[method], privacy=privacy, batch_size=4, local_steps=2, **more)
 
 
 @pytest.mark.parametrize(
@@ -350,11 +349,11 @@ def test_settings_of_uploads_are_refused(changes, message):
 
 
 def test_runs_that_no_claim_covers_are_refused(federation):
-    other = RunSpec(method=METHODS["mr-mtl"], privacy=NOISE, work=Work(draw="step", batch_size=4))
+    other = RunSpec(method=METHODS["mr-mtl"], privacy=NOISE, draw="step", batch_size=4)
     with pytest.raises(JaxpflError, match=r"draw = step: with privacy.unit = example every batch is a Poisson draw"):
         assemble(other, federation)
     for graph in (None, "data", "models"):
-        other = RunSpec(method=METHODS["network-lasso"], privacy=NOISE, neighbourhood=Neighbourhood(graph=graph))
+        other = RunSpec(method=METHODS["network-lasso"], privacy=NOISE, graph=graph)
         with pytest.raises(JaxpflError, match="is made of the clients' examples"):
             assemble(other, federation)
     with pytest.raises(JaxpflError, match="unseen clients train on their own examples"):

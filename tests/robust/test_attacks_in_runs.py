@@ -9,9 +9,8 @@ import pytest
 import jaxpfl
 from jaxpfl import JaxpflError, data
 from jaxpfl.cli import main
-from jaxpfl.engine.assembly import assemble
+from jaxpfl.engine.build import assemble
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.engine.spec_parts import Adversary, Aggregation, Cohorts, Training
 from jaxpfl.privacy import Mechanism
 from jaxpfl.uploads.robust import drawn, poisoned
 
@@ -52,8 +51,9 @@ def test_flipped_labels_are_the_attackers_own_and_not_those_of_tests(federation)
 def test_a_run_trains_on_flipped_labels(federation):
     spec = RunSpec(
         method=jaxpfl.METHODS["fedavg"],
-        training=Training(model="linear"),
-        adversary=Adversary(attack="label-flip", attackers=0.3),
+        model="linear",
+        attack="label-flip",
+        attackers=0.3,
     )
     assembled = assemble(spec, federation)
     assert assembled.attackers is not None
@@ -134,10 +134,11 @@ def test_a_method_that_uploads_nothing_is_not_attacked(federation):
         assemble(
             RunSpec(
                 method=jaxpfl.METHODS["local"],
-                training=Training(model="linear"),
-                cohorts=Cohorts(cohort=4),
-                aggregation=Aggregation(aggregate="median"),
-                adversary=Adversary(attack="noise", attackers=0.3),
+                model="linear",
+                cohort=4,
+                aggregate="median",
+                attack="noise",
+                attackers=0.3,
             ),
             federation,
         )

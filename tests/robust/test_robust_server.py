@@ -10,7 +10,7 @@ import pytest
 from jaxpfl import Algorithm, Client, ExecutionPlan, JaxpflError, Message, Server, Simulation, Upload, stack_clients
 from jaxpfl.core import participation
 from jaxpfl.core.participation import Availability
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.uploads.robust import attack_of, attacked, resolve, robust
 
 CLIENTS = 9

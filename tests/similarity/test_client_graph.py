@@ -7,8 +7,8 @@ import jaxpfl
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import pad, permute
-from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
+from jaxpfl.engine.tasks import make_task
 from jaxpfl.runs import inputs
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.setup import prepare

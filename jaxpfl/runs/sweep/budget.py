@@ -14,7 +14,7 @@ import numpy as np
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.core.protocol import Algorithm
-from jaxpfl.engine.assemble import build
+from jaxpfl.engine.build import build
 from jaxpfl.runs.config import RunConfig, resolve, spec_for
 from jaxpfl.similarity.graphs import from_edges
 from jaxpfl.support.errors import JaxpflError

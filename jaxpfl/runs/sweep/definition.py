@@ -10,8 +10,7 @@ from typing import Any
 from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
 from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
-from jaxpfl.engine.assembly import hyper_of
-from jaxpfl.engine.spec_parts import Training
+from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.runs.config_file import from_mapping
@@ -178,8 +177,8 @@ def _check_values(definition: Definition, method: Method) -> None:
                     check(config.privacy)
                     continue  # the others of its table may be axes too
                 config = resolve(config)
-                model = Training.model if config.model is None else config.model
-                hyper_of(spec_for(dataclasses.replace(config, model=model), method.name, definition.methods))
+                model = Settings.model if config.model is None else config.model
+                _ = spec_for(dataclasses.replace(config, model=model), method.name, definition.methods).hp
 
 
 def _ends(axis: Axis) -> tuple[Value, ...]:

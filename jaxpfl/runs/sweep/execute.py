@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.core.trees import checksum
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.assembly import Assembled, hyper_of
+from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import export
@@ -113,14 +113,14 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
     spec = spec_for(config, method, group.among, num_classes=first.spec.num_classes)
     new = {name: getattr(spec, name) for name in ("work", "aggregation", "availability", "hyper")}
     spec = dataclasses.replace(first.spec, **new)
-    return dataclasses.replace(first, spec=spec, hp=hyper_of(spec))
+    return dataclasses.replace(first, spec=spec, hp=spec.hp)
 
 
 def _stacked(runs: Sequence[Assembled]) -> Assembled:
     """Runs that differ in numbers only, as one with hyper-parameters [S]."""
     first = runs[0]
     hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
-    failures = [run.spec.availability for run in runs]
+    failures = [run.availability for run in runs]
     rates = {name: [getattr(one, name) for one in failures] for name in ("dropout", "stragglers")}
     rates = {name: values for name, values in rates.items() if len(set(values)) > 1}
     spec = dataclasses.replace(first.spec, availability=dataclasses.replace(failures[0], **rates))

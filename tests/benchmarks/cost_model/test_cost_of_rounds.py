@@ -10,8 +10,8 @@ from jaxpfl.benchmarks.cost_model.count import Product, Work
 from jaxpfl.benchmarks.cost_model.machine import Core, Parts
 from jaxpfl.benchmarks.cost_model.rounds import cost, cost_of
 from jaxpfl.core import participation
-from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.execution_plan import Resolved
+from jaxpfl.engine.tasks import make_task
 
 
 def products(counted: Mapping[Product, float], clients: int, devices: int) -> float:

@@ -1,0 +1,168 @@
+"""Warnings of a run: settings that change nothing, unusual rates, and data or claims that are doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.parts.hyper import rates
+from jaxpfl.algorithms.parts.optimizers import resolve
+from jaxpfl.algorithms.parts.schedules import OWN
+from jaxpfl.algorithms.parts.server_optimizer import check_rate
+from jaxpfl.core.settings import is_default
+from jaxpfl.core.types import Federation
+from jaxpfl.data.stack import listed
+from jaxpfl.engine.client_graph import SPACES
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.models import Task
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.claim import check_delta
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support.errors import JaxpflError, shown, warn
+from jaxpfl.uploads.robust import attack_of
+
+
+def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
+    """Warn of settings that change nothing, unusual rates and asynchronous rounds of all; ``strict`` refuses them.
+
+    Args:
+      specs: of the methods that run with the same settings.
+      newcomers: whether there are unseen clients.
+      strict: turn warnings into errors.
+
+    Raises:
+      JaxpflError: for hyper-parameters outside their range, and unknown names.
+    """
+    server_rates = [np.max(getattr(spec.hp, "server_lr", 0.0)) for spec in specs]
+    check_rate(specs[0].server_optimizer, max(server_rates), strict=strict)
+    for spec in specs:
+        if spec.method.asynchronous and spec.cohort is None:
+            warn(
+                f"{spec.method.name}: rounds of all clients wait for all, as synchronous ones do: give a cohort",
+                strict=strict,
+            )
+        names, own = rates(spec.method.hyper), spec.hyper
+        others = [name for name in names if name not in own]
+        if spec.lr is None and np.ndim(own.get("lr", 0)) and others:
+            at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
+            warn(
+                f"hyper sweeps lr alone, and {spec.method.name} has other rates, which stay at {at}: fit(lr=) moves "
+                "them all",
+                strict=strict,
+            )
+        _check_seeds(spec, strict=strict)
+    if idle := unused(specs, newcomers=newcomers):
+        warn("; ".join(idle), strict=strict)
+
+
+def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
+    """Warn of runs that differ in their seeds and in a value at once; ``strict`` refuses them."""
+    found = vars(spec.hp) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
+    lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
+    swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
+    seeds: dict[tuple[float, ...], list[int]] = {}
+    for run, seed in zip(zip(*swept.values(), strict=True), spec.seeds, strict=False):
+        seeds.setdefault(run, []).append(seed)
+    if len({tuple(sorted(own)) for own in seeds.values()}) > 1:
+        name, values = next(iter(swept.items()))
+        warn(
+            f"{name} = {shown(values)} differs between runs whose seeds {shown(list(spec.seeds))} differ too, which "
+            f"mixes the two effects: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
+            strict=strict,
+        )
+
+
+def check_federation(
+    federation: Federation, unseen: Federation | None, task: str | Task | None, *, strict: bool = False
+) -> None:
+    """Warn of data that cannot be scored, or are doubtful; ``strict`` refuses them.
+
+    Raises:
+      JaxpflError: for unseen clients whose inputs are not like those of the trained ones.
+    """
+    if unseen is not None and federation.input_shape != unseen.input_shape:
+        here, there = federation.input_shape, unseen.input_shape
+        raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
+    untested = np.asarray(federation.test.size) == 0
+    if unseen is not None and untested.all() and np.asarray(unseen.test.size).any():
+        warn("no trained client has test examples: unseen clients alone are scored", strict=strict)
+    elif untested.all():
+        warn("no client has test examples: every score will be NaN", strict=strict)
+    elif untested.any():
+        ids = listed(np.asarray(federation.client_ids)[untested])
+        warn(
+            f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores are of the "
+            "other clients",
+            strict=strict,
+        )
+
+
+def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
+    """Warn of a meaningless claim: publishing all data of one random client has a delta of 1 / clients, and publishing
+    one random example of a silo one of 1 / examples."""
+    delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
+    if spec.guards_examples:
+        largest = int(np.max(np.asarray(federation.train.size), initial=1))
+        if delta is not None and 1 / largest <= delta < 1:
+            warn(
+                f"privacy.delta = {delta:g} is not below 1 / examples = {1 / largest:g} of the largest client: such a "
+                "claim holds even where an example of each, drawn at random, is published",
+                strict=strict,
+            )
+        return
+    if delta is not None:
+        check_delta(delta, federation.num_clients, name="privacy.delta", strict=strict)
+
+
+def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
+    """The settings that are given and change nothing, each with the reason.
+
+    Args:
+      specs: of the methods that run with the same settings. What one of them uses is used, and a setting at its default
+        counts as not given.
+      newcomers: whether there are unseen clients.
+    """
+    first, methods = specs[0], [spec.method for spec in specs]
+    none = f"no method of the run ({', '.join(method.name for method in methods)})"
+    reasons: dict[str, str] = {}
+    if not any(method.graph for method in methods):
+        reasons |= dict.fromkeys(("graph", "neighbours"), f"{none} has a graph of the clients")
+    elif (graph := first.graph) is not None and graph not in SPACES:
+        named = graph if isinstance(graph, str) else "the graph"
+        reasons["neighbours"] = f"{named} says who is whose neighbour"
+    if not any(rates(method.hyper) for method in methods):
+        reasons |= dict.fromkeys(("lr", "lr_schedule"), f"{none} has a learning rate")
+    if not any(hasattr(method.hyper, "server_lr") for method in methods):
+        of_server = "server_optimizer", "server_lr"
+        reasons |= dict.fromkeys(of_server, f"{none} has a server optimizer")
+    if not any(method.weighs for method in methods):
+        reasons["weighting"] = f"{none} weighs its clients"
+    optimizer = first.client_optimizer
+    if first.keep_optimizer and not jax.tree.leaves(resolve(optimizer)(0.1).init(np.zeros(1))):
+        reasons["keep_optimizer"] = f"{optimizer if isinstance(optimizer, str) else 'the optimizer'} has no state"
+    if not any(method.uploads for method in methods):
+        reasons |= dict.fromkeys(("compress", "aggregate"), f"{none} uploads anything")
+        if first.attack is not None and attack_of(first.attack).change is not None:
+            reasons["attack"] = f"{none} uploads anything"
+    if not newcomers:
+        reasons["adapt_rounds"] = "there are no unseen_clients"
+    found = {}
+    for name, reason in reasons.items():
+        value = getattr(first, name)
+        if not is_default(first, name):
+            found[name if isinstance(value, Graph) else f"{name} = {value}"] = reason
+    if (schedule := first.lr_schedule) != OWN:
+        for spec in specs:
+            if "lr_decay" in spec.hyper:
+                found[f"{spec.method.name}.lr_decay = {spec.hyper['lr_decay']}"] = (
+                    f"lr_schedule{f' = {schedule}' if isinstance(schedule, str) else ''} takes its place"
+                )
+    if first.is_private and not any(method.uploads for method in methods):
+        privacy, what = first.privacy, "privacy"
+        if isinstance(privacy, PrivacyConfig):
+            name = "noise_multiplier" if privacy.epsilon is None else "epsilon"
+            what = f"privacy.{name} = {getattr(privacy, name)}"
+        found[what] = f"{none} uploads anything"
+    return [f"{what} changes nothing: {reason}" for what, reason in found.items()]

@@ -1,0 +1,498 @@
+"""A run with its data: everything checked and put together, and made a `Simulation`; for `fit` and every command."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl import algorithms
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms.parts import augmentation, descents, schedules
+from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
+from jaxpfl.core import participation as participations
+from jaxpfl.core.participation import RELIABLE, Availability, Participation
+from jaxpfl.core.protocol import Algorithm, Reduction
+from jaxpfl.core.types import Federation
+from jaxpfl.data import single
+from jaxpfl.engine import noise_keys
+from jaxpfl.engine.advice import check_federation, check_settings
+from jaxpfl.engine.client_bucket import Bucket, bucket_for, stores_padded, work_within
+from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl.engine.coded import compress_uploads, one_client
+from jaxpfl.engine.execution_plan import stack_rows
+from jaxpfl.engine.guarded import mechanism_for
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.state import check_values
+from jaxpfl.engine.stopping import check_patience
+from jaxpfl.engine.streamed.simulation import StreamedSimulation
+from jaxpfl.engine.tasks import task_of
+from jaxpfl.models import Task
+from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism, plan_of, poisson_cap, privatize
+from jaxpfl.privacy.claim import planned
+from jaxpfl.privacy.guarded import guard_examples
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.support import processes
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, shown, unknown_name
+from jaxpfl.uploads import compression, robust
+
+
+def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Simulation:
+    """The compiled programs of a run.
+
+    Raises:
+      JaxpflError: as `assemble`.
+    """
+    return assemble(spec, federation, unseen).simulation()
+
+
+def assemble(
+    spec: RunSpec, federation: Federation, unseen: Federation | None = None, *, strict: bool = False
+) -> Assembled:
+    """A run with its data, everything checked.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      unseen: clients that are never trained, if any.
+      strict: turn warnings into errors.
+
+    Raises:
+      JaxpflError: for settings that the data do not allow, and unknown names.
+    """
+    check_settings([spec], newcomers=unseen is not None, strict=strict)
+    federation = single(federation, strict)
+    unseen = None if unseen is None else single(unseen, strict)
+    check_federation(federation, unseen, spec.task, strict=strict)
+    task = task_of(spec, federation, unseen)
+    graph = graph_of(spec, federation, task)
+    return put_together(spec, federation, unseen, task, graph)
+
+
+def put_together(
+    spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
+) -> Assembled:
+    """A run whose shared parts (task and graph) are given.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      unseen: clients that are never trained, if any.
+      task: as `task_of`.
+      graph: as `graph_of`.
+
+    Raises:
+      JaxpflError: as `assemble`.
+    """
+    check_patience(spec, federation, task.kind)
+    hp, cohorts = spec.hp, cohorts_of(spec, federation.num_clients)
+    attackers, federation = with_attackers(spec, federation, task)
+    if spec.method.uploads and not spec.method.pooled:
+        robust.resolve(spec.aggregate).check(math.floor(cohorts.expected_cohort))
+    mechanism = spec.privacy if spec.method.uploads else None
+    work = dataclasses.replace(work_of(spec, federation, unseen), graph=graph if spec.method.graph else None)
+    if work.augment is not None:
+        augmentation.check(work.augment, task)
+    if spec.guards_examples:
+        if task.statistics is not None:
+            raise JaxpflError(
+                "privacy.unit = example clips the gradient of each example, and batch normalisation mixes those of a "
+                "batch: use GroupNorm"
+            )
+        if unseen is not None:
+            raise JaxpflError(
+                "unseen clients train on their own examples in rounds that no claim counts: leave them out with "
+                "privacy.unit = example"
+            )
+        told = (lambda: build(spec.method, task, work, spec.options), hp, federation, cohorts)
+        silos = mechanism_for(spec, work.sizes, *told)
+        return Assembled(spec, task, federation, unseen, hp, cohorts, silos, work, attackers, spec.availability)
+    if isinstance(mechanism, PrivacyConfig):
+        mechanism = mechanism.mechanism(cohorts, releases_of(spec, hp, work.steps))
+    if mechanism is not None:
+        if np.any(mechanism.noise_multiplier):
+            _check_rates(spec, hp, work)
+        mechanism = planned(mechanism, spec.rounds, cohorts.cycle)
+    work = dataclasses.replace(work, privacy=mechanism)
+    return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers, spec.availability)
+
+
+def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
+    """Refuse private work in epochs at rates that depend on the size of the largest client, in every client's upload.
+
+    Raises:
+      JaxpflError: with the remedy.
+    """
+    names = ["anneal"] if work.schedule is not None else ["lr_decay", "anneal"]
+    falling = [name for name in names if np.any(np.asarray(getattr(hp, name, 1.0)) != 1)]
+    if work.epochs is not None and falling:
+        others = "lr_schedule or local_steps" if falling[0] == "lr_decay" else "local_steps"
+        raise JaxpflError(
+            f"local_epochs = {work.epochs}: {spec.method.name}.{falling[0]} counts the steps of the client with the "
+            f"most examples, which every upload would show: with privacy give {falling[0]} = 1, {others}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assembled:
+    """A run with its data: all inputs of its simulation.
+
+    Attributes:
+      spec: the description of the run.
+      task: model, loss and metrics.
+      federation: the clients that are trained.
+      unseen: the clients that arrive at the end, if any.
+      hp: the method's hyper-parameters; leaves [] or [S].
+      cohorts: the draw of the cohorts.
+      mechanism: clipping and noise, calibrated; None where nothing is private, or users are and nothing is uploaded.
+      work: the local work, with the mechanism of uploads and the graph of the clients.
+      attackers: the clients that attack, [m] bool; None where nobody does. Under an attack on labels the federation
+        has theirs.
+      availability: dropout, stragglers and the time model.
+    """
+
+    spec: RunSpec
+    task: Task
+    federation: Federation
+    unseen: Federation | None
+    hp: Any
+    cohorts: Participation
+    mechanism: Mechanism | SiloMechanism | None
+    work: LocalWork
+    attackers: np.ndarray | None = None
+    availability: Availability = RELIABLE
+
+    def simulation(self) -> Simulation:
+        """The compiled programs.
+
+        Clients that do not fit on the devices with the states of the runs live elsewhere, if the plan leaves it open.
+
+        Raises:
+          JaxpflError: if the method refuses the run.
+        """
+        algorithm, values = self.algorithm()
+        bucket, plan = None, self.spec.plan
+        if plan.client_bucket != "none" and not algorithm.pooled:
+            algorithm, values, bucket = self._in_bucket(algorithm, values)
+        of_run = (algorithm, self.task, self.federation, self.cohorts, values)
+        more: dict[str, Any] = {
+            "availability": self.availability,
+            "unseen": self.unseen,
+            "adapt_rounds": self.spec.adapt_rounds,
+        }
+        # A pooled method has one client, which trains on the devices.
+        home = "device" if algorithm.pooled else plan.clients_in
+        if home in ("host", "disk"):
+            if processes.several():
+                raise JaxpflError(
+                    f"plan.clients_in = {home} is of one process: with several, each keeps its own clients on its "
+                    "devices (device or auto)"
+                )
+            simulation = StreamedSimulation(*of_run, **more, plan=plan, where=home)
+        else:
+            simulation = self._where_there_is_room(home, of_run, more, bucket)
+        simulation.attackers = self.attackers
+        return simulation
+
+    def _where_there_is_room(
+        self, home: str, of_run: tuple[Any, ...], more: dict[str, Any], bucket: Bucket | None
+    ) -> Simulation:
+        """The programs with clients on the devices or, if the plan leaves it open, in the first place with room."""
+        plan, runs = self.spec.plan, len(self.spec.seeds)
+        try:
+            simulation = Simulation(*of_run, **more, plan=plan, bucket=bucket)
+            if home == "auto":
+                simulation.check_room(runs)
+            return simulation
+        except OutOfMemoryError as error:
+            if home == "device" or processes.several():
+                raise
+            full = error
+        # A CPU's memory is the host's.
+        for where in ("disk",) if jax.default_backend() == "cpu" else ("host", "disk"):
+            try:
+                # Of several accelerators one takes them.
+                one = plan if jax.default_backend() == "cpu" else dataclasses.replace(plan, devices=1)
+                simulation = StreamedSimulation(*of_run, **more, plan=one, where=where)
+                simulation.check_room(runs)
+                return simulation
+            except JaxpflError:
+                continue
+        raise full
+
+    def _in_bucket(self, algorithm: Algorithm, values: Any) -> tuple[Algorithm, Any, Bucket | None]:
+        """The algorithm for clients of any number where the plan asks for it and it can be had, and its bucket."""
+        spec, work = self.spec, self.work
+        if not _is_registered(spec.method):
+            why = "a method of one's own may depend on the number of clients"
+            return algorithm, values, Bucket.none(self.cohorts, why)
+        if isinstance(self.mechanism, SiloMechanism):
+            why = "the noise of a silo depends on its number of examples"
+            return algorithm, values, Bucket.none(self.cohorts, why)
+        if work.graph is not None:
+            return algorithm, values, None
+        shapes = self.federation
+        if spec.compress is not None or work.keeps_optimizer:  # their states are of the shapes of a client's examples
+            shapes = stores_padded(shapes, stack_rows(spec.plan, shapes.num_clients))
+        of_any, values_of_any = self.algorithm(work_within(work), shapes)
+        bucket = bucket_for(spec.plan, of_any, self.cohorts, values_of_any)
+        return (of_any, values_of_any, bucket) if bucket.pads else (algorithm, values, bucket)
+
+    def algorithm(self, work: LocalWork | None = None, federation: Federation | None = None) -> tuple[Algorithm, Any]:
+        """The method's algorithm behind its schedule, mechanism, attackers, aggregate and compressor, and its
+        hyper-parameters.
+
+        Args:
+          work: local work in place of the run's.
+          federation: clients whose shapes are taken in place of the run's.
+
+        Raises:
+          JaxpflError: if the method refuses the run.
+        """
+        spec, method = self.spec, self.spec.method
+        work, federation = work or self.work, federation or self.federation
+        privacy, schedule = work.privacy, work.schedule
+        work = dataclasses.replace(work, schedule=None)
+        if _is_registered(method) and method.releases is None and work.step_noise is None:
+            # It leaves privacy to `privatize`: held in its functions, every noise multiplier would be another program.
+            work = dataclasses.replace(work, privacy=None)
+        compressor = None if spec.compress is None else compression.resolve(spec.compress)
+        attack = None if spec.attack is None or self.attackers is None else robust.attack_of(spec.attack)
+        lies = attack is not None and attack.change is not None
+
+        algorithm, values = build(method, self.task, work, spec.options), self.hp
+        if work.keeps_optimizer:
+            algorithm = descents.keeping(algorithm, one_client(federation))
+        if schedule is not None:
+            algorithm, values = schedules.scheduled(algorithm, values, schedule)
+        if isinstance(self.mechanism, SiloMechanism):
+            algorithm = guard_examples(algorithm, method.name, self.mechanism)
+        asked_for = {
+            "make private": privacy is not None,
+            "compress": compressor is not None,
+            "aggregate robustly": spec.is_robust,
+            "attack": lies,
+        }
+        for what, asked in asked_for.items():
+            if algorithm.pooled and asked:
+                raise JaxpflError(f"{method.name} pools the data: there is no upload to {what}")
+        if privacy is not None and method.uploads:
+            _check_private(method, algorithm, self.task, work, privacy)
+            if method.releases is None:
+                algorithm, values = privatize(algorithm, values, privacy, one_client(federation))
+        if lies and attack is not None and method.uploads:
+            algorithm = robust.attacked(algorithm, attack, np.asarray(self.federation.client_ids)[self.attackers])
+        if method.uploads:
+            algorithm = robust.robust(algorithm, robust.resolve(spec.aggregate), method.name)
+        if compressor is not None and method.uploads:
+            algorithm = compress_uploads(algorithm, compressor, federation, privacy)
+        if algorithm.noise is not None:
+            algorithm = noise_keys.of_method(algorithm, method, dict(spec.options), work, compressor)
+        return algorithm, values
+
+    def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
+        """Privacy plans of so many runs, [S] (None for one without noise); None where nothing is private.
+
+        Raises:
+          JaxpflError: for a run that cannot be accounted, and mechanism settings that are not one for each run.
+        """
+        mechanism = self.mechanism
+        if mechanism is None:
+            return None
+        if isinstance(mechanism, SiloMechanism):
+            return (mechanism if mechanism.noise_multiplier else None,) * runs
+        round = releases_of(self.spec, self.hp, self.work.steps)
+
+        def each(name: str) -> list[float]:
+            values = getattr(mechanism, name)
+            check_values(name, values, runs)
+            return np.broadcast_to(np.asarray(values, float), runs).tolist()
+
+        def plan(z: float, clip: float) -> PrivacyPlan | None:
+            one = dataclasses.replace(mechanism, noise_multiplier=z, clipping_norm=clip)
+            return None if z == 0 else plan_of(one, self.cohorts, **round)
+
+        return tuple(map(plan, each("noise_multiplier"), each("clipping_norm")))
+
+
+def _is_registered(method: Method) -> bool:
+    """True for a method of jaxpfl: of another one it is unknown how it makes its upload."""
+    return method is algorithms.METHODS.get(method.name)
+
+
+def _check_private(method: Method, algorithm: Algorithm, task: Task, work: LocalWork, privacy: Mechanism) -> None:
+    """Refuse a method whose uploads the mechanism does not cover."""
+    if privacy.step_noise is not None and not method.step_noise:
+        able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
+        raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+    if privacy.step_noise is not None and algorithm.local_steps != work.steps:
+        raise JaxpflError(
+            f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, and noise in every step is "
+            f"accounted for local_steps = {work.steps}: build it with the steps that it is given"
+        )
+    if task.statistics is not None and not method.keeps_statistics:
+        raise JaxpflError(
+            f"{method.name} sends the model's running statistics (BatchNorm): noise of steps does not cover "
+            "them, and that of clipped updates drowns them: use GroupNorm, or fedbn, whose clients keep them"
+        )
+
+
+def releases_of(spec: RunSpec, hp: Any, steps: int) -> dict[str, Any]:
+    """Arguments of `plan_of` and `calibrated` that follow from the run: what its method releases in its rounds.
+
+    Args:
+      spec: the run, of a method that uploads.
+      hp: its hyper-parameters.
+      steps: tau.
+    """
+    method = spec.method
+    # A step w - lr (gradient + (decay + prox) w) must not stretch what was added before: |1 - lr (decay + prox)| <= 1.
+    pull = getattr(hp, "weight_decay", 0.0) + getattr(hp, "prox", 0.0)
+    stretches = np.any(getattr(hp, "lr", 0.0) * pull > 2)
+    return {
+        "steps": steps,
+        "scales": method.scales,
+        "releases": 1 if method.releases is None else method.releases({**method.options, **spec.options}),
+        "linear": _is_registered(method) and spec.client_optimizer == "sgd" and not stretches,
+        "rounds": spec.rounds,
+        "compressed": spec.compress is not None,
+    }
+
+
+def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> LocalWork:
+    """The local work of all clients, without mechanism and graph."""
+    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
+    work = LocalWork(
+        np.concatenate(sizes),
+        spec.local_steps,
+        spec.batch_size,
+        spec.draw,
+        optimizer=spec.client_optimizer,
+        server_optimizer=spec.server_optimizer,
+        weighting=spec.weighting or ("uniform" if spec.is_private or spec.is_robust else "examples"),
+        unseen=0 if unseen is None else unseen.num_clients,
+        schedule=schedules.of(spec.lr_schedule, spec.rounds),
+        clip=spec.clip_gradients,
+        keeps_optimizer=spec.keep_optimizer,
+        augment=None if spec.augment is None else augmentation.parse(spec.augment),
+    )
+    return work if spec.local_epochs is None else work.in_epochs(spec.local_epochs)
+
+
+def with_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
+    """The clients that attack, [m] bool, and the data that all train on; None, and the same data, without an attack.
+
+    Raises:
+      JaxpflError: for a share of the clients that is nobody or everybody, and flipped labels that are not classes.
+    """
+    if spec.attack is None:
+        return None, federation
+    chosen = robust.drawn(np.asarray(federation.client_ids), spec.attackers, spec.attack_seed)
+    if robust.attack_of(spec.attack).change is not None:
+        return chosen, federation
+    if not (task.has_classes or task.kind in _OF_TWO):
+        raise JaxpflError(f"attack = {spec.attack} flips labels that are classes: the task is {task.kind!r}")
+    return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
+
+
+_OF_TWO = ("binary", "multilabel", "ranking")
+"""Tasks whose labels are zeros and ones."""
+
+
+def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
+    """Graph of the clients that the method needs; None if it needs none.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      task: as `task_of`.
+      named: the name of a given graph in messages, such as that of its file.
+
+    Raises:
+      JaxpflError: for a graph without edges, and as `graph_for`.
+    """
+    given, near = spec.graph, spec.neighbours or NEIGHBOURS
+    graph = graph_for(spec.method, given, federation, task, work_of(spec, federation), neighbours=near)
+    if graph is not None and not graph.edges:  # its states have no rows, which no checkpoint holds
+        space = given if isinstance(given, str) else "given" if given is not None else "data"
+        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")
+    return graph
+
+
+def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
+    """The draw of the cohorts by name (`participation.of`); Poisson by default if the uploads are private, cyclic if
+    their noise is banded.
+
+    A Poisson cohort has by default enough slots for a round with probability at least 1 - 1e-6, or one for every
+    client with the accountant rdp, which cannot handle truncated cohorts.
+
+    Raises:
+      JaxpflError: as `participation.of`.
+    """
+    cohort, kind, cap, cycle = spec.cohort, spec.participation, spec.cohort_cap, spec.cycle
+    if kind is None and spec.is_private and cohort not in (None, num_clients):
+        kind = "cyclic" if getattr(spec.privacy, "noise", None) == "banded" else "poisson"
+    cuts = not (isinstance(spec.privacy, PrivacyConfig) and spec.privacy.accountant == "rdp")
+    if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:
+        cap = poisson_cap(num_clients, cohort / num_clients)
+    return participations.of(num_clients, cohort, kind, cap, cycle)
+
+
+def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any]) -> Any:
+    """Build the method's algorithm.
+
+    Raises:
+      JaxpflError: for unknown static options, those of the wrong type and those without a default that are not given,
+        a method and an algorithm of which one alone is pooled or asynchronous, a server optimizer that a method with a
+        ``server_lr`` could not use, and as its builder.
+    """
+    known = method.options
+    for name in known.keys() - options.keys():
+        if known[name] is inspect.Parameter.empty:
+            raise JaxpflError(f"{method.name} needs its option {name}, which has no default: options={{{name!r}: ...}}")
+    for name, value in options.items():
+        if name not in known:
+            raise unknown_name(f"option of {method.name}", name, known)
+        kind = type(known[name])
+        if kind in _LIKE:
+            allowed, words = _LIKE[kind]
+            if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+                raise JaxpflError(f"{method.name}.{name} must be {words}, got {shown(value)}")
+    if task.statistics is not None and not method.statistics:
+        able = ", ".join(name for name, other in algorithms.METHODS.items() if other.statistics)
+        raise JaxpflError(
+            f"{method.name} does not carry the model's running statistics (BatchNorm): use GroupNorm, or one of {able}"
+        )
+    if work.augment is not None and work.augment.mixes:
+        task = of_mixed_labels(task)
+    algorithm = method.build(task, work, **options)
+    if algorithm.pooled != method.pooled:
+        raise JaxpflError(f"{method.name}: Method.pooled is {method.pooled}, Algorithm.pooled is {algorithm.pooled}")
+    if method.asynchronous != (algorithm.in_flight is not None):
+        raise JaxpflError(
+            f"{method.name}: Method.asynchronous is {method.asynchronous}, Algorithm.in_flight is {algorithm.in_flight}"
+        )
+    apart = algorithm.reduction is Reduction.STACK and hasattr(method.hyper, "server_lr")
+    if apart and work.server_optimizer != "sgd":
+        raise JaxpflError(
+            f"{method.name} keeps its clients' uploads apart (Reduction.STACK): server_optimizer = "
+            f"{work.server_optimizer} would change nothing"
+        )
+    return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
+
+
+_LIKE: Mapping[type, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+    tuple: ((tuple, list), "a list"),
+}
+"""Type of an option's default -> types allowed instead, and their name."""
