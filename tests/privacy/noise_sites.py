@@ -62,7 +62,7 @@ OTHERS = {
     "privacy.guarded.poisson_batch": "which of its examples a silo takes: from the noise's key",
     "core.randomness.client_scores": "who takes part: in private runs from the noise's key",
     "uploads.robust.attacks._noise.change": "uploads of clients that attack, which are refused under privacy",
-    "similarity.features.mean_embedding": "random features, for a graph",
+    "similarity.graphs.mean_embedding": "random features, for a graph",
     "studies.bernoulli.draw": "simulated clients",
     "studies.compression.descend.gradient": "mini-batches of a study that is not private",
     "studies.ditto.draw.one": "simulated clients",
