@@ -16,7 +16,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import mean_over_examples
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.setup import Experiment
-from jaxpfl.runs.sweep.budget import rounds_of
+from jaxpfl.runs.sweep.definition import rounds_of
 from jaxpfl.support.errors import JaxpflError
 
 from .compare import remark

@@ -11,7 +11,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.setup import Experiment
-from jaxpfl.runs.sweep.axes import applied
+from jaxpfl.runs.sweep.grid import applied
 
 from .compare import Row, remark, row, spread
 from .declared import Students, slug

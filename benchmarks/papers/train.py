@@ -10,9 +10,8 @@ from typing import Any
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.config_file import from_mapping
 from jaxpfl.runs.records import DIVERGED, DONE, Record, Value
-from jaxpfl.runs.sweep.axes import applied
 from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
-from jaxpfl.runs.sweep.grid import Axis, Grid
+from jaxpfl.runs.sweep.grid import Axis, Grid, applied
 from jaxpfl.runs.sweep.plan import runs_of as runs_of_sweep
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select

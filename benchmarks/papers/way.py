@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.execute import Data
+from jaxpfl.runs.sweep.progress import Reporter
 
 
 @dataclass(frozen=True)

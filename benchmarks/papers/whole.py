@@ -19,7 +19,7 @@ SIZES = {
 }
 """Examples, training and test, of each data set that is read whole; counties, tokens counted, and instances."""
 ALTERED = {3949832213: "CIFAR-10 as at hand here, whose images were compressed by JPEG once more"}
-"""Remark on data by their checksum, as `jaxpfl.runs.sweep.loaded.Data.checksum`."""
+"""Remark on data by their checksum, as `jaxpfl.runs.sweep.execute.Data.checksum`."""
 
 
 def part(name: str, found: int) -> str:

@@ -13,7 +13,7 @@ from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.core.settings import LARGEST, is_default
 from jaxpfl.runs.config import DataConfig, RunConfig
 from jaxpfl.runs.records import Value
-from jaxpfl.runs.sweep.budget import gradients_of, rounds_of
+from jaxpfl.runs.sweep.definition import gradients_of, rounds_of
 from jaxpfl.support.errors import JaxpflError, shown
 
 from .atlas import Place

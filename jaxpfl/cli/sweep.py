@@ -20,9 +20,8 @@ from jaxpfl.core.settings import Range, check, part_of, setting
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import RunConfig, default_folder, preset_words, resolve
 from jaxpfl.runs.config_file import from_mapping, read_file
-from jaxpfl.runs.sweep.axes import with_privacy
 from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored, is_stored
-from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse
+from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse, with_privacy
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.output_paths import NEW_FOLDER
@@ -35,7 +34,6 @@ class Draws:
     """Points drawn from the ranges of a grid."""
 
     random: int = setting(0, "Points to draw from the ranges of --grid.", range=Range(0, 1_000_000), unit="points")
-    random_draw: str = setting("sobol", "Draw them as a scrambled sobol sequence, or uniform.")
     random_seed: int = setting(0, "Seed of the draw.", range=Range(0, 2**32 - 1))
 
 
@@ -69,7 +67,7 @@ class _Session(Written):
     """Have Ray run the groups of runs: the address of a cluster whose machines all see the folder, or local, which
     starts one here, for several GPUs (pip install 'jaxpfl[ray]')."""
     explain_plan: bool = False
-    """Show the groups of runs with their programs, memory and time; nothing is trained or written."""
+    """Show the groups of runs with their programs and memory; nothing is trained or written."""
 
 
 _SESSION = _Session()
@@ -105,7 +103,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         names = [one.name.replace("-", "_") for one in given]
         every = (*(one for one in file.axes if one.name.replace("-", "_") not in names), *given)
         config = part_of(RunConfig, settings)
-        grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
+        grid = Grid(every, axes.random, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
     return (sweep,)
@@ -116,7 +114,7 @@ def _read(path: str) -> _File:
     given = read_file(path)
     if is_stored(given):
         stored = from_stored(given, Path(path))
-        drawn = Draws(stored.grid.draws, stored.grid.draw, stored.grid.seed)
+        drawn = Draws(stored.grid.draws, stored.grid.seed)
         return _File(stored.config, stored.methods, stored.grid.axes, stored.search, drawn)
     values = {str(name).replace("-", "_"): value for name, value in given.items()}
     methods, table = values.pop("methods", []), values.pop("grid", {})
@@ -142,10 +140,9 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep import runner
-    from jaxpfl.runs.sweep.outcome import finish
     from jaxpfl.runs.sweep.progress import Terminal
-    from jaxpfl.runs.sweep.sweep import Sweep
-    from jaxpfl.runs.sweep.tables import print_sweep, text_table
+    from jaxpfl.runs.sweep.summary import print_sweep, text_table
+    from jaxpfl.runs.sweep.sweep import Sweep, finish
     from jaxpfl.support.console import Console
 
     if session.json and session.table is not None:

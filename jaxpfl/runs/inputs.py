@@ -1,7 +1,7 @@
 """Inputs of a run beside its settings, and the privacy claim that depends on them.
 
-The data are known by their checksum; a graph of clients is a CSV file with an edge of two client ids on each line, where
-a header and repeated edges are allowed; given parameters have an origin.
+The data are known by their checksum; a graph of clients is a CSV file with an edge of two client ids on each line,
+where a header and repeated edges are allowed; given parameters have an origin.
 """
 
 from __future__ import annotations

@@ -163,9 +163,7 @@ def run_methods(
                 else:
                     try:
                         with ended(trackers):
-                            _run_method(
-                                experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced
-                            )
+                            _run_method(experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced)
                     except JaxpflError:
                         if processes.is_first():
                             run_folder.discard_unstarted(folder)

@@ -23,8 +23,8 @@ from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.placement import agree_on
 from jaxpfl.engine.spec import Settings
-from jaxpfl.engine.tasks import task_of
 from jaxpfl.engine.state import server_context
+from jaxpfl.engine.tasks import task_of
 from jaxpfl.models import Task
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED

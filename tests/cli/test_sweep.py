@@ -148,7 +148,7 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster there"),
         (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
         (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),
-        (["local", "--grid", "lr=.1", "--patience", "2"], "patience is of run and compare: a sweep stops settings"),
+        (["local", "--grid", "lr=.1", "--patience", "2"], "patience is of run and compare: give --halving"),
     ],
 )
 def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[str], message: str):

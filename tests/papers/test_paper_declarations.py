@@ -10,7 +10,7 @@ from jaxpfl.benchmarks.papers import board, estimate, reaching, registry, result
 from jaxpfl.benchmarks.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
 from jaxpfl.runs.config import resolve, spec_for
 from jaxpfl.runs.setup import prepare
-from jaxpfl.runs.sweep.axes import applied
+from jaxpfl.runs.sweep.grid import applied
 
 EVERY = list(registry.EXPERIMENTS.values())
 CASES = [(one, case) for one in EVERY for case in one.cases]

@@ -14,7 +14,7 @@ from jaxpfl.benchmarks.papers import reaching, results, run
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.benchmarks.papers.reaching import reached
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
-from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.support import files
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}

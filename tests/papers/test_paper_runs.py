@@ -14,8 +14,8 @@ from jaxpfl.benchmarks.papers import estimate, registry, results, run, show, who
 from jaxpfl.benchmarks.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.benchmarks.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.execute import Data
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflWarning

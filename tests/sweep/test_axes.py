@@ -5,8 +5,7 @@ import pytest
 from jaxpfl import METHODS
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.sweep.axes import applied, cohort_of, concerns, is_traced, named
-from jaxpfl.runs.sweep.grid import Grid, parse
+from jaxpfl.runs.sweep.grid import Grid, applied, cohort_of, concerns, is_traced, named, parse
 from jaxpfl.support.errors import JaxpflError
 
 

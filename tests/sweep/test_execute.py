@@ -12,13 +12,12 @@ from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import Record, load_sweep
 from jaxpfl.runs.setup import load_federation
 from jaxpfl.runs.sweep import execute
-from jaxpfl.runs.sweep.execute import Reporter, run_group
-from jaxpfl.runs.sweep.loaded import Data
-from jaxpfl.runs.sweep.outcome import caveats
+from jaxpfl.runs.sweep.execute import Data, run_group
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.runs.sweep.sweep import Sweep, caveats
 from jaxpfl.support.errors import OutOfMemoryError
 
 

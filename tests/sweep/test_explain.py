@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console
 from small import sweep_of
 
-from jaxpfl.runs.sweep import explain
-from jaxpfl.runs.sweep.execute import Reporter, prepared
+from jaxpfl.engine import Simulation
+from jaxpfl.runs.sweep.execute import Data, prepared
 from jaxpfl.runs.sweep.explain import explain_plan, print_explanation
-from jaxpfl.runs.sweep.loaded import Data
-from jaxpfl.runs.sweep.outcome import finish
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
-from jaxpfl.runs.sweep.sweep import Sweep
+from jaxpfl.runs.sweep.sweep import Sweep, finish
 from jaxpfl.support.errors import OutOfMemoryError
 
 SHARED: dict[str, Any] = {"partition": "iid", "seeds": 1}
@@ -33,12 +32,12 @@ def test_groups_of_equal_shapes_share_a_program_and_the_sweep_counts_it_once(
     json.dumps(report, allow_nan=False)
     able = [group for group in report["groups"] if not group["reason"]]
     assert [group["program"] for group in able] == [1, 1]
-    assert (report["runs"], report["programs"], report["later"]["runs"]) == (8, 1, 0)
+    assert (report["runs"], report["programs"], report["later"]) == (8, 1, 0)
     assert {(group["runs"], group["chunk"], group["rounds"]) for group in able} == {(2, 2, 3)}
-    assert all(group["memory"]["data"] > 0 and group["round_seconds"] > 0 for group in able)
+    assert all(group["memory"]["data"] > 0 and group["compile_seconds"] > 0 for group in able)
     refused = [group for group in report["groups"] if group["reason"]]
     assert {group["reason"] for group in refused} == {"cohort must be between 1 and the number of clients (6), got 9"}
-    assert all(group["minutes"] is None for group in refused)
+    assert all(group["memory"] is None for group in refused)
     console = Console(width=120, record=True, file=io.StringIO())
     print_explanation(console, report)
     said = console.export_text()
@@ -52,19 +51,19 @@ def test_groups_of_equal_shapes_share_a_program_and_the_sweep_counts_it_once(
 
 @pytest.mark.slow
 def test_chunks_where_memory_asks(monkeypatch: pytest.MonkeyPatch):
-    real = explain._timed
+    real = Simulation.init
 
-    def short_of_memory(ready: Any, rows: int) -> Any:
-        if rows > 2:
+    def short_of_memory(self: Simulation, seeds: Any) -> Any:
+        if len(seeds) > 2:
             raise OutOfMemoryError("the states need too much")
-        return real(ready, rows)
+        return real(self, seeds)
 
-    monkeypatch.setattr(explain, "_timed", short_of_memory)
+    monkeypatch.setattr(Simulation, "init", short_of_memory)
     definition = sweep_of("lr=.1,.2,.3", seeds=3, search={"search_seeds": 1})
     report = explain_plan(definition)
     assert report["groups"][0]["chunk"] == 2
     assert report["programs"] == 2  # of two rows, and of one
-    assert report["later"]["runs"] == 2
+    assert report["later"] == 2
 
 
 @pytest.mark.slow

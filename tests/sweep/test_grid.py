@@ -53,10 +53,9 @@ def test_points_are_the_product_without_other_methods_axes():
     assert grid.points(lambda name: name == "lr") == [{"lr": 0.1}, {"lr": 1}]
 
 
-@pytest.mark.parametrize("draw", ["sobol", "uniform"])
-def test_more_draws_keep_the_first(draw: str):
+def test_more_draws_keep_the_first():
     axes = parse("lr=log:1e-3:1"), parse("dropout=linear:0:1"), parse("seed_of=1,2")
-    few, many = (Grid(axes, draws, draw).points() for draws in (5, 12))
+    few, many = (Grid(axes, draws).points() for draws in (5, 12))
     assert len(few) == 10
     assert [p for p in few if p["seed_of"] == 1] == [p for p in many if p["seed_of"] == 1][:5]
     rates = np.log10([p["lr"] for p in many])
@@ -76,8 +75,6 @@ def test_a_grid_that_cannot_be_is_refused():
         Grid((parse("lr=.1"),), draws=3)
     with pytest.raises(JaxpflError, match="stands twice"):
         Grid((parse("lr=.1"), parse("lr=.2")))
-    with pytest.raises(JaxpflError, match="unknown draw 'sobl'"):
-        Grid((parse("lr=log:.1:1"),), 3, "sobl")
 
 
 def test_values_of_a_file():

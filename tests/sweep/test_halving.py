@@ -10,12 +10,11 @@ from small import sweep_of
 
 from jaxpfl.engine import Simulation
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, load_sweep
-from jaxpfl.runs.sweep import halving, runner
-from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.runs.sweep.halving import rungs
-from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep import plan, runner
+from jaxpfl.runs.sweep.execute import States
+from jaxpfl.runs.sweep.plan import Group, rungs
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
-from jaxpfl.runs.sweep.states import States
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
 
@@ -41,14 +40,13 @@ def test_rungs():
     assert ends(of(LRS, rounds=2), 2) == [1, 2]
     assert ends(of(LRS, by=2, rounds=100, first=20), 100) == [20, 40, 80, 100]
     assert ends(of("lr=.1"), 9) == [9]
-    assert halving.planned(of(LRS)) == 9 + 3 + 1
-    assert halving.share_of_rounds(of(LRS), "fedavg") == pytest.approx((9 * 1 + 3 * 2 + 1 * 6) / 81)
+    assert plan.planned_runs(of(LRS)) == 9 + 3 + 1
 
 
 def played(definition: Any, score: Any, most: int | None = None) -> dict[str, Record]:
     """The records of a sweep whose runs' scores are ``score(lr, seed)``; of so many of them only."""
     found: dict[str, Record] = {}
-    while groups := halving.missing(definition, found):
+    while groups := plan.missing_at_rungs(definition, found):
         for run in (run for group in groups for run in group.runs):
             if most is not None and len(found) >= most and run.id not in found:
                 return found
@@ -97,7 +95,7 @@ def test_decisions_are_the_same_from_any_moment_on():
     definition = of(LRS, seeds=2)
     final = played(definition, score := lambda lr, seed: math.sin(100 * lr + seed))
     found: dict[str, Record] = {}
-    while groups := halving.missing(definition, found):
+    while groups := plan.missing_at_rungs(definition, found):
         group, run = groups[-1], groups[-1].runs[-1]  # one run at a time, the last first
         found[run.id] = outcome(group, run, score)
     assert {name: one.rounds for name, one in found.items()} == {name: one.rounds for name, one in final.items()}

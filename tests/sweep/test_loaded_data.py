@@ -8,7 +8,7 @@ from small import sweep_of
 
 from jaxpfl.runs import config, data_sets
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.execute import Data
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflError
 

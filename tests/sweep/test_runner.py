@@ -16,8 +16,8 @@ from small import sweep_of
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.sweep import runner
-from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.plan import Group
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError

@@ -12,9 +12,9 @@ from small import sweep_of
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import checkpoint
 from jaxpfl.runs.records import Record
-from jaxpfl.runs.sweep import saves
+from jaxpfl.runs.sweep import execute
 from jaxpfl.runs.sweep.definition import Definition
-from jaxpfl.runs.sweep.execute import Reporter
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support.errors import JaxpflWarning, UnwritableError
@@ -192,7 +192,7 @@ def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch:
     if what in FAILURES:
         monkeypatch.setattr(checkpoint, "save", Fails(FAILURES[what]))
     else:
-        monkeypatch.setattr(saves, "_MOST_BYTES", 0)
+        monkeypatch.setattr(execute, "_MOST_BYTES", 0)
     monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_REST", 0)
     seen = session(tmp_path)

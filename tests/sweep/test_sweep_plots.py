@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep import heatmaps, plots
-from jaxpfl.runs.sweep.points import along, axes_of, is_drawn, points_of
+from jaxpfl.runs.sweep import plots
+from jaxpfl.runs.sweep.plots import along, axes_of, is_drawn, points_of
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.support.console import signature, signed
+from jaxpfl.support.console import save, signature, signed
 
 SEEDS = (0, 1)
 RATES = (0.01, 0.1, 1.0)
@@ -51,7 +51,7 @@ def without(name: str, found: list[Record]) -> list[Record]:
 
 
 def written(folder: Path, found: list[Record], best: Any = None) -> set[str]:
-    return {path.name for path in plots.write_plots(folder, summary(found, best))}
+    return {save(figure, folder, name).name for name, figure in plots.figures(summary(found, best)).items()}
 
 
 def drawn_by(found: list[Record], name: str, best: Any = None) -> Any:
@@ -184,7 +184,7 @@ def test_a_heat_map_writes_its_values_and_frames_the_chosen_one():
     bad = [r.settings["lr"] == 1.0 for r in found]
     found = [dataclasses.replace(r, status=DIVERGED) if b else r for r, b in zip(found, bad, strict=True)]
     points = points_of(summary(found))["fedavg"]
-    figure = heatmaps.draw_pairs("fedavg", points, axes_of(points))
+    figure = plots.draw_pairs("fedavg", points, axes_of(points))
     panels = [panel for panel in figure.axes if panel.get_xlabel()]
     assert len(panels) == 6  # three pairs, on validation and on test
     chosen = next(point for point in points if point.chosen)
@@ -198,7 +198,7 @@ def test_a_heat_map_writes_its_values_and_frames_the_chosen_one():
     assert "a cell is the best over the other axes" in figure._suptitle.get_text().replace("\n", " ")
 
 
-def test_settings_drawn_from_ranges_are_dots(tmp_path: Path):
+def test_settings_drawn_from_ranges_have_no_heat_map(tmp_path: Path):
     draw = np.random.default_rng(0)
     points = [{"lr": float(10 ** draw.uniform(-3, 0)), "adaped.psi_init": float(draw.uniform(1, 4))} for _ in range(8)]
     found = []
@@ -208,10 +208,7 @@ def test_settings_drawn_from_ranges_are_dots(tmp_path: Path):
     own = points_of(summary(found))["adaped"]
     assert is_drawn(own, axes_of(own))
     assert not is_drawn(own[:1], axes_of(own))
-    assert "pairs-adaped.png" in written(tmp_path, found)
-    figure = heatmaps.draw_pairs("adaped", own, axes_of(own))
-    assert not figure.axes[0].images
-    assert len(figure.axes[0].collections[1].get_offsets()) == 8
+    assert written(tmp_path, found) == {"by-lr.png", "by-adaped.psi_init.png", "methods.png"}
 
 
 def test_names_are_no_formulas_and_no_folders(tmp_path: Path):

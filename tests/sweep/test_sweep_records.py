@@ -10,7 +10,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl.runs.records import STOPPED, Journal, Record, load_sweep, rows
-from jaxpfl.runs.sweep.best import write_best
+from jaxpfl.runs.sweep.sweep import write_best
 from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 ONE = Record("local", {"lr": 0.1, "clients": 10}, 0, metrics={"validation_accuracy": 0.5}, seconds=1.0, group="g0")

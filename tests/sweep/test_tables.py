@@ -7,8 +7,7 @@ import pytest
 
 from jaxpfl.runs.records import DIVERGED, FAILED, Record
 from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import summarize
-from jaxpfl.runs.sweep.tables import MOST_ROWS, print_sweep, text_table
+from jaxpfl.runs.sweep.summary import MOST_ROWS, print_sweep, summarize, text_table
 from jaxpfl.support.console import Console
 from jaxpfl.support.errors import JaxpflError
 

@@ -33,7 +33,7 @@ from jaxpfl.runs.reports.page import (
 from jaxpfl.runs.scores import Headline, find_headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, flat, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
-from jaxpfl.runs.sweep import tables
+from jaxpfl.runs.sweep import summary as tables
 from jaxpfl.runs.sweep.definition import FILE, Definition, read
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting
@@ -122,7 +122,9 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
     summary = files.read_json(folder.path / SUMMARY) if folder.status == COMPLETE else None
     records = files.Records(folder.path / "metrics.jsonl").read()
     arrays = {name: results.read_arrays(folder.path, name)[1] for name in run.methods if _is_there(folder.path, name)}
-    headline = find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
+    headline = (
+        find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
+    )
     drawn = plots.figures(records, {name: arrays.get(name, {}) for name in run.methods}, headline) if records else {}
     shown = {name: svg(figure, f"{folder.path}-{name}", _label(name, headline)) for name, figure in drawn.items()}
     return [

@@ -1,24 +1,28 @@
-"""Definition of a sweep: methods, their common run, the grid, seeds and selection, as ``sweep.json`` holds it."""
+"""Definition of a sweep, as ``sweep.json`` holds it: methods, their common run, the grid, seeds, selection, budget."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import algorithms
-from jaxpfl.algorithms import Method
+import numpy as np
+
+from jaxpfl import algorithms, models
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
+from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets, run_folder
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.runs.config_file import from_mapping
 from jaxpfl.runs.records import Value
-from jaxpfl.runs.sweep.axes import applied, concerns, named, with_privacy
-from jaxpfl.runs.sweep.budget import rounds_of
-from jaxpfl.runs.sweep.grid import Axis, Grid
-from jaxpfl.runs.sweep.problems import problem_axes
+from jaxpfl.runs.sweep.grid import Axis, Grid, applied, concerns, named, with_privacy
+from jaxpfl.runs.sweep.selection import problem_axes
+from jaxpfl.similarity.graphs import from_edges
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
 
@@ -121,36 +125,19 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
             raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     search = search or Search()
     check(search)
-    if config.plan.clients_in == "disk":
-        raise JaxpflError("plan.clients_in = disk is for a single run: the runs of a sweep take host or device")
-    for name in ("eval_every", "checkpoint_every"):
-        if not is_default(config, name):
-            raise JaxpflError(f"{name} is of no use in a sweep: it scores each run at its end, and records it then")
     if search.select not in SELECTIONS:
         raise unknown_name("select", search.select, SELECTIONS)
     if search.budget not in BUDGETS:
         raise unknown_name("budget", search.budget, BUDGETS)
     grid = named(grid, methods)
-    if search.halving == 1:
-        raise JaxpflError("halving must be 0 or at least 2, got 1")
-    if search.halving and search.select == "none":
-        raise JaxpflError("halving chooses on validation examples: leave out --select none")
-    if search.halving_first is not None and not search.halving:
-        raise JaxpflError("halving_first is for --halving")
     names = [axis.name for axis in grid.axes]
-    if config.patience is not None or "patience" in names:
-        raise JaxpflError("patience is of run and compare: a sweep stops settings early by --halving")
-    if search.halving and (problems := problem_axes(names)):
-        raise JaxpflError(f"halving compares settings on the same clients: {problems[0]} cannot be an axis too")
-    if "rounds" in names and search.halving:
-        raise JaxpflError("halving ends runs early: rounds cannot be an axis too")
-    if "rounds" in names and search.budget == "steps":
-        raise JaxpflError("budget = steps sets the rounds of each method: rounds cannot be an axis too")
+    for wrong, reason in _exclusions(config, search, names):
+        if wrong:
+            raise JaxpflError(reason)
     if search.budget == "steps":
         for name in methods:
-            rounds_of(
-                with_privacy(config, grid), name, tuple(methods), share=1.0
-            )  # refuses a method whose gradients are not known
+            # Refuses a method whose gradients are not known.
+            rounds_of(with_privacy(config, grid), name, tuple(methods), share=1.0)
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         if not data_sets.is_stored(config.data):
             config = dataclasses.replace(config, validation_share=SHARE)
@@ -165,6 +152,25 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     for name in methods:
         _check_values(found, algorithms.get(name))
     return found
+
+
+def _exclusions(config: RunConfig, search: Search, axes: Sequence[str]) -> list[tuple[bool, str]]:
+    """What cannot go together in a sweep, each with its reason."""
+    problem, halving = next(iter(problem_axes(axes)), ""), search.halving > 0
+    scored = "is of no use in a sweep: it scores each run at its end, and records it then"
+    rounds = "rounds cannot be an axis too"
+    return [
+        (config.plan.clients_in == "disk", "plan.clients_in = disk is for a single run: give host or device"),
+        (not is_default(config, "eval_every"), f"eval_every {scored}"),
+        (not is_default(config, "checkpoint_every"), f"checkpoint_every {scored}"),
+        (config.patience is not None or "patience" in axes, "patience is of run and compare: give --halving"),
+        (search.halving == 1, "halving must be 0 or at least 2, got 1"),
+        (halving and search.select == "none", "halving chooses on validation examples: leave out --select none"),
+        (search.halving_first is not None and not halving, "halving_first is for --halving"),
+        (halving and problem != "", f"halving compares settings on the same clients: {problem} cannot be an axis too"),
+        (halving and "rounds" in axes, f"halving ends runs early: {rounds}"),
+        (search.budget == "steps" and "rounds" in axes, f"budget = steps sets the rounds of each method: {rounds}"),
+    ]
 
 
 def _check_values(definition: Definition, method: Method) -> None:
@@ -281,7 +287,87 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
         elif not axis.values and axis != other:
             changes.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
     changes += [f"new axis {name} (no run so far has a value of it)" for name in axes]
-    drawn = (old.draw, old.seed), (new.draw, new.seed)
-    if drawn[0] != drawn[1] or new.draws < old.draws:
-        changes.append(f"draws: {old.draws} {drawn[0]} -> {new.draws} {drawn[1]}")
+    if old.seed != new.seed or new.draws < old.draws:
+        changes.append(f"draws: {old.draws} from seed {old.seed} -> {new.draws} from seed {new.seed}")
     return changes
+
+
+def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
+    """Rounds in which a method takes as many gradients as rounds x local_steps, rounded down, and at least one.
+
+    A client's mean number of gradients is then that of the reference to within one round's, whatever the
+    participation. A client that also trains outside the cohort (``idle``) is counted with the expected number of such
+    rounds between two participations.
+
+    Args:
+      config: of the run; not resolved.
+      method: its name.
+      among: all methods of the config.
+      share: of the clients that are in a cohort, if not cohort / clients.
+
+    Raises:
+      JaxpflError: for a method that does not count its gradients, or draws their number, one that trains outside the
+        cohort where the number of clients is not known, and, of work in epochs, one with gradients of a number of its
+        own beside those of the local steps.
+    """
+    full = resolve(config)
+    assert full.rounds is not None
+    return max(1, int(full.rounds * full.local_steps / gradients_of(config, method, among, share) + 1e-9))
+
+
+def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
+    """Gradients of a client for each of its rounds in the cohort, those of the expected rounds outside it included.
+
+    Args:
+      config, method, among, share: as in `rounds_of`.
+
+    Raises:
+      JaxpflError: as `rounds_of`.
+    """
+    full = resolve(config)
+    steps = full.local_steps
+    options = spec_for(full, method, among).options
+    in_cohort, outside, cap = _gradients(method, steps, tuple(sorted(options.items())))
+    if full.local_epochs is not None and _gradients(method, 10 * steps, tuple(sorted(options.items())))[0] != (
+        10 * in_cohort
+    ):
+        raise JaxpflError(
+            f"budget = steps with local_epochs needs gradients in proportion to the steps, not {method}'s"
+        )
+    if not outside:
+        return in_cohort
+    if share is None:
+        if full.clients is None or full.cohort is None:
+            raise JaxpflError(f"budget = steps needs clients and cohort: {method} also trains outside the cohort")
+        share = min(1.0, full.cohort / full.clients)
+    rests = 1 - share
+    return in_cohort + outside * sum(rests**j for j in range(1, cap + 1))
+
+
+@functools.lru_cache(maxsize=256)
+def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
+    """Gradients of a client's round in the cohort and of one outside it, and the most of the latter in a row."""
+    algorithm = _built(method, steps, options)
+    if not algorithm.counts_gradients:
+        raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")
+    try:
+        said = [client.gradients for client in algorithm.clients if client.gradients is not None]
+        # The count of a method that draws it is in the server's message, and there is none here.
+        nothing: Any = None
+        counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
+    except AttributeError:
+        raise JaxpflError(f"budget = steps needs a fixed number of gradients in a round; {method} draws it") from None
+    in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
+    return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap
+
+
+def _built(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> Algorithm:
+    """The method for a small task: the number of its gradients does not depend on the data.
+
+    The clients are many, as some options are at most their number.
+    """
+    shape, clients = (4,), 1000
+    task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)
+    ring = from_edges([(i, (i + 1) % clients) for i in range(clients)], clients)
+    work = LocalWork(np.full(clients, 8), steps, 4, graph=ring)
+    return build(algorithms.get(method), task, work, dict(options))

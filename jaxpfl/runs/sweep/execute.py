@@ -1,52 +1,43 @@
-"""Execution of one group of a sweep: its runs as rows of one program, in chunks where memory asks."""
+"""Execution of one group of a sweep: its data, its runs as rows of one program, in chunks where memory asks, scores.
+
+A chunk is saved on its way, so that one that is stopped goes on in its middle; where saving fails it goes on without.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core.trees import checksum
-from jaxpfl.engine import Simulation
+from jaxpfl import data
+from jaxpfl.core import trees
+from jaxpfl.core.trees import checksum, num_bytes
+from jaxpfl.core.types import Federation
+from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.build import Assembled
-from jaxpfl.engine.evaluate import Part
+from jaxpfl.engine.evaluate import Part, example_weights, is_root
 from jaxpfl.privacy import SiloMechanism
-from jaxpfl.runs import export
+from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished
-from jaxpfl.runs.config import resolve, spec_for, to_json
+from jaxpfl.runs.config import RunConfig, resolve, spec_for, to_json
 from jaxpfl.runs.control import CompileClock, Pace
 from jaxpfl.runs.inputs import protection_of
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.runs.setup import Experiment, prepare
-from jaxpfl.runs.sweep.axes import applied, cohort_of
-from jaxpfl.runs.sweep.loaded import Data
-from jaxpfl.runs.sweep.measures import measured, splits_of
+from jaxpfl.runs.scores import over_clients, undefined
+from jaxpfl.runs.setup import Experiment, load_federation, prepare
+from jaxpfl.runs.sweep.grid import applied, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run
-from jaxpfl.runs.sweep.saves import Saves
-from jaxpfl.runs.sweep.states import States, Stopped
+from jaxpfl.runs.sweep.progress import Reporter
+from jaxpfl.runs.sweep.selection import DATA_FIELDS
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, is_exhausted
-
-
-class Reporter:
-    """Receiver of a sweep's progress; this one shows nothing."""
-
-    def start(self, group: str, runs: int, rounds: int) -> None:
-        """A chunk of runs begins."""
-
-    def progress(self, rounds: int, loss: float) -> None:
-        """So many rounds of the chunk are done."""
-
-    def finish(self, runs: int) -> None:
-        """The chunk's runs are recorded."""
-
-    def say(self, text: str) -> None:
-        """A line for the user."""
 
 
 class Prepared(NamedTuple):
@@ -111,9 +102,9 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
         run = experiment.under(config, (method,), group.among).runs[method]
         return dataclasses.replace(run, task=first.task)
     spec = spec_for(config, method, group.among, num_classes=first.spec.num_classes)
-    new = {name: getattr(spec, name) for name in ("work", "aggregation", "availability", "hyper")}
+    new = {name: getattr(spec, name) for name in ("lr", "server_lr", "dropout", "stragglers", "hyper")}
     spec = dataclasses.replace(first.spec, **new)
-    return dataclasses.replace(first, spec=spec, hp=spec.hp)
+    return dataclasses.replace(first, spec=spec, hp=spec.hp, availability=spec.availability)
 
 
 def _stacked(runs: Sequence[Assembled]) -> Assembled:
@@ -121,12 +112,12 @@ def _stacked(runs: Sequence[Assembled]) -> Assembled:
     first = runs[0]
     hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
     failures = [run.availability for run in runs]
-    rates = {name: [getattr(one, name) for one in failures] for name in ("dropout", "stragglers")}
+    rates = {name: tuple(getattr(one, name) for one in failures) for name in ("dropout", "stragglers")}
     rates = {name: values for name, values in rates.items() if len(set(values)) > 1}
-    spec = dataclasses.replace(first.spec, availability=dataclasses.replace(failures[0], **rates))
+    availability, spec = dataclasses.replace(failures[0], **rates), first.spec
     if spec.plan.clients_in == "auto":  # where memory does not suffice, fewer rows run at a time
         spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, clients_in="device"))
-    first = dataclasses.replace(first, hp=hp, spec=spec)
+    first = dataclasses.replace(first, hp=hp, spec=spec, availability=availability)
     if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # that of silos is no axis of a group
         return first
     mechanisms = [run.mechanism for run in runs]
@@ -284,3 +275,251 @@ def _record(run: Run, group: Group, row: dict[str, float | None], told: Mapping[
     elif told["rounds"] < group.rounds:
         status, reason = STOPPED, f"successive halving: round {told['rounds']} of {group.rounds}"
     return Record(run.method, run.settings, run.seed, status, reason, metrics=row, **told)
+
+
+_T = TypeVar("_T")
+
+
+class Last(Generic[_T]):
+    """The last value that was made, kept for as long as the same is asked for."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, _T] | None = None
+
+    def of(self, key: Any, make: Callable[[], _T]) -> _T:
+        """The value of a key, made unless it is the last one's."""
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None  # not two of them at a time
+            self._kept = key, make()
+        return self._kept[1]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept = None
+
+
+class Data:
+    """The last data set and the split of the last group, kept for the next with the same."""
+
+    def __init__(self) -> None:
+        self._source: Last[data.Source] = Last()
+        self._checksum: Last[int] = Last()
+        self._split: Last[tuple[data.Source, Federation]] = Last()
+
+    def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
+        """The data set of a resolved config and its split."""
+        return self._split.of(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
+
+    def source(self, config: RunConfig) -> data.Source:
+        """The data set of a config."""
+
+        def load() -> data.Source:
+            self._split.clear()  # which holds the data set before
+            self._checksum.clear()
+            return data_sets.source_of(config)
+
+        return self._source.of(_fields(config, data_sets.FIELDS), load)
+
+    def checksum(self, config: RunConfig) -> int:
+        """Checksum of the data set of a config."""
+        if data_sets.is_stored(config.data):
+            return data_sets.checksum(config.data, config.data_dir)
+        loaded = self.source(config)
+        return self._checksum.of(_fields(config, data_sets.FIELDS), lambda: checksum(_arrays(loaded)))
+
+
+def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def _arrays(loaded: data.Source) -> list[np.ndarray]:
+    return [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
+
+
+_MOST_BYTES = 2**30
+"""Largest state that is saved on its way; two are on disk at times."""
+
+
+class Saves:
+    """Saves of a chunk's runs.
+
+    Args:
+      kept: where they are; None to save nothing.
+      simulation: of the runs.
+      first: a state of the runs, for its size: large ones are not saved.
+      say: receives what fails, in words.
+    """
+
+    def __init__(
+        self, kept: Unfinished | None, simulation: Simulation, first: RunState, say: Callable[[str], None]
+    ) -> None:
+        size = num_bytes((first.clients, first.server, first.counts, first.in_flight))
+        self._kept = None if size > _MOST_BYTES else kept
+        self._simulation, self._say = simulation, say
+
+    @property
+    def due(self) -> bool:
+        """True once it is time for the next one."""
+        return self._kept is not None and self._kept.due
+
+    def later(self, begin: Stopped, rounds: int) -> Stopped:
+        """The runs as they were saved, if that is of a later round than where they would begin.
+
+        Args:
+          begin: where they would begin.
+          rounds: of each run.
+        """
+        if self._kept is None:
+            return begin
+        try:
+            state, done, seconds, _ = self._kept.restore(self._simulation, begin.state, (rounds,))
+        except Exception as error:
+            if not is_exhausted(error):
+                raise
+            self._say(f"what was saved on the way is not used: {error}")
+            return begin
+        return Stopped(state, done, (seconds, begin.seconds[1])) if done > begin.rounds else begin
+
+    def save(self, state: RunState, done: int, seconds: float) -> None:
+        """Save the state after ``done`` rounds, and the seconds of each run so far; nothing before the first round."""
+        if self._kept is None or not done:
+            return
+        try:
+            self._kept.save(self._simulation, state, done, seconds)
+        except Exception as error:
+            if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
+                raise
+            self._say(f"not saved on the way: {error}")
+
+
+_SHARE = 0.25
+"""Largest share of the free memory of the host that one chunk's states may take."""
+
+
+class Stopped(NamedTuple):
+    """Runs at a rung, all at the same round.
+
+    Attributes:
+      state: of S runs, trimmed.
+      rounds: that they have run.
+      seconds: of each run so far, without compiling and of compiling.
+    """
+
+    state: RunState
+    rounds: int
+    seconds: tuple[float, float]
+
+
+class States:
+    """The stopped runs of this process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Stopped] = {}
+
+    def keep(self, runs: Sequence[Run], simulation: Simulation, stopped: Stopped) -> None:
+        """Keep the states of some runs, unless they are private or take too much memory."""
+        free, state = host_memory.free(), stopped.state
+        size = trees.num_bytes((state.clients, state.server, state.counts, state.in_flight))
+        if state.noise is not None or (free is not None and size > _SHARE * free):
+            return
+        state = jax.device_put(simulation.trim(state), jax.devices("cpu")[0])
+        for i, run in enumerate(runs):
+            self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
+
+    def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
+        """The state from which all of these runs go on, as the simulation wants it; None if it is not here."""
+        found = [self._kept.get(run.id) for run in runs]
+        kept = [one for one in found if one is not None]
+        if len(kept) < len(runs) or len({one.rounds for one in kept}) > 1:
+            return None
+        state = jax.tree.map(lambda *rows: jnp.concatenate(rows), *(one.state for one in kept))
+        spent, compiling = (sum(column) / len(kept) for column in zip(*(one.seconds for one in kept), strict=True))
+        return Stopped(simulation.adopt(state), kept[0].rounds, (spent, compiling))
+
+    def only(self, runs: Iterable[Run]) -> None:
+        """Forget all other runs."""
+        wanted = {run.id for run in runs}
+        self._kept = {name: one for name, one in self._kept.items() if name in wanted}
+
+
+UNDEFINED = "_undefined"
+"""Ending of the number of clients whose test examples do not define a metric; there only where it is not 0."""
+_OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
+"""Endings of the names of a task's metrics beside its headline, and the statistic over clients of each."""
+
+
+def splits_of(experiment: Experiment) -> tuple[Part, ...]:
+    """The splits that have examples to score."""
+    return ("test", "validation") if experiment.federation.validation.capacity else ("test",)
+
+
+def measured(
+    experiment: Experiment, simulation: Simulation, state: RunState, loss: np.ndarray
+) -> list[dict[str, float | None]]:
+    """Results of each run, by name: means over clients unless the name says otherwise.
+
+    Args:
+      experiment: the config with its data.
+      simulation: its programs.
+      state: of S runs, at their end.
+      loss: of the last round, [S].
+    """
+    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    validation = None
+    if "validation" in splits_of(experiment):
+        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
+    counts = simulation.counts(state)
+    gradients = simulation.gradients(state)
+    up, down = simulation.bytes_per_client()
+    headline, rows, task = experiment.headline, [], experiment.task
+    sizes = example_weights(experiment.federation.test, task.kind)
+    examples = np.asarray(experiment.federation.test.size)
+    if simulation.attackers is not None:  # whose scores are not among these
+        examples = np.where(simulation.attackers, 0, examples)
+    others = [other for other in task.metrics if other not in (headline.name, "loss")]
+    name, own = headline.name, headline.personalized
+    for i in range(len(loss)):
+        after = over_clients(
+            scores["after"][name][i], lower=headline.lower, sizes=sizes, root=is_root(task, headline.name)
+        )
+        sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
+        row: dict[str, Any] = {
+            headline.validation: None if validation is None else _mean(validation[name][i]),
+            "validation_loss": None if validation is None else _mean(validation["loss"][i]),
+            own: after["mean"],
+            f"{own}_std": after["std_clients"],
+            f"{own}_examples": after["mean_examples"],
+            f"{own}_p10": after["p10"],
+            f"{own}_worst_decile": after["worst_decile"],
+            "personalized_loss": _mean(scores["after"]["loss"][i]),
+            f"personalized_before_{name}": _mean(scores["before"][name][i]),
+            f"global_{name}": _mean(scores["global"][name][i]) if "global" in scores else None,
+            "train_loss": loss[i],
+            "bytes_up": sent,
+            "bytes_down": down * counts.participations[i].sum(),
+            "client_steps": counts.steps[i].sum(),
+            "gradients": None if gradients is None else gradients.training[i].mean(),
+            "diverged_clients": ((counts.diverged[i] > 0) | scores["after"]["diverged"][i]).sum(),
+            "num_clients": experiment.federation.num_clients,
+            "cohort_size": experiment.config.cohort,
+        }
+        for other in others:
+            over = over_clients(scores["after"][other][i], sizes=sizes, root=is_root(task, other))
+            row |= {f"personalized_{other}{ending}": over[of] for ending, of in _OF_OTHERS.items()}
+        for metric in (name, *others):
+            if left_out := undefined({f"after_{metric}": scores["after"][metric][[i]]}, metric, examples):
+                row[f"personalized_{metric}{UNDEFINED}"] = left_out
+        rows.append({key: _number(value) for key, value in row.items()})
+    return rows
+
+
+def _mean(scores: np.ndarray) -> float:
+    """Mean over the clients that have a score, [m]; NaN where none has."""
+    held = scores[~np.isnan(scores)]
+    return float(held.mean()) if held.size else float("nan")
+
+
+def _number(value: Any) -> float | None:
+    if value is None or not np.isfinite(value):
+        return None
+    return int(value) if isinstance(value, int | np.integer) else float(value)

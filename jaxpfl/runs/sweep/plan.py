@@ -1,20 +1,29 @@
-"""Plan of a sweep: its runs, in as few groups as shapes; a group is rows of one program."""
+"""Plan of a sweep: its runs in groups of one shape, rows of one program, and the rungs of successive halving.
+
+In successive halving all settings run a few rounds, and the best of them on validation examples go on. A method's
+settings are compared with each other, whatever programs they are rows of. A decision follows from the records alone: a
+run at a rung's end is recorded as ``stopped`` with its scores there, which later rounds replace.
+
+Reference: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpfl import algorithms
 from jaxpfl.engine.execution_plan import bucket_of
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.records import Value, run_id
-from jaxpfl.runs.sweep.axes import applied, concerns, is_traced, share_of, with_privacy
-from jaxpfl.runs.sweep.budget import rounds_of
-from jaxpfl.runs.sweep.definition import Definition
+from jaxpfl.runs.records import DONE, FAILED, STOPPED, Record, Value, run_id
+from jaxpfl.runs.sweep.definition import Definition, rounds_of
+from jaxpfl.runs.sweep.grid import applied, concerns, is_traced, share_of, with_privacy
+from jaxpfl.runs.sweep.selection import headline_of, setting_key, validation_scores
+from jaxpfl.support.errors import JaxpflError
 
 
 @dataclass(frozen=True)
@@ -114,3 +123,136 @@ def _config(definition: Definition, method: str, static: Mapping[str, Value]) ->
 def _bucket(clients: Value | None) -> int:
     """Rows of the stack of so many clients in a bucket; 0 where the number is not known."""
     return bucket_of(clients) if isinstance(clients, int) else 0
+
+
+_Settings = Mapping[str, Value]
+
+
+def rungs(definition: Definition, method: str) -> tuple[float, ...]:
+    """Shares of all rounds at which a method's settings are compared, ascending; the last is 1.
+
+    Rung k is at halving^k times the first. The first is that of ``halving_first``, or such that about one setting is
+    left at the last rung.
+    """
+    by, settings = definition.search.halving, len(settings_of(definition, method))
+    rounds = resolve(with_privacy(definition.config, definition.grid)).rounds or 1
+    if definition.search.halving_first is not None:
+        first = definition.search.halving_first / rounds
+    else:
+        first = max(1 / rounds, by ** -float(_halvings(settings, by)))
+    found, share = [], first
+    while share < 1 - 1e-9:
+        found.append(share)
+        share *= by
+    return (*found, 1.0)
+
+
+def _halvings(settings: int, by: int) -> int:
+    """Number of times that settings are divided until one is left."""
+    times = 0
+    while settings > 1:
+        settings, times = -(-settings // by), times + 1
+    return times
+
+
+def rounds_at(group: Group, share: float) -> int:
+    """Rounds of a group at a share of all of them."""
+    return min(group.rounds, max(1, math.ceil(group.rounds * share - 1e-9)))
+
+
+def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tuple[Group, ...]:
+    """Groups of runs that the present rung of each method still lacks, to be run until its end.
+
+    Args:
+      definition: of the sweep.
+      found: the records by run, those left out that are to be run again.
+    """
+    return tuple(group for method in definition.methods for group in _missing_of_method(definition, method, found))
+
+
+def _missing_of_method(definition: Definition, method: str, found: Mapping[str, Record]) -> list[Group]:
+    runs = [run for run in runs_of(definition) if run.method == method]
+    groups = groups_of(definition, runs)
+    contenders = settings_of(definition, method)
+    for share in rungs(definition, method):
+        ends = {run.id: rounds_at(group, share) for group in groups for run in group.runs}
+        among = {setting_key(settings) for settings in contenders}
+        own = [run for run in runs if setting_key(run.settings) in among]
+        left = [run for run in own if _is_left(found.get(run.id), ends[run.id])]
+        if left:
+            return [dataclasses.replace(group, until=rounds_at(group, share)) for group in groups_of(definition, left)]
+        contenders = _survivors(definition, contenders, own, ends, found)
+    return []
+
+
+def _is_left(record: Record | None, rounds: int) -> bool:
+    return record is None or (record.status != FAILED and record.rounds < rounds)
+
+
+def _survivors(
+    definition: Definition,
+    contenders: Sequence[_Settings],
+    runs: Iterable[Run],
+    ends: Mapping[str, int],
+    found: Mapping[str, Record],
+) -> list[dict[str, Value]]:
+    """The settings that go on from a rung that all have reached, in the order of the grid.
+
+    Those that have gone beyond it were chosen before, and so only the others' scores, which are those of the rung, are
+    compared: the choice is the same at every later time.
+    """
+    records = [found[run.id] for run in runs]
+    beyond = {setting_key(one.settings) for one in records if one.rounds > ends[one.id]}
+    here = [dataclasses.replace(one, status=DONE) if one.status == STOPPED else one for one in records]
+    here = [one for one in here if setting_key(one.settings) not in beyond]
+    tried = [one for own in validation_scores(here, definition.searched).values() for one in own if not one.against]
+    sign = 1 if headline_of(here).lower else -1
+    best = sorted(
+        tried, key=lambda one: sign * math.fsum(one.scores)
+    )  # the first of equal ones: sorting keeps their order
+    places = -(-len(contenders) // definition.search.halving) - len(beyond)
+    going = beyond | {setting_key(one.settings) for one in best[: max(0, places)]}
+    return [dict(settings) for settings in contenders if setting_key(settings) in going]
+
+
+def check_rungs(old: Definition, new: Definition) -> None:
+    """Refuse a sweep with other rungs, at which no run so far was scored.
+
+    Raises:
+      JaxpflError: with the method.
+    """
+    if not old.search.halving:
+        return
+    for method in old.methods:
+        ends = [
+            [rounds_at(group, share) for share in rungs(one, method)[:-1]]
+            for one in (old, new)
+            for group in groups_of(one, [run for run in runs_of(old) if run.method == method])
+        ]
+        half = len(ends) // 2
+        if ends[:half] != ends[half:]:
+            raise JaxpflError(
+                f"--resume would move the rungs of {method} by its number of settings or rounds, and decisions were "
+                "taken at the old ones: begin another sweep, with --halving-first to add to it later"
+            )
+
+
+def planned_runs(definition: Definition) -> int:
+    """Number of runs of all rungs, each rung's counted again."""
+    total = 0
+    for method in definition.methods:
+        left = len(settings_of(definition, method))
+        for _ in rungs(definition, method):
+            total += left * len(definition.searched)
+            left = -(-left // definition.search.halving)
+    return total
+
+
+def recorded_runs(definition: Definition, records: Iterable[Record]) -> int:
+    """Number of those runs that are recorded, every rung that a run has passed counted."""
+    ends = {
+        run.id: [rounds_at(group, share) for share in rungs(definition, group.method)]
+        for group in groups_of(definition, runs_of(definition))
+        for run in group.runs
+    }
+    return sum(sum(end <= one.rounds for end in ends.get(one.id, [])) for one in records)

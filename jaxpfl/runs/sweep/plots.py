@@ -1,29 +1,24 @@
-"""Plots of a sweep: each axis, pairs of axes, the chosen settings, and the number of clients."""
+"""Plots of a sweep: each axis, heat maps of pairs of axes, the chosen settings, and the number of clients."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.runs.scores import ACCURACY, Headline
-from jaxpfl.runs.sweep.heatmaps import draw_pairs
-from jaxpfl.runs.sweep.panels import BAD, MARKERS, RING, Marks, add_legend, new_panels, set_scale
-from jaxpfl.runs.sweep.points import Axis, Point, Score, Series, along, axes_of, points_of
-from jaxpfl.runs.sweep.tables import setting_words
-from jaxpfl.support.console import GRID, entitle, literal, save, shades
-
-Of = Callable[[Point], Score]
-
-
-def write_plots(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
-    """Write `figures` as PNG files into a folder, and return their paths."""
-    return [save(figure, folder, name) for name, figure in figures(summary).items()]
+from jaxpfl.runs.records import DONE, Value
+from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
+from jaxpfl.runs.sweep.selection import setting_key
+from jaxpfl.runs.sweep.summary import choices_of, setting_words, value_words
+from jaxpfl.support.console import GRID, INK, entitle, literal, plain, shades
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,3 +237,380 @@ def _bytes_up(point: Point) -> Score:
     """Bytes sent up; none for a method that sends nothing, which an axis of powers cannot show."""
     score = point.metrics.get("bytes_up", Score())
     return score if score.mean > 0 else Score()
+
+
+_DECADE = 10
+
+
+class Score(NamedTuple):
+    """A mean over seeds, and their standard deviation; NaN where there is none."""
+
+    mean: float = math.nan
+    std: float = math.nan
+
+
+class Point(NamedTuple):
+    """One setting of a method.
+
+    Attributes:
+      settings: the values on the axes.
+      status: of its runs.
+      chosen: whether it is the chosen setting of the method.
+      validation, test: of the headline metric, mean over clients.
+      seconds: of one run.
+      metrics: the others by name.
+      headline: that metric.
+    """
+
+    settings: Mapping[str, Value]
+    status: str
+    chosen: bool
+    validation: Score
+    test: Score
+    seconds: float
+    metrics: Mapping[str, Score]
+    headline: Headline = ACCURACY
+
+
+Of = Callable[[Point], Score]
+"""Score of a setting that a panel shows."""
+
+
+def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
+    """The settings of each method, from a sweep's summary."""
+    found: dict[str, list[Point]] = {}
+    headline = stored_headline(summary)
+    best = {
+        (method, setting_key(own["settings"] or {}))
+        for _, method, own in choices_of(summary)
+        if own["settings"] is not None
+    }
+    for row in summary["rows"]:
+        chosen = (row["method"], setting_key(row["settings"])) in best
+        point = Point(
+            row["settings"],
+            row["status"],
+            chosen,
+            _score(row[headline.validation], row["validation_std"]),
+            _score(**_mean_and_std(row[headline.personalized])),
+            row["seconds"] / max(row["seeds"], 1),
+            {name: _score(**_mean_and_std(stats)) for name, stats in row["metrics"].items()},
+            headline,
+        )
+        found.setdefault(row["method"], []).append(point)
+    return found
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting that varies, and the place of its values on an axis of a plot.
+
+    Attributes:
+      name: of the setting.
+      values: numbers in ascending order, and then others in the order of the grid.
+      scale: ``log``, ``linear``, or ``even`` for values in even steps, whatever they are.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    scale: str
+
+    @cached_property
+    def places(self) -> list[float]:
+        """The place of each value."""
+        if self.scale == "even":
+            return [float(i) for i in range(len(self.values))]
+        return [float(value) for value in self.values]
+
+    @property
+    def words(self) -> list[str]:
+        """Each value in a few characters, of a long one the last."""
+        return [words if len(words := _short(value)) <= 14 else f"...{words[-12:]}" for value in self.values]
+
+    def number(self, value: Value) -> int:
+        """Number of a value."""
+        return self._numbers[json.dumps(value)]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {json.dumps(value): number for number, value in enumerate(self.values)}
+
+
+def axes_of(points: Iterable[Point]) -> dict[str, Axis]:
+    """The axes along which settings vary, by name."""
+    found: dict[str, dict[str, Value]] = {}
+    for point in points:
+        for name, value in point.settings.items():
+            found.setdefault(name, {})[json.dumps(value)] = value
+    return {name: _axis(name, list(values.values())) for name, values in found.items() if len(values) > 1}
+
+
+def _axis(name: str, values: Sequence[Value]) -> Axis:
+    numbers = sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    if len(numbers) < len(values):
+        return Axis(name, (*numbers, *(v for v in values if isinstance(v, str | bool))), "even")
+    # Few values of which one is 0 and the others span decades lie on no axis of numbers that shows them apart.
+    spread = [abs(value) for value in numbers if value]
+    decades = bool(spread) and max(spread) > _DECADE * min(spread)
+    return Axis(name, tuple(numbers), "linear" if not decades else "log" if min(numbers) > 0 else "even")
+
+
+class Picked(NamedTuple):
+    """A value on an axis with the setting that stands for it.
+
+    Attributes:
+      number: of the value.
+      point: the best of its settings on validation examples; None where none of them is done.
+      status: of its settings, the commonest, where none of them is done.
+    """
+
+    number: int
+    point: Point | None
+    status: str
+
+
+class Series(NamedTuple):
+    """Settings of a method along an axis.
+
+    Attributes:
+      picked: in the order of the values.
+      joined: whether there is one for each value, and the values are numbers, so that a line joins them.
+      every: whether all settings are there, the others being drawn from ranges, or without scores to choose by.
+    """
+
+    picked: list[Picked]
+    joined: bool
+    every: bool
+
+
+def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Series:
+    """The settings of a method along an axis: at each value the best on validation, or else all of them."""
+    groups: dict[int, list[Point]] = {}
+    for point in points:
+        if axis.name in point.settings:
+            groups.setdefault(axis.number(point.settings[axis.name]), []).append(point)
+    several = any(len(group) > 1 for group in groups.values())
+    unscored = all(math.isnan(point.validation.mean) for point in points)
+    every = is_drawn(points, axes) or (several and unscored)
+    split = [(n, [one]) for n in sorted(groups) for one in groups[n]] if every else sorted(groups.items())
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
+    return Series([Picked(n, *best_of(group)) for n, group in split], numbers and not every, every)
+
+
+def best_of(points: Sequence[Point]) -> tuple[Point | None, str]:
+    """The best of some settings on validation examples, and the status where there is none.
+
+    The chosen setting is the best of those it is among. Several settings without validation scores have no best one.
+    """
+    done = [point for point in points if point.status == DONE]
+    if not done:
+        return None, Counter(point.status for point in points).most_common(1)[0][0]
+    if len(done) == 1:
+        return done[0], DONE
+    scored = [point for point in done if not math.isnan(point.validation.mean)]
+    if not scored:
+        return None, "not chosen from"
+    return max(scored, key=lambda point: (point.chosen, point.headline.better(point.validation.mean))), DONE
+
+
+def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
+    """True if settings are points drawn from ranges, which fill little of the grid of their values."""
+    sizes = [len({json.dumps(p.settings[name]) for p in points if name in p.settings}) for name in axes]
+    return len(points) > 1 and sum(size > 1 for size in sizes) > 1 and 2 * len(points) < math.prod(filter(None, sizes))
+
+
+def _short(value: Value) -> str:
+    """A value in the fewest digits that tell it to four significant ones."""
+    return f"{value:.4g}" if isinstance(value, float) else value_words(value)
+
+
+def _score(mean: float | None, std: float | None) -> Score:
+    return Score(math.nan if mean is None else mean, math.nan if std is None else std)
+
+
+def _mean_and_std(stats: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {"mean": stats["mean"], "std": stats["std"]}
+
+
+MARKERS = "os^DvPX<>hp*"
+"""Markers of lines, which tell them apart without colours."""
+BAD = {"diverged": "x", "failed": "+", "stopped": "|", "unfinished": "_"}
+"""Marks of settings that are not done."""
+RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
+"""Look of the mark around a chosen setting."""
+_MOST_TICKS = 12
+
+
+class Marks(NamedTuple):
+    """Marks of a plot that its legend explains: bands over the seeds, and rings around chosen settings."""
+
+    spread: bool
+    chosen: bool
+
+
+def new_panels(count: int, title: str, *, share: bool, beside: int = 0) -> tuple[Any, list[Any]]:
+    """A figure with panels side by side, and room for a legend of so many entries at the right."""
+    from matplotlib.figure import Figure
+
+    width = {1: 6.4, 2: 10.0, 3: 13.0}[count] + 1.6
+    figure = Figure(figsize=(width, max(4.4, 1.2 + 0.23 * beside)), layout="constrained")
+    axes = figure.subplots(1, count, sharey=share, squeeze=False)[0]
+    figure.suptitle("\n".join(textwrap.wrap(literal(title), int(9 * width))), x=0.01, ha="left", fontsize=11)
+    for one in axes:
+        plain(one)
+    return figure, list(axes)
+
+
+def set_scale(panel: Any, axis: Axis) -> None:
+    """Set the scale, the limits and the ticks of an axis of settings."""
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+    places = axis.places
+    if axis.scale == "log":
+        panel.set_xscale("log")
+        margin = (places[-1] / places[0]) ** 0.05
+        panel.set_xlim(places[0] / margin, places[-1] * margin)
+    else:
+        margin = 0.05 * (places[-1] - places[0])
+        panel.set_xlim(places[0] - margin, places[-1] + margin)
+    if axis.scale == "even" or _apart(axis):
+        words = [literal(word) for word in axis.words]
+        slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, words)) > 36 else {}
+        if len(words) > 15:
+            slanted = {"rotation": 90}
+        panel.xaxis.set_major_locator(FixedLocator(places))
+        panel.set_xticks(places, words, fontsize=9 if len(words) <= 15 else 7, **slanted)
+        panel.xaxis.set_minor_locator(NullLocator())
+    else:
+        panel.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _apart(axis: Axis) -> bool:
+    """True if the values themselves are ticks that do not overlap."""
+    places = np.log(axis.places) if axis.scale == "log" else np.array(axis.places)
+    return len(places) <= _MOST_TICKS and np.diff(places).min() > 0.05 * (places[-1] - places[0])
+
+
+def add_legend(figure: Any, panel: Any, marks: Marks, bad: Sequence[str] = ()) -> None:
+    """Name the lines of a panel, and the marks, at the right of the panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = panel.get_legend_handles_labels()[0]
+    if marks.spread:
+        handles.append(Patch(color="#888888", alpha=0.3, linewidth=0, label="± 1 standard\ndeviation over\nseeds"))
+    if marks.chosen:
+        handles.append(Line2D([], [], marker="o", markersize=10, label="chosen", linestyle="none", **RING))
+    for status in bad:
+        handles.append(Line2D([], [], marker=BAD[status], label=status, color="#888888", linestyle="none"))
+    figure.legend(handles=handles, frameon=False, loc="outside right upper", fontsize=9)
+
+
+_MOST_PAIRS = 6
+_MOST_WRITTEN = 15
+"""Columns of a heat map beyond which its values are not written in."""
+_FRAME = "#d8433f"
+_SHORT = {"diverged": "div", "failed": "fail", "stopped": "stop", "unfinished": "?"}
+
+
+def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -> Any:
+    """Heat maps of a method over each pair of axes, on validation and on test; None for fewer than two axes.
+
+    With more than two axes a cell is the best setting over the others, chosen on validation. Settings drawn from ranges
+    have none.
+
+    Args:
+      method: its name.
+      points: its settings.
+      axes: along which they vary.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    pairs = list(itertools.combinations(axes.values(), 2))[:_MOST_PAIRS]
+    # The longer axis lies along the page.
+    pairs = [(x, y) if len(x.values) >= len(y.values) else (y, x) for x, y in pairs]
+    cells = [_best_cells(points, x, y) for x, y in pairs]
+    shown = [point for of_pair in cells for point, _ in of_pair.values() if point is not None]
+    headline = next((point.headline for point in points), ACCURACY)
+    finite = [score for point in shown for score in (_shown_score(point, test) for test in (False, True))]
+    finite = [score for score in finite if math.isfinite(score)]
+    if not finite or is_drawn(points, axes):
+        return None
+    parts = [False, True] if any(math.isfinite(_shown_score(point, False)) for point in shown) else [True]
+    heights = [min(1.7 + 0.36 * len(y.values), 9.0) for _, y in pairs]
+    wide = min(max(0.56 * max(len(x.values) for x, _ in pairs), 3.0), 9.0)
+    width, height = len(parts) * (wide + 0.9) + 0.9, sum(heights) + 0.7
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(len(pairs), len(parts), squeeze=False, height_ratios=heights)
+    figure.suptitle(_title(method, points, len(axes), len(pairs), width), x=0.01, ha="left", fontsize=11)
+    norm = Normalize(min(finite), max(finite))
+    for row, (x, y), of_pair in zip(panels, pairs, cells, strict=True):
+        for panel, test in zip(row, parts, strict=True):
+            _cells(panel, of_pair, x, y, test, norm)
+            panel.set_xlabel(literal(x.name))
+            panel.set_ylabel(literal(y.name))
+            entitle(panel, "test" if test else "validation, chosen by")
+    bar = {"label": headline.words, "format": headline.ticks, "aspect": height / 0.15}
+    figure.colorbar(ScalarMappable(norm, "viridis"), ax=panels, **bar)
+    return figure
+
+
+def _shown_score(point: Point, test: bool) -> float:
+    """The mean score of a setting, in percent where it is a share."""
+    return point.headline.scale * (point.test if test else point.validation).mean
+
+
+def _title(method: str, points: Sequence[Point], count: int, pairs: int, width: float) -> str:
+    text = f"{method}, mean over clients and seeds"
+    if any(point.chosen for point in points):
+        text += "; framed: the chosen setting"
+    if count > 2:
+        text += "; a cell is the best over the other axes on validation"
+    if pairs < math.comb(count, 2):
+        text += f"; the first {pairs} of {math.comb(count, 2)} pairs"
+    return "\n".join(textwrap.wrap(literal(text), int(9 * width)))
+
+
+def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, int], tuple[Point | None, str]]:
+    """The best setting, or the status, at each (y, x) where there are settings."""
+    groups: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        if x.name in point.settings and y.name in point.settings:
+            at = y.number(point.settings[y.name]), x.number(point.settings[x.name])
+            groups.setdefault(at, []).append(point)
+    return {at: best_of(group) for at, group in groups.items()}
+
+
+def _cells(
+    panel: Any, cells: Mapping[tuple[int, int], tuple[Point | None, str]], x: Axis, y: Axis, test: bool, norm: Any
+) -> None:
+    """Draw the grid of two axes: the score of each cell's best setting, hatched where none is done."""
+    from matplotlib.patches import Rectangle
+
+    values = np.full((len(y.values), len(x.values)), np.nan)
+    written = len(x.values) <= _MOST_WRITTEN
+    small = 9 if len(x.values) <= 9 else 7
+    for (i, j), (best, status) in cells.items():
+        if best is None:
+            panel.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="///"))
+            if written:
+                panel.text(j, i, _SHORT.get(status, "-"), ha="center", va="center", fontsize=small, color="#555555")
+            continue
+        values[i, j] = _shown_score(best, test)
+        if written and math.isfinite(values[i, j]):
+            color = "white" if norm(values[i, j]) < 0.55 else "black"
+            panel.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=small, color=color)
+        if best.chosen:
+            frame = {"fill": False, "edgecolor": _FRAME, "linewidth": 2.6, "zorder": 5}
+            panel.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **frame))
+    panel.imshow(values, norm=norm, cmap="viridis", aspect="auto", origin="lower", interpolation="none")
+    for axis, of_axis in ((panel.xaxis, x), (panel.yaxis, y)):
+        step = math.ceil(len(of_axis.values) / 20)
+        words = [literal(word) for word in of_axis.words][::step]
+        axis.set_ticks(range(0, len(of_axis.values), step), words, fontsize=8)
+    if sum(map(len, x.words)) > 4 * len(x.values):
+        panel.tick_params(axis="x", rotation=40)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)

@@ -8,7 +8,21 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jaxpfl.runs.sweep.execute import Reporter
+
+class Reporter:
+    """Receiver of a sweep's progress; this one shows nothing."""
+
+    def start(self, group: str, runs: int, rounds: int) -> None:
+        """A chunk of runs begins."""
+
+    def progress(self, rounds: int, loss: float) -> None:
+        """So many rounds of the chunk are done."""
+
+    def finish(self, runs: int) -> None:
+        """The chunk's runs are recorded."""
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
 
 
 class Terminal(Reporter):

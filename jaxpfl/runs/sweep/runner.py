@@ -21,10 +21,9 @@ from jaxpfl.engine import use_cpu_cores
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep.definition import UNFINISHED
-from jaxpfl.runs.sweep.execute import Prepared, Reporter, prepared, run_group
-from jaxpfl.runs.sweep.loaded import Data
+from jaxpfl.runs.sweep.execute import Data, Prepared, States, prepared, run_group
 from jaxpfl.runs.sweep.plan import Group
-from jaxpfl.runs.sweep.states import States
+from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError

@@ -1,11 +1,16 @@
 """Selection of each method's setting, on validation examples alone.
 
 The choice is made by `choose`, whose argument holds validation scores and nothing else: what a run scored on test
-examples is dropped by `validation_scores` before.
+examples is dropped by `validation_scores` before. Settings are compared on the same clients only: where a field of the
+data or the split is an axis (``clients``, ``data``, ``split_seed``), its values are problems, and each method has a
+best setting for each of them, as the best of all would be that of the easiest problem. Ties are decided by the order of
+the grid.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.runs.config import DataConfig
 from jaxpfl.runs.records import DONE, Record, Value
 from jaxpfl.runs.scores import ACCURACY, HEADLINES, Headline, find_headline
-from jaxpfl.runs.sweep.order import by_setting
-from jaxpfl.support.errors import JaxpflError, unknown_name
-
-METRICS = {one.validation: not one.lower for one in HEADLINES.values()} | {"validation_loss": False}
-"""The metrics of validation examples; true where larger is better."""
-
+from jaxpfl.support.errors import JaxpflError
 
 _HEADLINES = {name for one in HEADLINES.values() for name in (one.validation, one.personalized)}
 
@@ -58,8 +59,8 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-def select(records: Iterable[Record], seeds: Iterable[int], metric: str | None = None) -> dict[str, Choice]:
-    """The best setting of each method by a metric of validation examples, mean over the seeds of the search.
+def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]:
+    """The best setting of each method by its task's headline on validation examples, mean over the search's seeds.
 
     A setting is chosen only if its runs with all of these seeds are done and have a finite score. Of settings with the
     same mean, the first in the order of the records is chosen (`in_grid_order`).
@@ -67,15 +68,13 @@ def select(records: Iterable[Record], seeds: Iterable[int], metric: str | None =
     Args:
       records: of the sweep; those with other seeds do not count.
       seeds: of the search.
-      metric: one of `METRICS`; that of the task's headline unless given.
 
     Raises:
-      JaxpflError: for another metric, and without seeds.
+      JaxpflError: without seeds, and for runs of several headlines.
     """
     records = list(records)
-    metric = metric or headline_of(records).validation
-    scores = validation_scores(records, seeds, metric)
-    return {method: choose(tried, larger=METRICS[metric]) for method, tried in scores.items()}
+    larger = not headline_of(records).lower
+    return {method: choose(tried, larger=larger) for method, tried in validation_scores(records, seeds).items()}
 
 
 def headline_of(records: Iterable[Record]) -> Headline:
@@ -91,18 +90,14 @@ def headline_of(records: Iterable[Record]) -> Headline:
     return next(iter(found), ACCURACY)
 
 
-def validation_scores(
-    records: Iterable[Record], seeds: Iterable[int], metric: str | None = None
-) -> dict[str, list[Tried]]:
+def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, list[Tried]]:
     """Each method's settings with their validation scores, and nothing else of their runs.
 
     Raises:
       JaxpflError: as `select`.
     """
     records = list(records)
-    metric = metric or headline_of(records).validation
-    if metric not in METRICS:
-        raise unknown_name("metric of a selection", metric, METRICS)
+    metric = headline_of(records).validation
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
         raise JaxpflError("a selection needs one seed of the search at least")
@@ -157,3 +152,77 @@ def _mean(scores: np.ndarray) -> float:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
+"""Settings that name a problem, its records, and the choice of each method on it."""
+
+DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
+"""Names of the fields that make the data and their split."""
+
+
+def problem_axes(names: Iterable[str]) -> tuple[str, ...]:
+    """The axes that change the data or their split."""
+    return tuple(name for name in names if name in DATA_FIELDS)
+
+
+def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """The part of a setting that names its problem."""
+    return {name: settings[name] for name in problem_axes(settings)}
+
+
+def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem]:
+    """Select on each problem alone, problems in the order of the records.
+
+    Raises:
+      JaxpflError: as `select`.
+    """
+    seeds = list(seeds)
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(setting_key(problem_of(record.settings)), []).append(record)
+    return [(problem_of(own[0].settings), own, select(own, seeds)) for own in found.values()]
+
+
+def setting_key(settings: Mapping[str, Value]) -> str:
+    """Name of a setting by its content, in any order; 1, 1.0 and True are three values, as in `records.run_id`."""
+    return json.dumps(dict(sorted(settings.items())))
+
+
+def in_grid_order(
+    records: Iterable[Record], methods: Sequence[str] = (), axes: Mapping[str, Sequence[Value]] | None = None
+) -> list[Record]:
+    """The records by method, then by their values on the axes, the first axis slowest, then by seed.
+
+    A journal holds them in the order in which they ended.
+
+    Args:
+      records: of the sweep.
+      methods: in their order; others come after them as they appear.
+      axes: the values on each axis, in their order; other axes and other values come after them as they appear.
+    """
+    records, axes = list(records), axes or {}
+    names = list(dict.fromkeys([*axes, *(name for one in records for name in one.settings)]))
+    method_places = _places([*methods, *(one.method for one in records)])
+    places = {
+        name: _places([*axes.get(name, ()), *(one.settings[name] for one in records if name in one.settings)])
+        for name in names
+    }
+
+    def place(one: Record) -> tuple[int, ...]:
+        known = (places[name][json.dumps(one.settings[name])] if name in one.settings else -1 for name in names)
+        return (method_places[json.dumps(one.method)], *known, one.seed)
+
+    return sorted(records, key=place)
+
+
+def by_setting(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+    """The records of each method and setting, in the order of their first ones."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for one in records:
+        found.setdefault((one.method, setting_key(one.settings)), []).append(one)
+    return found
+
+
+def _places(values: Sequence[Value]) -> dict[str, int]:
+    return {text: place for place, text in enumerate(dict.fromkeys(map(json.dumps, values)))}

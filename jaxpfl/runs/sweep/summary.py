@@ -1,17 +1,19 @@
-"""Summary of a sweep as JSON: a row for each method and setting, and each method's best setting."""
+"""Summary of a sweep as JSON, with each method's best setting, and as tables: on a terminal, in Markdown, in LaTeX."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
-from jaxpfl.runs.scores import ACCURACY, Headline
-from jaxpfl.runs.sweep.order import by_setting, setting_key
-from jaxpfl.runs.sweep.selection import Choice, headline_of
+from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value
+from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
+from jaxpfl.runs.sweep.selection import Choice, by_setting, headline_of, setting_key
+from jaxpfl.support.console import new_table, shown_seconds, unmarked
+from jaxpfl.support.errors import printable, unknown_name
 from jaxpfl.support.files import jsonable
 
 UNFINISHED = "unfinished"
@@ -133,3 +135,319 @@ def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
         "min": float(values.min()),
         "max": float(values.max()),
     }
+
+
+FORMS = ("md", "latex")
+MOST_ROWS = 40
+"""Rows beyond which the terminal shows the best settings only."""
+_MOST_METRICS = 6
+_COMPILING = "compile_seconds"
+_MOST_NAMED = 3
+_NARROWEST = 20
+"""Characters of a column of settings, which is folded."""
+
+
+class Sheet(NamedTuple):
+    """A table as texts.
+
+    Attributes:
+      header: names of the columns.
+      rows: texts of the cells.
+      words: number of the first columns, which are words; the others are numbers.
+      bold: (row, column) of the cells in bold.
+      note: the meaning of the numbers, a sentence.
+    """
+
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    words: int
+    bold: frozenset[tuple[int, int]]
+    note: str
+
+
+def text_table(summary: Mapping[str, Any], form: str, *, every: bool = False) -> str:
+    """The best setting of each method, or every setting, as a Markdown table or a LaTeX tabular (booktabs).
+
+    Args:
+      summary: as `summarize` gives it.
+      form: one of `FORMS`.
+      every: a row for each setting; always so where nothing was selected.
+
+    Raises:
+      JaxpflError: for another form.
+    """
+    if form not in FORMS:
+        raise unknown_name("form of a table", form, FORMS)
+    sheet = rows_sheet(summary) if every or not summary["best"] else best_sheet(summary)
+    return _markdown(sheet) if form == "md" else _latex(sheet)
+
+
+def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS) -> None:
+    """Print the best setting of each method, the settings level with it, every setting, and those that are not done.
+
+    Args:
+      console: of rich.
+      summary: as `summarize` gives it.
+      most: settings beyond which they are not listed one by one.
+    """
+    rows, best = summary["rows"], summary["best"]
+    if best:
+        console.print(_rich(best_sheet(summary), "best setting of each method, chosen on validation examples"))
+        console.print()
+        if (others := others_sheet(summary)) is not None:
+            console.print(_rich(others, "other scores of the same settings"))
+            console.print()
+    if len(rows) <= most:
+        console.print(_rich(rows_sheet(summary, joined=True), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
+        console.print()
+    for _, method, own in choices_of(summary):
+        if level := own["level_with"]:
+            named = "; ".join(setting_words(one, method) for one in level[:_MOST_NAMED])
+            more = f" and {len(level) - _MOST_NAMED} more" * (len(level) > _MOST_NAMED)
+            console.print(
+                _line(f"{method}: within one standard error of the chosen setting: {named}{more}"),
+                highlight=False,
+            )
+    for method, text in _not_done(rows):
+        console.print(_line(f"{method}: {text}"), highlight=False)
+    for caveat in summary.get("caveats", ()):
+        console.print(_line(caveat), highlight=False)
+    said = f"{len(rows)} settings" * (len(rows) > most)
+    said += ("; " if said else "") + f"{summary['programs']} program{'s' * (summary['programs'] != 1)}"
+    console.print(f"{said}, {shown_seconds(summary['seconds'])} s", highlight=False)
+
+
+def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
+    """A setting in words, ``lr=0.1, psi_init=3.5``, with the method's own prefix left out."""
+    return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
+
+
+def value_words(value: Value | None) -> str:
+    """A value as the command line takes it; a dash for none."""
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def best_sheet(summary: Mapping[str, Any]) -> Sheet:
+    """The best setting of each method on each problem, the best test score of each problem in bold."""
+    best, rows, headline = choices_of(summary), [], stored_headline(summary)
+    problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
+    for i, method, own in best:
+        chosen = own["settings"]
+        words = f"none: {own['reason']}" if chosen is None else setting_words(chosen, method) or "-"
+        ours = [
+            row for row in summary["rows"] if row["method"] == method and problems[i].items() <= row["settings"].items()
+        ]
+        rows.append(
+            (
+                method,
+                words,
+                _one(own[headline.validation], headline),
+                _spread(own[headline.personalized], headline),
+                str(own["seeds"]),
+                str(own["tries"]),
+                *_times(ours),
+            )
+        )
+    bold: set[tuple[int, int]] = set()
+    for problem in {problem for problem, _, _ in best}:
+        means = {i: one[2][headline.personalized]["mean"] for i, one in enumerate(best) if one[0] == problem}
+        found = [mean for mean in means.values() if mean is not None]
+        top = max(found, key=headline.better, default=None)
+        bold |= {
+            (i, 3) for i, mean in means.items() if len(means) > 1 and top is not None and _same(mean, top, headline)
+        }
+    note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
+    note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
+    note += "; tries: settings that the choice was made of; compile, run: seconds of all their runs"
+    header = ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
+    return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
+
+
+def others_sheet(summary: Mapping[str, Any]) -> Sheet | None:
+    """The chosen settings' means over all test examples, where the table tells them from those over clients, and their
+    task's other metrics; None without any.
+    """
+    headline = stored_headline(summary)
+    own, pooled = headline.personalized, f"{headline.personalized}_examples"
+    chosen = {
+        (method, setting_key(best["settings"]))
+        for _, method, best in choices_of(summary)
+        if best["settings"] is not None
+    }
+    found = [row for row in summary["rows"] if (row["method"], setting_key(row["settings"])) in chosen]
+    held = dict.fromkeys(name for row in found for name in row["metrics"])
+    names = [name.removesuffix("_examples") for name in held if name.endswith("_examples") and name != pooled]
+    others = {name: Headline(name.removeprefix("personalized_")) for name in names}
+    means = [(row["metrics"].get(pooled, {}).get("mean"), row[own]["mean"]) for row in found]
+    weighed = any(mean is not None and not _same(mean, of_clients, headline) for mean, of_clients in means)
+    if not others and not weighed:
+        return None
+    rows = []
+    for row in found:
+        cells = [_spread(row["metrics"][pooled], headline)] * weighed
+        cells += [
+            _number(row["metrics"].get(f"{name}_median" if one.name in UNBOUNDED else name))
+            for name, one in others.items()
+        ]
+        rows.append((row["method"], setting_words(row["settings"], row["method"]) or "-", *cells))
+    note = "Means over clients and seeds"
+    note += ", of R^2 the median over clients" * any(one.name == "r2" for one in others.values())
+    note += f"; examples: {headline.words}{headline.unit} weighted by test examples" * weighed
+    header = ("method", "setting", *["examples"] * weighed, *(one.words for one in others.values()))
+    return Sheet(header, rows, 2, frozenset(), f"{note}.")
+
+
+def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
+    """A row for each setting, the chosen one of each method in bold.
+
+    Args:
+      summary: as `summarize` gives it.
+      joined: whether a setting is one column in words, which a terminal can fold, or one for each axis.
+    """
+    every = summary["rows"]
+    axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
+    headline = stored_headline(summary)
+    learned = any(row[headline.personalized]["mean"] is not None for row in every)
+    learned |= bool(summary["best"])
+    names = dict.fromkeys(name for row in every for name in row["metrics"] if name != _COMPILING)
+    metrics = [] if learned else list(names)[:_MOST_METRICS]
+    chosen = {
+        (method, setting_key(own["settings"])) for _, method, own in choices_of(summary) if own["settings"] is not None
+    }
+    rows, bold = [], set()
+    for i, row in enumerate(every):
+        words = [setting_words(row["settings"], row["method"]) or "-"]
+        cells = [row["method"], *(words if joined else (value_words(row["settings"].get(name)) for name in axes))]
+        if learned:
+            cells += [_one(row[headline.validation], headline), _spread(row[headline.personalized], headline)]
+        cells += [_number(row["metrics"].get(name)) for name in metrics]
+        cells += [str(row["seeds"]), *_times([row]), row["status"]]
+        if (row["method"], setting_key(row["settings"])) in chosen:
+            bold |= {(i, column) for column in range(len(cells))}
+        rows.append(tuple(cells))
+    header = (
+        "method",
+        *(["setting"] if joined else axes),
+        *("validation", "test") * learned,
+        *metrics,
+        "seeds",
+        "compile",
+        "run",
+        "status",
+    )
+    note = f"{_plural(headline)}, mean over clients and seeds" if learned else "Means over seeds"
+    note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
+    note += "; compile, run: seconds of all runs"
+    note += "; bold: chosen on validation examples" * bool(chosen)
+    return Sheet(header, rows, 1 + joined, frozenset(bold), f"{note}.")
+
+
+def _line(text: str) -> str:
+    """A line as rich shows it, with no markup in it."""
+    from rich.markup import escape
+
+    return escape(printable(text, 2000))
+
+
+def _not_done(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """For each method, status and reason: how many settings are not done, and the first of them."""
+    bad = [row for row in rows if row["status"] != DONE]
+    counts = Counter((row["method"], row["status"], row["reason"]) for row in bad)
+    said = []
+    for (method, status, reason), count in counts.items():
+        such = (row for row in bad if (row["method"], row["status"], row["reason"]) == (method, status, reason))
+        named = setting_words(next(such)["settings"], method)
+        first = f"{count} settings, the first {named}" if count > 1 else named or "its setting"
+        said.append((method, f"{first}: {status}{f' ({reason})' * bool(reason)}"))
+    return said
+
+
+def _rich(sheet: Sheet, title: str) -> Any:
+    table = new_table(title, sheet.note)
+    for i, name in enumerate(sheet.header):
+        side = "left" if i < sheet.words or name == "status" else "right"
+        if name == "setting":
+            widest = max(map(len, (name, *(row[i] for row in sheet.rows))))
+            table.add_column(name, justify=side, overflow="fold", min_width=min(widest, _NARROWEST))
+        else:
+            table.add_column(unmarked(name), justify=side, style="bold" if i == 0 else None, no_wrap=True)
+    for i, row in enumerate(sheet.rows):
+        cells = (unmarked(cell) for cell in row)
+        table.add_row(*(f"[bold]{cell}[/]" if (i, j) in sheet.bold else cell for j, cell in enumerate(cells)))
+    return table
+
+
+def _markdown(sheet: Sheet) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def cell(text: str) -> str:
+        text = printable(text, 300)
+        for mark in "\\|*_`[]<>":
+            text = text.replace(mark, f"\\{mark}")
+        return text
+
+    rules = ["---" if i < sheet.words or name == "status" else "---:" for i, name in enumerate(sheet.header)]
+    lines = [line([cell(name) for name in sheet.header]), line(rules)]
+    for i, row in enumerate(sheet.rows):
+        lines.append(line([f"**{cell(t)}**" if (i, j) in sheet.bold else cell(t) for j, t in enumerate(row)]))
+    return "\n".join([*lines, "", sheet.note])
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+}
+
+
+def _latex(sheet: Sheet) -> str:
+    def cell(text: str, bold: bool = False) -> str:
+        text = "".join(_LATEX.get(mark, mark) for mark in printable(text, 300))
+        return rf"\textbf{{{text}}}" if bold and text else text
+
+    sides = "".join("l" if i < sheet.words or name == "status" else "r" for i, name in enumerate(sheet.header))
+    lines = [f"% {sheet.note}", "% Needs booktabs.", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+    lines += [rf"{' & '.join(map(cell, sheet.header))} \\", r"\midrule"]
+    for i, row in enumerate(sheet.rows):
+        lines.append(rf"{' & '.join(cell(text, (i, j) in sheet.bold) for j, text in enumerate(row))} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def _plural(headline: Headline) -> str:
+    return "Accuracies in %" if headline == ACCURACY else f"{headline.words}{headline.unit}"
+
+
+def _same(mean: float | None, best: float, headline: Headline) -> bool:
+    """True for means that the table does not tell apart."""
+    return mean is not None and headline.number(mean) == headline.number(best)
+
+
+def _one(value: float | None, headline: Headline) -> str:
+    return "-" if value is None else headline.number(value)
+
+
+def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
+    if stats["mean"] is None:
+        return "-"
+    return _one(stats["mean"], headline) + ("" if stats["std"] is None else f" ± {headline.number(stats['std'])}")
+
+
+def _number(stats: Mapping[str, float | None] | None) -> str:
+    if stats is None or stats["mean"] is None:
+        return "-"
+    return f"{stats['mean']:.4g}" + ("" if stats["std"] is None else f" ± {stats['std']:.2g}")
+
+
+def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Seconds of compiling, and others, of all runs of some settings."""
+    compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
+    known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
+    return shown_seconds(known), shown_seconds(sum(row["seconds"] for row in rows))

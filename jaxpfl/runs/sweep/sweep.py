@@ -1,31 +1,49 @@
-"""A sweep in its folder: what is done and what is missing.
+"""A sweep in its folder: what is done, what is missing, and its outcome.
 
 The folder holds ``sweep.json`` (the definition), ``journal/`` (a record of every run, see `jaxpfl.runs.records`), and,
-once the sweep is complete, ``results.parquet``, ``plots/``, ``best/`` and, last, ``summary.json``.
+once the sweep is complete, ``results.parquet``, ``plots/``, ``best/`` (chosen settings as config files, which
+``jaxpfl run`` takes) and, last, ``summary.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 
 from jaxpfl import __version__
 from jaxpfl.runs import run_folder
-from jaxpfl.runs.records import FAILED, STOPPED, Journal, Record, Value
+from jaxpfl.runs.config import RunConfig, to_json
+from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
+from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
-from jaxpfl.runs.sweep import halving
 from jaxpfl.runs.sweep.definition import FILE, Definition
-from jaxpfl.runs.sweep.execute import prepared
-from jaxpfl.runs.sweep.loaded import Data
-from jaxpfl.runs.sweep.order import in_grid_order
-from jaxpfl.runs.sweep.plan import Group, Run, groups_of, runs_of
-from jaxpfl.runs.sweep.problems import select_each
+from jaxpfl.runs.sweep.execute import UNDEFINED, Data, prepared
+from jaxpfl.runs.sweep.grid import applied, with_privacy
+from jaxpfl.runs.sweep.plan import (
+    Group,
+    Run,
+    check_rungs,
+    groups_of,
+    missing_at_rungs,
+    planned_runs,
+    recorded_runs,
+    runs_of,
+)
+from jaxpfl.runs.sweep.plots import figures
+from jaxpfl.runs.sweep.selection import Choice, in_grid_order, select, select_each
+from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.console import save, signed
+from jaxpfl.support.errors import JaxpflError, printable, shown, writing
+from jaxpfl.support.files import whole
 
 SUMMARY = "summary.json"
 _FIRST = 8  # groups that are tried before the folder is made
@@ -72,7 +90,7 @@ class Sweep:
         sums = sweep._checksums()
         if resume:
             definitions.grown(old := definitions.read(folder), definition, folder)
-            halving.check_grown(old, definition)
+            check_rungs(old, definition)
             sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
         if force and (folder / FILE).exists():
@@ -156,7 +174,7 @@ class Sweep:
             for one in records
         ]
         found = {record.id: record for record in records}
-        if self.definition.search.halving and (groups := halving.missing(self.definition, found)):
+        if self.definition.search.halving and (groups := missing_at_rungs(self.definition, found)):
             return groups
         left = [] if self.definition.search.halving else self._left(runs_of(self.definition), found)
         if not left and len(self.definition.searched) < len(self.definition.seeds):
@@ -187,7 +205,7 @@ class Sweep:
     def progress(self, records: Sequence[Record]) -> tuple[int, int]:
         """Numbers of runs of the search that are recorded, and of all; each rung of successive halving has its own."""
         if self.definition.search.halving:
-            return halving.ran(self.definition, records), halving.planned(self.definition)
+            return recorded_runs(self.definition, records), planned_runs(self.definition)
         runs = {run.id for run in runs_of(self.definition)}
         return sum(record.id in runs for record in records), len(runs)
 
@@ -200,3 +218,157 @@ class Sweep:
 def _is_name(value: Value) -> bool:
     """True for a text that is no share of the clients."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
+
+
+def finish(sweep: Sweep) -> dict[str, Any]:
+    """Summarise a sweep and write what its folder lacks, ``summary.json`` last.
+
+    Returns:
+      The summary, as `summarize` gives it, with the folder and the version. Where the data or the split are an axis,
+      ``problems`` is a list of ``{"settings", "best"}``, ``best`` as in the summary.
+    """
+    import pandas
+
+    seeds = sweep.definition.searched
+    records = sweep.in_order(sweep.journal().read())
+    chosen = select(records, seeds) if sweep.definition.search.select == "validation" else {}
+    each = select_each(records, seeds) if chosen else []
+    for problem, _, best in each:
+        for method, choice in best.items():
+            if choice.settings is not None:
+                name = "-".join([method, *(f"{axis}={value}" for axis, value in problem.items())])
+                text = _config(sweep, method, choice.settings, records)
+                write_best(sweep.folder / "best", re.sub(r"[^\w.=-]", "_", name), text)
+    programs = {record.program or record.group for record in records if record.status != FAILED}
+    seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
+    summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
+    summary["caveats"] = caveats(records, chosen)
+    if len(each) > 1:
+        more = {"seeds": seeds, "programs": 0, "seconds": 0.0}
+        summary["problems"] = [
+            {"settings": problem, "best": summarize(own, best, **more)["best"]} for problem, own, best in each
+        ]
+    files.write_table(sweep.folder / "results.parquet", pandas.DataFrame(rows(records)))
+    with signed("jaxpfl sweep"):
+        for name, figure in figures(summary).items():
+            save(figure, sweep.folder / "plots", name)
+    summary |= {"run_dir": str(sweep.folder), "version": __version__}
+    files.write_json(sweep.folder / SUMMARY, summary)
+    return summary
+
+
+def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
+    """Sentences on metrics that some clients have not, and weaknesses of the claims of private runs."""
+    return [*_undefined(records), *_of_private(records, chosen)]
+
+
+def _undefined(records: Sequence[Record]) -> list[str]:
+    """Sentences about metrics that some clients' test examples do not define, of all runs that have such clients."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for record in records:
+        for name, count in record.metrics.items():
+            if name.endswith(UNDEFINED) and count:
+                of = int(record.metrics.get("num_clients") or 0)
+                found.setdefault(name.removesuffix(UNDEFINED), []).append((int(count), of))
+    return [
+        f"{Headline(name.removeprefix('personalized_')).words}: the test examples of {_range(own)} of "
+        f"{_range(clients)} clients do not define it; its means leave them out"
+        for name, (own, clients) in ((name, tuple(zip(*counts, strict=True))) for name, counts in found.items())
+    ]
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
+    """Weaknesses of the claims of private runs: each is of its run alone."""
+    private = [record for record in records if record.metrics.get("epsilon") is not None]
+    if not private:
+        return []
+    runs = Counter(record.method for record in private)
+    most = ", ".join(f"{method} {count}" for method, count in runs.items())
+    by_choice = " and the choice of a setting by their validation examples" * bool(chosen)
+    return [
+        f"epsilon is the claim of one run by itself: the other runs on the same clients (private ones: {most})"
+        f"{by_choice} are not in it"
+    ]
+
+
+def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> str:
+    """The chosen setting's run as a config file, shares of the clients and the rounds as numbers."""
+    ran = next(r for r in records if r.method == method and r.settings == settings and r.status == DONE)
+    share = isinstance(settings.get("cohort"), str)
+    counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
+    note = f"chosen for {method} on validation examples, jaxpfl {__version__}"
+    base = with_privacy(sweep.definition.config, sweep.definition.grid)
+    return best_config(base, method, {**settings, **counts}, ran.rounds, note)
+
+
+_TABLES = ("privacy", "plan")
+
+
+def best_config(
+    base: RunConfig, method: str, settings: Mapping[str, Value], rounds: int | None = None, note: str = ""
+) -> str:
+    """The run of a method with a setting of a sweep, as the text of a TOML file: what differs from the defaults.
+
+    Args:
+      base: the run that all settings of the sweep share, its fields as given.
+      method: name of the method.
+      settings: the values on the axes, by field (``lr``, ``privacy.epsilon``) or hyper-parameter
+        (``adaped.psi_init``); counts are numbers, not shares of the clients.
+      rounds: of the run, where the sweep set them.
+      note: a line of comment at the top.
+    """
+    config = applied(base, settings)
+    values: dict[str, Any] = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
+    values["set"] = [f"{method}.{name}={text}" for name, text in _entries(config.set, method).items()]
+    default = to_json(RunConfig())
+    changed = {name: value for name, value in values.items() if name not in _TABLES and value != default[name]}
+    lines = [f"# {printable(note, 300)}"] * bool(note)
+    lines += [f"{name} = {_toml(name, value)}" for name, value in {"methods": [method], **changed}.items()]
+    for table in _TABLES:
+        changed = {name: value for name, value in values[table].items() if value != default[table][name]}
+        if changed:
+            lines += ["", f"[{table}]", *(f"{name} = {_toml(name, value)}" for name, value in changed.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_best(folder: Path, method: str, text: str) -> Path:
+    """Write ``folder/METHOD.toml``; a missing folder is created in the one above it.
+
+    Raises:
+      UnwritableError: if it cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    path = folder / f"{method}.toml"
+    with whole(path) as file:
+        file.write(text)
+    return path
+
+
+def _entries(given: tuple[str, ...], method: str) -> dict[str, str]:
+    """The values of ``--set`` that are a method's, by name; one without a method's name is of the only method."""
+    found = {}
+    for entry in given:
+        target, _, text = entry.partition("=")
+        owner, dot, name = target.partition(".")
+        if not dot or owner == method:
+            found[name if dot else target] = text
+    return found
+
+
+def _toml(name: str, value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(name, one) for one in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if value is None:
+        raise JaxpflError(f"{name} cannot be unset in a config file")
+    return repr(value)
