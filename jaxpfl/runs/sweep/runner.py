@@ -103,9 +103,9 @@ def run_on_ray(
     tasks: dict[Any, Group] = {}
     begun: set[tuple[str, int | None]] = set()
     lost: list[str] = []
-    ended: list[Any] | None = None
+    changed = True
     while not stopped():
-        for group in () if ended == [] else sweep.missing(journal.read(), again):
+        for group in sweep.missing(journal.read(), again) if changed else ():
             runs = {(run.id, group.until) for run in group.runs}
             if not runs & begun:
                 begun |= runs
@@ -113,6 +113,7 @@ def run_on_ray(
         if not tasks:
             break
         ended, _ = ray.wait(list(tasks), timeout=_LOOK_SECONDS)
+        changed = bool(ended)
         for task in ended:
             group = tasks.pop(task)
             try:
