@@ -155,7 +155,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
 
 
 def _exclusions(config: RunConfig, search: Search, axes: Sequence[str]) -> list[tuple[bool, str]]:
-    """What cannot go together in a sweep, each with its reason."""
+    """Settings that cannot go together in a sweep, each with its reason."""
     problem, halving = next(iter(problem_axes(axes)), ""), search.halving > 0
     scored = "is of no use in a sweep: it scores each run at its end, and records it then"
     rounds = "rounds cannot be an axis too"
