@@ -72,9 +72,9 @@ class Subject:
             return change(spec.method.build(task, work, **options), work)
 
         plan = replace(spec.plan, rounds_per_call=1)
-        spec = replace(spec, method=spec.method._replace(build=changed), plan=plan)
+        watched = replace(spec, method=spec.method._replace(build=changed), plan=plan)
         failures = self.run.availability if availability is None else availability
-        return replace(self.run, spec=spec, availability=failures).simulation()
+        return replace(self.run, spec=watched, availability=failures).simulation()
 
     def upload(self) -> Upload:
         """Shapes and types of a client's upload."""

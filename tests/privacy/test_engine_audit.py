@@ -17,7 +17,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation, full, poisson, uniform
 from jaxpfl.core.protocol import Algorithm, Client, Upload
 from jaxpfl.data import stack_clients
-from jaxpfl.engine import ExecutionPlan, assemble
+from jaxpfl.engine import ExecutionPlan, build
 from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
@@ -141,7 +141,7 @@ def planted(monkeypatch, *, client=None, server=None, hyper=None):
             algorithm = algorithm._replace(server=server(algorithm.server))
         return algorithm, private if hyper is None else hyper(private)
 
-    monkeypatch.setattr(assemble, "privatize", faulty)
+    monkeypatch.setattr(build, "privatize", faulty)
 
 
 def halved(private):
