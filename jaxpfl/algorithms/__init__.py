@@ -4,8 +4,8 @@ from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps, sgd, train
 from jaxpfl.algorithms.parts.optimizers import Optimizer
-from jaxpfl.algorithms.parts.own_part import head_and_body
-from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import trained_part, with_server_optimizer
+from jaxpfl.algorithms.parts.split_models import head_and_body
 from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get
 
 __all__ = [

@@ -38,11 +38,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxpfl.algorithms.parts.architectures import personal_tasks
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
 from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, run_steps, taken
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
+from jaxpfl.algorithms.parts.several_models import personal_tasks
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task

@@ -47,7 +47,6 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
 from jaxpfl.algorithms.parts.hyper import hyper
 from jaxpfl.algorithms.parts.local_work import (
@@ -59,7 +58,7 @@ from jaxpfl.algorithms.parts.local_work import (
     run_steps,
     taken,
 )
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits

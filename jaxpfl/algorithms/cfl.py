@@ -39,9 +39,9 @@ import numpy as np
 from flax import struct
 
 from jaxpfl.algorithms.parts import several_models
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.servers import increment
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,

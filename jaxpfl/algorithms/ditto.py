@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, sgd, taken
-from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import averaging_server, increment, trained_part, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task

@@ -29,11 +29,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
-from jaxpfl.algorithms.parts.own_part import head_and_body
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import averaging_server, increment, with_server_optimizer
+from jaxpfl.algorithms.parts.split_models import head_and_body
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
 from jaxpfl.core.types import ClientData, Key, Metrics, PyTree, Scalar, Splits

@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.servers import increment
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,

@@ -5,7 +5,7 @@ Client i of the cohort S, with n_i training examples, trains w_i from mu; then
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
 FedProx averages uniformly. A server optimizer takes minus the mean model update for a gradient
-(`parts.server_optimizer`).
+(`parts.servers`).
 
 References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 https://arxiv.org/abs/1602.05629; Li et al. 2020, "Federated Optimization in Heterogeneous Networks",
@@ -17,11 +17,9 @@ from __future__ import annotations
 from flax import struct
 
 from jaxpfl.algorithms.parts import fine_tuning
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.normalized import normalized
-from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import averaging_server, increment, normalized, trained_part, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
@@ -43,7 +41,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     Args:
       task: any model.
       work: the local work in a round.
-      fednova: normalise by the steps that each client took (`parts.normalized`).
+      fednova: normalise by the steps that each client took (`parts.servers.normalized`).
 
     Implements: Divi et al. 2021, equation (4).
     """

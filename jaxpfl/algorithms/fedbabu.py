@@ -23,11 +23,10 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms.parts import fine_tuning
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.own_part import head_and_body, of_part
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
+from jaxpfl.algorithms.parts.split_models import head_and_body, of_part
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits

@@ -22,7 +22,7 @@ from __future__ import annotations
 import jax
 
 from jaxpfl.algorithms.parts.local_work import LocalWork
-from jaxpfl.algorithms.parts.own_part import keeping_own_part, trained_together
+from jaxpfl.algorithms.parts.split_models import keeping_own_part, trained_together
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import PyTree

@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits

@@ -32,9 +32,9 @@ import jax
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
+from jaxpfl.algorithms.parts.servers import increment, share_of_all
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits

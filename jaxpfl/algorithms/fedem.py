@@ -28,10 +28,9 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms.parts import several_models
-from jaxpfl.algorithms.parts.averaging import increment, mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import increment, mean_server, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.data import passes

@@ -40,10 +40,10 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms.parts import class_means
+from jaxpfl.algorithms.parts.class_means import least_on_simplex
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, taken
-from jaxpfl.algorithms.parts.own_part import head_and_body, of_part
-from jaxpfl.algorithms.parts.simplex import least_on_simplex
+from jaxpfl.algorithms.parts.split_models import head_and_body, of_part
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,

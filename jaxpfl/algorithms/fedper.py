@@ -12,7 +12,7 @@ https://arxiv.org/abs/1912.00818.
 from __future__ import annotations
 
 from jaxpfl.algorithms.parts.local_work import LocalWork
-from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part, trained_together
+from jaxpfl.algorithms.parts.split_models import head_and_body, keeping_own_part, trained_together
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.models import Task
 

@@ -38,9 +38,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxpfl.algorithms.parts import class_means
-from jaxpfl.algorithms.parts.architectures import personal_tasks
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.several_models import personal_tasks
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task

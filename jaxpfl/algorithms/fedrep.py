@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps
-from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part
+from jaxpfl.algorithms.parts.servers import increment
+from jaxpfl.algorithms.parts.split_models import head_and_body, keeping_own_part
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits

@@ -25,11 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.algorithms.parts import class_means
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.parts.own_part import head_and_body
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import averaging_server, increment, with_server_optimizer
+from jaxpfl.algorithms.parts.split_models import head_and_body
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits

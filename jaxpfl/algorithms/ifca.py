@@ -20,10 +20,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.algorithms.parts import several_models
-from jaxpfl.algorithms.parts.averaging import mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import mean_server, trained_part, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task

@@ -34,9 +34,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.algorithms.parts.servers import increment, share_of_all
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,

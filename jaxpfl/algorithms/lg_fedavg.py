@@ -18,7 +18,7 @@ https://arxiv.org/abs/2001.01523.
 from __future__ import annotations
 
 from jaxpfl.algorithms.parts.local_work import LocalWork
-from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part, trained_together
+from jaxpfl.algorithms.parts.split_models import head_and_body, keeping_own_part, trained_together
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.types import PyTree
 from jaxpfl.models import Task

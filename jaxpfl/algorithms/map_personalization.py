@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.servers import increment
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,

@@ -45,10 +45,10 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jaxpfl.algorithms.parts.averaging import increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.masks import Parts, masks, with_fixed
+from jaxpfl.algorithms.parts.servers import increment
+from jaxpfl.algorithms.parts.split_models import Parts, masks, with_fixed
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,

@@ -21,10 +21,9 @@ import jax
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps, train
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import averaging_server, increment, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task

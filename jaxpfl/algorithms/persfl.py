@@ -7,7 +7,7 @@ cross-entropy CE as its teacher O_i:
 
 It receives those of the rounds in which it takes part, the initial one among them, and the last one for its
 personalisation. The teacher of new clients is the last global model, or the best on their validation examples of it and
-``stored`` earlier ones, equally spaced, that the server then keeps (`parts.stored_models`); the first of equals.
+``stored`` earlier ones, equally spaced, that the server then keeps (`parts.servers`); the first of equals.
 
 Stage 2 is local. A student starts at the teacher; with logits a of the student and o of the teacher it minimises over
 the client's training examples
@@ -49,7 +49,7 @@ import optax
 from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
+from jaxpfl.algorithms.parts.servers import StoredModels, keeping_models
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, ClientContext, Message, Upload
 from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Splits

@@ -12,9 +12,9 @@ import dataclasses
 
 import numpy as np
 
-from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, train
+from jaxpfl.algorithms.parts.servers import averaging_server, increment
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task

@@ -17,8 +17,7 @@ from jaxpfl.audit.subject import Subject, subject_of
 from jaxpfl.audit.white_box import Noise
 from jaxpfl.core import checks
 from jaxpfl.privacy import Accountant, PrivacyPlan
-from jaxpfl.privacy.one_run import OneRunBound
-from jaxpfl.privacy.residuals import Finding
+from jaxpfl.privacy.audit import Finding, OneRunBound
 from jaxpfl.support.errors import JaxpflError
 
 __all__ = ["Audit", "Subject", "audit", "subject_of"]

@@ -2,7 +2,7 @@ r"""White-box tests of the noise that rounds add and the cohorts that are drawn,
 
 A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
 client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the difference of
-the release to it must be the claimed noise (`jaxpfl.privacy.residuals`). The test works equally well on any data.
+the release to it must be the claimed noise (`jaxpfl.privacy.audit`). The test works equally well on any data.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.audit.subject import Subject
-from jaxpfl.audit.transcript import Round, by_name, recorded, rounds
+from jaxpfl.audit.subject import Round, Subject, by_name, recorded, rounds
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
 from jaxpfl.core.types import Array, PyTree
 from jaxpfl.privacy import FixedSize, Poisson
+from jaxpfl.privacy.audit import Finding, check_noise
 from jaxpfl.privacy.descriptions import Sampling
-from jaxpfl.privacy.residuals import Finding, check_noise
 
 FALSE_ALARM = 1e-6
 """Probability of a false alarm for a correct claim, over all tests together."""

@@ -145,7 +145,7 @@ def curve(
     turns = claim.cycle is not None  # which the paper does not have
     printed = [math.nan if turns else plan.epsilon(claim.delta, "paper") for plan in plans]
     if plot is not None:
-        from jaxpfl.privacy.plot import plot_curve
+        from jaxpfl.privacy.audit import plot_curve
 
         what = f"z = {noise_multiplier:g}, q = {last.sampling.rate:.4g}, delta = {claim.delta:g}"
         beside = [] if turns or claim.accountant == "paper" else printed
@@ -159,9 +159,9 @@ def curve(
 
 
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
-    from jaxpfl.privacy import CentralNoise, Cyclic, FixedSize, Full, Poisson, PrivacyPlan, banded
+    from jaxpfl.privacy import CentralNoise, Cyclic, FixedSize, Full, Poisson, PrivacyPlan, descriptions
+    from jaxpfl.privacy.accounting import relation_of
     from jaxpfl.privacy.claim import check_delta
-    from jaxpfl.privacy.events import relation_of
 
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
@@ -180,14 +180,14 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
         sampling = Full(clients) if rate is None else Poisson(rate, clients, cap)
     if clients is not None:
         check_delta(claim.delta, clients)
-    c = (1.0,) if claim.bands is None else banded.coefficients(claim.bands, claim.rounds)
+    c = (1.0,) if claim.bands is None else descriptions.banded_coefficients(claim.bands, claim.rounds)
     noise = CentralNoise(noise_multiplier, coefficients=c)
     return PrivacyPlan(noise, sampling, claim.rounds, relation_of(noise, sampling, claim.relation))
 
 
 def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
     from jaxpfl.privacy import accountant_named
-    from jaxpfl.privacy.paper import CAVEAT
+    from jaxpfl.privacy.accounting import CAVEAT
 
     epsilon = plan.epsilon(claim.delta, accountant_named(claim.accountant))
     note = {"note": CAVEAT} if claim.accountant == "paper" else {}
@@ -282,7 +282,7 @@ def audit(
             progress=status.update,
         )
     if how.plot is not None:
-        from jaxpfl.privacy.plot import plot_worlds
+        from jaxpfl.privacy.audit import plot_worlds
 
         with signed("jaxpfl privacy audit"):
             plot_worlds(found.game.present, found.game.absent, found.claimed, found.game.bound, how.plot)

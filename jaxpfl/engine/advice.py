@@ -10,7 +10,7 @@ import numpy as np
 from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.algorithms.parts.optimizers import resolve
 from jaxpfl.algorithms.parts.schedules import OWN
-from jaxpfl.algorithms.parts.server_optimizer import check_rate
+from jaxpfl.algorithms.parts.servers import check_rate
 from jaxpfl.core.settings import is_default
 from jaxpfl.core.types import Federation
 from jaxpfl.data.stack import listed

@@ -27,7 +27,7 @@ from jaxpfl.privacy import (
     Refusal,
     SiloMechanism,
     Statement,
-    clipping,
+    noise,
 )
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.support import processes
@@ -108,7 +108,7 @@ class Fit(NamedTuple):
         if self.privacy is None or None in self.privacy or not {"upload_norm", "clipping_norm"} <= self.history.keys():
             return None
         clients = self.simulation.participation.num_clients
-        return clipping.remark(self.history["upload_norm"], self.history["clipping_norm"], clients)
+        return noise.remark(self.history["upload_norm"], self.history["clipping_norm"], clients)
 
     @property
     def clusters(self) -> np.ndarray | None:

@@ -13,7 +13,7 @@ from jaxpfl.core.randomness import numbered
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.priors import discrete
 from jaxpfl.priors.discrete import Discrete
-from jaxpfl.privacy import clipping, local_dp
+from jaxpfl.privacy import local_dp, noise
 from jaxpfl.privacy.noise import add_gaussian
 
 
@@ -38,8 +38,8 @@ def square_distances(points: Array, centers: Array) -> Array:
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:
-    """Rows of [m, d], each clipped to an L2 norm of ``radius`` by `privacy.clipping.clip`."""
-    return jax.vmap(lambda point: clipping.clip(point, radius)[0])(points)
+    """Rows of [m, d], each clipped to an L2 norm of ``radius`` by `privacy.noise.clip`."""
+    return jax.vmap(lambda point: noise.clip(point, radius)[0])(points)
 
 
 def plus_plus(scores: Array, points: Array, valid: Array) -> Array:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from jaxpfl.core.randomness import numbered
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.privacy import clipping
 from jaxpfl.privacy import discrete_gaussian as discrete
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.privacy import noise
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.uploads.compression import quantizers
 
@@ -63,7 +63,7 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """
 
     def send(key: Key, mean: Array) -> Array:
-        return add_gaussian(numbered(key, radius, stddev), clipping.clip(mean, radius)[0], stddev)
+        return add_gaussian(numbered(key, radius, stddev), noise.clip(mean, radius)[0], stddev)
 
     return Release(send, jnp.square(stddev), 32)
 

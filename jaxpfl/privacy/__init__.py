@@ -2,20 +2,24 @@
 
 from jaxpfl.privacy import audit
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
-from jaxpfl.privacy.calibration import calibrate
-from jaxpfl.privacy.capacity import poisson_cap
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, Relation, accountant_named, calibrate
 from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampling_of
-from jaxpfl.privacy.descriptions import CentralNoise, Cyclic, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
-from jaxpfl.privacy.events import Relation
-from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.noise_settings import NoiseSettings
+from jaxpfl.privacy.descriptions import (
+    CentralNoise,
+    Cyclic,
+    DistributedNoise,
+    FixedSize,
+    Full,
+    PerStepNoise,
+    Poisson,
+    poisson_cap,
+)
+from jaxpfl.privacy.mechanism import Mechanism, NoiseSettings, StepNoise
 from jaxpfl.privacy.privacy_config import PrivacyConfig
 from jaxpfl.privacy.private_sum import PrivateHyper, privatize
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.silos import SiloMechanism
 from jaxpfl.privacy.statement import Statement
-from jaxpfl.privacy.step_noise import StepNoise
 
 __all__ = [
     "Accountant",

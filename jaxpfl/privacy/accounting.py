@@ -1,22 +1,312 @@
-"""Privacy accounting: the epsilon of a `PrivacyPlan`, that is of a run's noise, sampling, rounds and relation."""
+r"""Privacy accounting: the epsilon of a run's noise, sampling, rounds and relation, and the noise for an epsilon.
+
+dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by 2 C: dp-accounting's
+(0.6) PLD accountant doubles the sensitivity itself; its RDP accountant does not, and is given the multiplier for 2 C.
+
+.. math:: \epsilon(\alpha) = \Bigl(\frac{K}{m}\Bigr)^2 \frac{6 T}{\tau} \alpha
+   \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
+
+converted to (eps, delta) at the best order by its Lemma 1 (Canonne et al. 2020).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from jaxpfl.core import checks
-from jaxpfl.privacy import banded, events, grids, paper
-from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Poisson, Sampling
-from jaxpfl.privacy.events import Relation, SoundAccountant
+from jaxpfl.privacy import descriptions
+from jaxpfl.privacy.descriptions import (
+    CentralNoise,
+    Cyclic,
+    DistributedNoise,
+    FixedSize,
+    Full,
+    Noise,
+    PerStepNoise,
+    Poisson,
+    Sampling,
+)
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
+"""Neighbouring relation of two data sets: with and without a user; with a user's data and with none of it, while the
+user still takes part (its noise stays); with one user's data and with another's."""
+SoundAccountant: TypeAlias = Literal["pld", "rdp"]
+RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
+
+
+def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
+    """The relation under which a combination is accounted: the one asked for, or its default.
+
+    Raises:
+      JaxpflError: if the combination cannot be accounted, or not under the relation asked for.
+    """
+    by_clients = not isinstance(noise, CentralNoise)
+    if isinstance(noise, CentralNoise):
+        if noise.bands > 1:
+            _check_bands(noise.bands, sampling)
+    else:
+        if isinstance(sampling, Cyclic):
+            raise Refusal.CLIENT_NOISE_IN_TURNS.error()
+        if isinstance(sampling, Poisson):
+            raise Refusal.CLIENT_NOISE_UNDER_POISSON.error()
+        if sampling.cohort is not None and noise.min_uploads > sampling.cohort:
+            raise JaxpflError(f"min_uploads must be at most {sampling.cohort}, got {noise.min_uploads}")
+    if isinstance(sampling, FixedSize):
+        supported: tuple[Relation, ...] = ("replace-one",)
+    elif isinstance(sampling, Poisson):
+        supported = ("add-or-remove-one",)
+    elif isinstance(sampling, Cyclic):
+        # The blocks are of equal sizes, so that a user who comes or goes would move others to other blocks.
+        supported = ("zero-out",)
+    else:
+        supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
+    if asked is None:
+        return supported[0]
+    if asked not in RELATIONS:
+        raise unknown_name("relation", asked, RELATIONS)
+    for relation in supported:
+        if relation == asked:
+            return relation
+    who = "the clients'" if by_clients else "central"
+    raise JaxpflError(
+        f"{sampling.name} participation with {who} noise is accounted under {' or '.join(supported)}, not {asked}"
+    )
+
+
+def _check_bands(bands: int, sampling: Sampling) -> None:
+    if not isinstance(sampling, Cyclic):
+        raise JaxpflError(
+            f"banded noise needs participation = cyclic, got {sampling.name}: its bound requires {bands} rounds (the "
+            "bands) from one turn of a client to the next"
+        )
+    if bands > sampling.cycle:
+        raise JaxpflError(
+            f"bands must be at most {sampling.cycle}, the rounds from one turn of a client to the next, got {bands}"
+        )
+
+
+def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
+    """Check that an accountant supports the sampling.
+
+    Raises:
+      JaxpflError: for pld with cohorts of a fixed size, and for rdp with Poisson cohorts that a cap can cut.
+    """
+    if isinstance(sampling, FixedSize) and accountant == "pld":
+        raise JaxpflError("fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event")
+    if isinstance(sampling, Poisson) and sampling.truncated and accountant == "rdp":
+        raise JaxpflError("poisson cohorts that a cap can cut are accounted by pld: rdp has no such event")
+
+
+def event(
+    noise: Noise, sampling: Sampling, rounds: int, relation: Relation, accountant: SoundAccountant = "pld"
+) -> DpEvent:
+    """A run's releases as an event of dp-accounting.
+
+    Implements: Ozkara et al. 2023, Lemma 2.
+
+    Args:
+      noise, sampling: of every round.
+      rounds: R.
+      relation: from `relation_of`.
+      accountant: the accountant of dp-accounting that it is for.
+
+    Raises:
+      JaxpflError: for a noise multiplier of 0, and for anything that the accountant does not support.
+    """
+    import dp_accounting as dp
+
+    checks.count("rounds", rounds)
+    check_accountant(sampling, accountant)
+    multiplier = noise.multiplier
+    if multiplier == 0:
+        raise Refusal.NO_NOISE.error()
+    if relation == "replace-one" and accountant == "rdp":
+        multiplier /= 2
+    gaussian = dp.GaussianDpEvent(multiplier)
+    one_round: DpEvent
+    if isinstance(sampling, Full):
+        one_round = gaussian
+    elif isinstance(sampling, FixedSize):
+        one_round = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, sampling.cohort, gaussian)
+    elif isinstance(sampling, Poisson) and sampling.truncated:
+        assert sampling.num_clients is not None
+        assert sampling.cap is not None
+        one_round = dp.TruncatedSubsampledGaussianDpEvent(sampling.num_clients, sampling.rate, sampling.cap, multiplier)
+    else:
+        one_round = gaussian if sampling.rate == 1 else dp.PoissonSampledDpEvent(sampling.rate, gaussian)
+    return dp.SelfComposedDpEvent(one_round, releases_about_one(sampling, rounds))
+
+
+def releases_about_one(sampling: Sampling, rounds: int) -> int:
+    """Rounds that can be about one client: all, or its turns.
+
+    With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a client's
+    turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2 and 4).
+    """
+    return sampling.turns(rounds) if isinstance(sampling, Cyclic) else rounds
+
+
+def neighbouring(relation: Relation, sampling: Sampling) -> Any:
+    """Name of a relation in dp-accounting.
+
+    In blocks that do not depend on who is there, a user without data and an absent one leave the same sums; the
+    accountant samples under the second name only.
+    """
+    from dp_accounting import NeighboringRelation
+
+    if isinstance(sampling, Cyclic):
+        relation = "add-or-remove-one"
+    return {
+        "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+        "zero-out": NeighboringRelation.REPLACE_SPECIAL,
+        "replace-one": NeighboringRelation.REPLACE_ONE,
+    }[relation]
+
+
+SMALLEST_DELTA = 1e-12
+"""Least delta of the PLD accountant: its convolutions truncate tails of 1e-15, which is also their rounding error."""
+FINE, SETTLED = 2e-3, 3e-4
+"""Step below which no halving is needed, and relative change of epsilon at which halving stops."""
+_HARDLY_EVER = 1e-15
+_FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
+
+
+def rdp_orders() -> list[float]:
+    """Orders of Renyi divergence: dense near 1 for large eps, and up to orders for eps of a few thousandths.
+
+    RDP is loose at any orders: it gives 15.63 for a single Gaussian release of eps 15.00 at delta 1e-10.
+    """
+    near = [1 + 0.05 * i for i in range(1, 80)]
+    fractional = [5 + 0.1 * i for i in range(60)]
+    far = [round(64 * 1.25**i) for i in range(20)]
+    return near + fractional + list(range(11, 64)) + far
+
+
+def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
+    """Step of the PLD grid: small relative to the losses' range and to one round's spread, within 400,000 points.
+
+    The accountant is pessimistic at any step; at this one the relative error of epsilon is at most 3e-3, and usually
+    much smaller; `PrivacyPlan.epsilon` halves steps above `FINE` until epsilon changes by less than `SETTLED`, for a
+    relative error of 1e-3.
+
+    Args:
+      noise_multiplier: z relative to the change by one client under the relation.
+      rate: q.
+      rounds: R.
+
+    Raises:
+      JaxpflError: if losses are so large that epsilon would be meaningless.
+    """
+    z, times = (noise_multiplier, rounds) if rate < 1 else (noise_multiplier / math.sqrt(rounds), 1)
+    reach = max(_reach(z, 1), min(_reach(z, _rounds_at_most(times, rate)), _rdp_reach(z, rate, times)))
+    if reach > _MOST_REACH:
+        raise JaxpflError(
+            f"noise_multiplier {noise_multiplier:g} is too small for {rounds} rounds: epsilon would be of the order "
+            f"of {reach:.0e}"
+        )
+    spread = rate * math.sqrt(math.expm1(min(z**-2, 100.0)))
+    return max(reach / _MOST_POINTS, min(reach / _FEWEST_POINTS, spread / 25))
+
+
+def _reach(z: float, rounds: int) -> float:
+    """Privacy loss of so many rounds, all with the user, plus ten standard deviations: hardly ever exceeded."""
+    return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
+
+
+def _rounds_at_most(rounds: int, rate: float) -> int:
+    """Number of rounds with a user in them that is hardly ever exceeded."""
+    from scipy.stats import binom
+
+    return int(binom.isf(_HARDLY_EVER, rounds, rate))
+
+
+def _rdp_reach(z: float, rate: float, rounds: int) -> float:
+    """The same reach by Renyi DP of the sampled rounds: smaller if there are many."""
+    import dp_accounting as dp
+
+    orders = [*range(2, 64), *(2**i for i in range(6, 12))]
+    one = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z))
+    return float(dp.rdp.RdpAccountant(orders).compose(one, rounds).get_epsilon(_HARDLY_EVER))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress dp-accounting's warnings.
+
+    They concern orders whose series did not converge, which it leaves out, and overflow to an infinity that it
+    compares.
+    """
+    from absl import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with np.errstate(over="ignore", divide="ignore"):
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+CAVEAT = (
+    "Theorem 5 is no valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
+    "replaced), the average's noise tau sigma^2/K can be cancelled by later local steps, and 6 alpha q^2/z^2 bounds "
+    "the sampled Gaussian at every order only for q >= 1/sqrt(12)"
+)
+
+
+def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
+    """Slope eps(alpha)/alpha of Theorem 5; None for what the paper does not have (adaptive clipping, turns).
+
+    For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem then reads as per-step noise with the paper's z.
+
+    Implements: Ozkara et al. 2023, Theorem 5; Ozkara et al. 2023, equations (58) to (61).
+    """
+    if isinstance(noise, PerStepNoise):
+        per_round = 1 / (noise.step_multiplier**2 * noise.min_uploads)
+    elif isinstance(sampling, Cyclic) or getattr(noise, "count_stddev", None) is not None:
+        return None
+    else:
+        per_round = noise.multiplier**-2
+    return 6 * rounds * sampling.rate**2 * per_round
+
+
+def theorem5_epsilon(slope: float, delta: float) -> float:
+    r"""Epsilon at delta by Lemma 1 for eps(alpha) = slope alpha:
+
+    .. math:: \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha) - \frac{\log(\delta \alpha)}{\alpha - 1}
+
+    floored at 0.
+
+    Implements: Ozkara et al. 2023, Lemma 1.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def at(log_excess: float) -> float:
+        excess = math.exp(log_excess)
+        order = 1 + excess
+        return slope * order + math.log(excess / order) - math.log(delta * order) / excess
+
+    # Without the two small terms the best order is 1 + sqrt(log(1/delta) / slope).
+    start = math.log(math.log(1 / delta) / slope) / 2
+    best = minimize_scalar(at, bounds=(start - 5, start + 5), method="bounded", options={"xatol": 1e-9})
+    return max(0.0, float(best.fun))
+
 
 Accountant: TypeAlias = Literal["pld", "rdp", "paper"]
 """Privacy loss distributions (the default, tight), Renyi DP, and Theorem 5 as printed (`paper.CAVEAT`)."""
@@ -65,7 +355,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         checks.count("rounds", self.rounds)
-        object.__setattr__(self, "relation", events.relation_of(self.noise, self.sampling, self.relation))
+        object.__setattr__(self, "relation", relation_of(self.noise, self.sampling, self.relation))
 
     @property
     def noise_multiplier(self) -> float:
@@ -75,12 +365,12 @@ class PrivacyPlan:
     @property
     def releases_about_one(self) -> int:
         """Rounds that can be about one client: R, or its turns."""
-        return events.releases_about_one(self.sampling, self.rounds)
+        return releases_about_one(self.sampling, self.rounds)
 
     @property
     def noise_ratio(self) -> float:
         """Error of the prefix sums over that of independent noise of the same epsilon and cohorts (`banded.ratio`)."""
-        return banded.ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
+        return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def with_noise_multiplier(self, multiplier: float) -> PrivacyPlan:
         """The same plan with its noise scaled to another z.
@@ -98,7 +388,7 @@ class PrivacyPlan:
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
         """The run as an event of dp-accounting, which depends on the accountant (see `events.event`)."""
-        return events.event(self.noise, self.sampling, self.rounds, self._relation, accountant)
+        return event(self.noise, self.sampling, self.rounds, self._relation, accountant)
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """eps of the whole run at this delta.
@@ -112,12 +402,12 @@ class PrivacyPlan:
             raise Refusal.NO_NOISE.error()
         accountant = accountant_named(accountant)
         if accountant == "paper":
-            slope = paper.rdp_slope(self.noise, self.sampling, self.rounds)
+            slope = theorem5_slope(self.noise, self.sampling, self.rounds)
             if slope is None:
                 raise JaxpflError("accountant paper has no adaptive clipping and no turns: take pld or rdp")
-            return paper.epsilon(slope, delta)
-        if accountant == "pld" and delta < grids.SMALLEST_DELTA:
-            raise JaxpflError(f"pld resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp")
+            return theorem5_epsilon(slope, delta)
+        if accountant == "pld" and delta < SMALLEST_DELTA:
+            raise JaxpflError(f"pld resolves no delta below {SMALLEST_DELTA:g}, got {delta:g}: take rdp")
         return _epsilon(self, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
@@ -127,15 +417,15 @@ class PrivacyPlan:
         """
         import dp_accounting as dp
 
-        relation = events.neighbouring(self._relation, self.sampling)
+        relation = neighbouring(self._relation, self.sampling)
         if kind == "rdp":
-            return dp.rdp.RdpAccountant(grids.rdp_orders(), relation)
+            return dp.rdp.RdpAccountant(rdp_orders(), relation)
         return dp.pld.PLDAccountant(relation, step or self._pld_step)
 
     @property
     def _pld_step(self) -> float:
         distance = 2 if self.relation == "replace-one" else 1
-        return grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.releases_about_one)
+        return pld_step(self.noise_multiplier / distance, self.sampling.rate, self.releases_about_one)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
         """The (eps, delta) guarantee at this delta, with its assumptions.
@@ -144,7 +434,7 @@ class PrivacyPlan:
           JaxpflError: as in `epsilon`.
         """
         epsilon = self.epsilon(delta, accountant)
-        slope = paper.rdp_slope(self.noise, self.sampling, self.rounds)
+        slope = theorem5_slope(self.noise, self.sampling, self.rounds)
         return Statement(
             relation=self._relation,
             unit="user",
@@ -156,7 +446,7 @@ class PrivacyPlan:
             delta=delta,
             epsilon=epsilon,
             accountant=accountant,
-            paper_epsilon=None if slope is None else paper.epsilon(slope, delta),
+            paper_epsilon=None if slope is None else theorem5_epsilon(slope, delta),
             own_share=isinstance(self.noise, DistributedNoise) and self.noise.alone,
             cut=isinstance(self.sampling, Poisson) and self.sampling.truncated,
             cycle=getattr(self.sampling, "cycle", None),
@@ -178,14 +468,97 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
     def at(step: float | None) -> float:
         return float(plan.accountant(accountant, step).compose(event).get_epsilon(delta))
 
-    with grids.quiet():
+    with quiet():
         step = plan._pld_step if accountant == "pld" and plan.sampling.rate < 1 else None
         epsilon = at(step)
         # The accountant is pessimistic by an amount proportional to the step.
-        while step is not None and (step := step / 2) > grids.FINE:
+        while step is not None and (step := step / 2) > FINE:
             coarse, epsilon = epsilon, at(step)
-            if coarse <= epsilon * (1 + grids.SETTLED):
+            if coarse <= epsilon * (1 + SETTLED):
                 break
     if not math.isfinite(epsilon):
         raise JaxpflError(f"the accountant {accountant} finds no finite epsilon at delta {delta:g}")
     return epsilon
+
+
+LARGEST_EPSILON = 200.0
+"""Largest budget that noise is calibrated to."""
+_RELATIVE_TOLERANCE = 5e-5
+_LEAST, _MOST = 1e-2, 1e7
+
+
+@lru_cache(maxsize=64)
+def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
+    """The plan with the least noise whose epsilon at this delta is at most the target.
+
+    Args:
+      plan: its noise is scaled; the initial amount is irrelevant (per-step noise keeps the ratio of its stddevs, and
+        adaptive clipping the noise on its count).
+      epsilon, delta: the target.
+      accountant: the accountant; ``paper`` inverts Theorem 5, which is not a valid bound.
+
+    Returns:
+      The plan with a noise multiplier that is never below the required one, and usually within a relative 1e-4 of it.
+
+    Raises:
+      JaxpflError: if the target is not in (0, 200] or needs a noise multiplier outside 0.01 ... 1e7, and as in
+        `PrivacyPlan.epsilon`.
+
+    Examples:
+      >>> from jaxpfl.privacy import CentralNoise, Full
+      >>> plan = calibrate(PrivacyPlan(CentralNoise(1.0), Full(), rounds=300), epsilon=3.35, delta=1e-4)
+      >>> round(plan.noise_multiplier, 2)
+      19.29
+    """
+    checks.positive("epsilon", epsilon)
+    checks.probability("delta", delta)
+    if epsilon > LARGEST_EPSILON:
+        raise JaxpflError(
+            f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}: a larger one guarantees nothing"
+        )
+    # The count's noise limits z only for the result: the search may try any z.
+    fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
+    free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
+    multiplier = _solve(free, epsilon, delta, accountant)
+    while (found := plan.with_noise_multiplier(multiplier)).epsilon(delta, accountant) > epsilon:
+        multiplier *= 1 + _RELATIVE_TOLERANCE
+    return found
+
+
+def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
+    """Noise multipliers a factor of 2 apart, with epsilons above and at most the target."""
+    # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
+    # mu^2/2 + mu sqrt(2 log(1/delta)); and epsilon is at least the cost of one round with the user in it.
+    log = -math.log(delta)
+    # 1 / mu of mu = sqrt(2 (log + epsilon)) - sqrt(2 log), a difference that rounds to zero.
+    inverse = (math.sqrt(2 * (log + epsilon)) + math.sqrt(2 * log)) / (2 * epsilon)
+    upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) * inverse, _MOST)
+
+    def enough(multiplier: float) -> bool:
+        return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon
+
+    while not enough(upper):
+        upper *= 2
+        if upper > _MOST:
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier above {_MOST:g}")
+    while enough(upper / 2):
+        upper /= 2
+        if upper < _LEAST:
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier below {_LEAST:g}")
+    return upper / 2, upper
+
+
+def _solve(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> float:
+    """The noise multiplier for just less than epsilon, by a search over 1/z, in which epsilon is nearly linear."""
+    from scipy.optimize import root_scalar
+
+    lower, upper = _bracket(plan, epsilon, delta, accountant)
+    target = epsilon * (1 - _RELATIVE_TOLERANCE)
+
+    # The very epsilon that is claimed: on one grid for all z, its error is that of the least noise.
+    def gap(inverse: float) -> float:
+        return plan.with_noise_multiplier(1 / inverse).epsilon(delta, accountant) - target
+
+    if gap(1 / upper) >= 0:
+        return upper
+    return 1 / root_scalar(gap, bracket=(1 / upper, 1 / lower), xtol=_RELATIVE_TOLERANCE / 2 / upper).root

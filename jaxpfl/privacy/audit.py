@@ -1,4 +1,4 @@
-r"""Empirical lower bounds on epsilon, from worlds with and without a canary.
+r"""Empirical lower bounds on epsilon, from many worlds or from one run, and tests of the noise that a run added.
 
 A canary is a client whose upload is chosen to be detectable: of norm C, in a direction c. Its score in a world is the
 component of the released sums in that direction, :math:`\langle S, c \rangle / (C \|c\|)`: noise without the canary,
@@ -10,16 +10,42 @@ K worlds of each kind can show no bound above about log K, and little at a delta
 holds at every delta: audit it at one of 0.01 ... 0.2, against ``plan.epsilon`` of that delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
+
+The auditor scores every canary, guesses that those with the highest scores were included and those with the lowest were
+not, and abstains from the rest. For an (eps, delta)-DP mechanism the number W of correct guesses among r is hardly
+larger than that of randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
+\operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))` and n canaries,
+
+.. math:: P(W \ge v) \le P(\check W \ge v)
+   + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
+
+It holds for any pair of data sets between which each coin chooses: a client present or absent, its data or none, its
+data or their opposite. Canaries of several independent runs count as those of one. Because of the term in delta it
+requires a delta far below 1 / n, such as that of a typical claim.
+
+Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
+
+With the clipped uploads known, the residual of round t, over the claimed standard deviation, is
+
+.. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
+
+If the claim is correct, its entries are independent N(0, 1), also between rounds, runs and leaves. Each test below has
+an exact distribution under that hypothesis; a residual of another scale, noise shared by two releases, leaves without
+noise, and a sum other than that of the clipped uploads are each rejected by one of them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxpfl.core import checks
+from jaxpfl.support.console import new_axes, save_png
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -134,3 +160,266 @@ def _lowest(trials: int, error: float) -> np.ndarray:
 
     hits = np.arange(1, trials + 1)
     return np.concatenate([[0.0], betaincinv(hits, trials - hits + 1, error)])
+
+
+_SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Shares of the canaries that are guessed; each is tried at its part of the error."""
+_STEPS = 30
+_LARGEST = 100.0
+
+
+class OneRunBound(NamedTuple):
+    """A lower bound on epsilon from one run.
+
+    Attributes:
+      epsilon: the bound; 0 if nothing was shown.
+      delta: of the bound.
+      confidence: probability, over the coins and the run, that the true epsilon is not below the bound.
+      ceiling: largest bound possible with this number of canaries.
+      canaries, guesses, correct: n; and r and W for the share of the canaries that gave the bound.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    ceiling: float
+    canaries: int
+    guesses: int
+    correct: int
+
+
+def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta: float) -> float:
+    """Largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
+
+    Args:
+      canaries: n.
+      guesses: r, at most n.
+      correct: W, at most r.
+    """
+    from scipy.special import betainc, gammaln, log_expit
+
+    right = 1 / (1 + np.exp(-epsilon))
+    if not correct:
+        return 1.0
+    beta = float(betainc(correct, guesses - correct + 1, right))
+    if not delta:
+        return beta
+    k = np.arange(correct - 1, -1, -1)
+    choices = gammaln(guesses + 1) - gammaln(k + 1) - gammaln(guesses - k + 1)
+    below = np.cumsum(np.exp(choices + k * log_expit(epsilon) + (guesses - k) * log_expit(-epsilon)))
+    alpha = float((below / np.arange(1, correct + 1)).max())
+    return min(beta + 2 * canaries * delta * alpha, 1.0)
+
+
+def one_run_lower_bound(
+    scores: ArrayLike, included: ArrayLike, *, delta: float, confidence: float = 0.95
+) -> OneRunBound:
+    """Lower bound on epsilon at the given confidence, for any scores.
+
+    An eighth, a quarter, half and all of the canaries are guessed, each at a quarter of the error; the best is
+    reported.
+
+    Args:
+      scores: of the canaries, [n]; larger if included.
+      included: outcome of each coin, [n] bool.
+      delta: of the claim that is audited.
+      confidence: of the bound.
+
+    Raises:
+      JaxpflError: for fewer than 2 canaries, scores that are not finite, or a delta or confidence out of range.
+    """
+    scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
+    if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
+        raise JaxpflError(f"scores must be a vector of at least 2, with as many coins, got shape {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise JaxpflError(f"scores must be finite, got {np.count_nonzero(~np.isfinite(scores))} that are not")
+    if not 0 <= delta < 1:
+        raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
+    checks.probability("confidence", confidence)
+    n, error = len(scores), (1 - confidence) / len(_SHARES)
+    # Ties, as of canaries that never took part, are broken at random: their order might reveal the coins.
+    order = np.lexsort((np.random.default_rng(n).random(n), scores))
+    tried = []
+    for share in _SHARES:
+        half = max(1, round(share * n / 2))
+        low, high = order[:half], order[max(n - half, half) :]
+        correct, guesses = int((~included[low]).sum() + included[high].sum()), len(low) + len(high)
+        tried.append((_largest_refuted(n, guesses, correct, delta, error), guesses, correct))
+    best, guesses, correct = max(tried)
+    ceiling = _largest_refuted(n, n, n, delta, error)
+    return OneRunBound(best, delta, confidence, max(ceiling, best), n, guesses, correct)
+
+
+def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
+    """Largest epsilon under which so many correct guesses are less probable than the error; 0 if there is none."""
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(canaries, guesses, correct, epsilon=epsilon, delta=delta) < error
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high) and high < _LARGEST:
+        low, high = high, 2 * high
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+_MOST = 100_000
+"""Largest sample of the Kolmogorov-Smirnov test."""
+
+
+class Finding(NamedTuple):
+    """Result of one test.
+
+    Attributes:
+      test: its name, and the leaf, rounds or runs with the least p-value.
+      p_value: probability of a statistic at least as extreme if the claim is correct; for several tests of one name,
+        the least one times their number.
+    """
+
+    test: str
+    p_value: float
+
+
+def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> list[Finding]:
+    """Test residuals for being independent N(0, 1).
+
+    Args:
+      residuals: by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
+      sums: the sums without noise, of the same shapes.
+
+    Returns:
+      A finding for each test: ``scale`` (unit variance), ``leaves`` (the same for each leaf), ``shape``
+      (Kolmogorov-Smirnov), ``rounds``, ``runs`` and ``between leaves`` (no shared noise), ``sum`` (no correlation with
+      the uploads).
+    """
+    names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
+    released = np.isfinite(whole).all(axis=2)
+    rounds = whole[:, released.all(axis=0)]  # those that every run released
+    found = [
+        _named("scale", {"all": _variance(whole[released])}),
+        _named("leaves", {name: _variance(part[released]) for name, part in residuals.items()}),
+        _named("shape", {"all": _normal(whole[released].ravel())}),
+        _named("rounds", _related(rounds.swapaxes(0, 1), "{} and {}")),
+        _named("runs", _related(rounds, "{} and {}")),
+    ]
+    pairs = {}
+    for a, b in combinations(names, 2):
+        n = min(residuals[a].shape[2], residuals[b].shape[2])
+        firsts = np.stack([residuals[leaf][released][:, :n] for leaf in (a, b)])
+        pairs |= _related(firsts, f"{a} and {b}")
+    found.append(_named("between leaves", pairs))
+    everything = {"all": np.concatenate([sums[name] for name in names], axis=2)[released]}
+    of_sum = everything | {name: sums[name][released] for name in names}
+    noise = {"all": whole[released]} | {name: residuals[name][released] for name in names}
+    found.append(_named("sum", {name: _along(noise[name], of_sum[name]) for name in of_sum}))
+    return [finding for finding in found if finding is not None]
+
+
+def _named(test: str, p_values: dict[str, float]) -> Finding | None:
+    """The least p-value times their number; None without tests."""
+    if not p_values:
+        return None
+    least = min(p_values, key=lambda name: p_values[name])
+    return Finding(test if len(p_values) == 1 else f"{test}: {least}", min(1.0, p_values[least] * len(p_values)))
+
+
+def _variance(values: np.ndarray) -> float:
+    """Two-sided p-value of the sum of squares, which is chi-squared."""
+    from scipy.stats import chi2
+
+    total, n = float((values**2).sum()), values.size
+    return min(1.0, 2 * float(min(chi2.cdf(total, n), chi2.sf(total, n)))) if n else 1.0
+
+
+def _normal(values: np.ndarray) -> float:
+    from scipy.stats import kstest
+
+    return float(kstest(values[:: max(1, -(-values.size // _MOST))], "norm").pvalue) if values.size else 1.0
+
+
+def _related(parts: np.ndarray, name: str) -> dict[str, float]:
+    """p-values for a correlation of any two of the parts, [n, ...]: <a, b> / |b| is N(0, 1) for b independent of a."""
+    from scipy.stats import norm
+
+    if not parts.size:
+        return {}
+    flat = parts.reshape(len(parts), -1)
+    lengths = np.linalg.norm(flat, axis=1)
+    if not lengths.all():  # no noise at all, which the test of the scale reports
+        return {}
+    products = flat @ flat.T
+    return {
+        name.format(i, j): 2 * float(norm.sf(abs(products[i, j]) / lengths[j]))
+        for i, j in combinations(range(len(flat)), 2)
+    }
+
+
+def _along(noise: np.ndarray, sums: np.ndarray) -> float:
+    """p-value for a correlation of the releases' noise, [n, entries], with their sums: each product is N(0, 1)."""
+    from scipy.stats import norm
+
+    lengths = np.linalg.norm(sums, axis=1)
+    some = lengths > 0
+    if not some.any():
+        return 1.0
+    products = (noise[some] * sums[some]).sum(axis=1) / lengths[some]
+    return 2 * float(norm.sf(abs(products.sum()) / np.sqrt(some.sum())))
+
+
+def plot_curve(
+    rounds: Sequence[int], epsilon: Sequence[float], printed: Sequence[float], path: str | Path, title: str
+) -> Path:
+    """Plot epsilon against rounds to a PNG file, with the paper's formula as a dashed line.
+
+    Args:
+      rounds: numbers of rounds, increasing.
+      epsilon: by a sound accountant, one per number of rounds.
+      printed: by Theorem 5 as printed, likewise; empty to leave it out.
+      path: the file; a missing folder is created.
+      title: of the plot.
+
+    Returns:
+      The path.
+
+    Raises:
+      JaxpflError: if matplotlib is not installed, or the file cannot be written.
+    """
+    figure, axes = _new("rounds", "epsilon", title)
+    axes.plot(rounds, epsilon, color="#2a78d6", linewidth=2, marker="o", markersize=3, label="accounted")
+    if printed:
+        axes.plot(rounds, printed, color="#888888", linewidth=1.4, linestyle="--", label="Theorem 5 as printed")
+        axes.legend(frameon=False)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    return save_png(figure, Path(path))
+
+
+def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
+    """Plot an audit's scores in the worlds with and without the audited client's data to a PNG file.
+
+    Returns:
+      The path.
+
+    Raises:
+      JaxpflError: as in `plot_curve`.
+    """
+    shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
+    xlabel = "what was released in the direction of the client's gradient"
+    figure, axes = _new(xlabel, "density over worlds", f"{shown}; delta = {bound.delta:g}")
+    both = np.concatenate([present, absent])
+    bins = np.linspace(both.min(), both.max(), 60).tolist()
+    for scores, color, label in ((absent, "#888888", "without its data"), (present, "#2a78d6", "with its data")):
+        axes.hist(scores, bins, density=True, histtype="stepfilled", alpha=0.55, color=color, label=label)
+    axes.legend(frameon=False)
+    return save_png(figure, Path(path))
+
+
+def _new(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
+    try:
+        return new_axes(xlabel, ylabel, title)
+    except ImportError as error:
+        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error

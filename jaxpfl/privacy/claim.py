@@ -11,9 +11,8 @@ from typing import Required, TypedDict, Unpack
 import numpy as np
 
 from jaxpfl.core.participation import Participation
-from jaxpfl.privacy import banded
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
-from jaxpfl.privacy.calibration import calibrate
+from jaxpfl.privacy import descriptions
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, calibrate
 from jaxpfl.privacy.descriptions import (
     CentralNoise,
     Cyclic,
@@ -59,7 +58,7 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     if mechanism.bands is None and cycle is None:
         raise JaxpflError("noise = banded needs clients that take turns: participation = cyclic")
     bands = mechanism.bands if mechanism.bands is not None else min(cycle or 1, rounds)
-    return replace(mechanism, bands=bands, coefficients=banded.coefficients(bands, rounds))
+    return replace(mechanism, bands=bands, coefficients=descriptions.banded_coefficients(bands, rounds))
 
 
 def check_compressible(noise: str) -> None:

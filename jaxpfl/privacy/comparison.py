@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpfl.core import checks
-from jaxpfl.privacy import paper
-from jaxpfl.privacy.accounting import PrivacyPlan
+from jaxpfl.privacy import accounting
+from jaxpfl.privacy.accounting import PrivacyPlan, Relation
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
-from jaxpfl.privacy.events import Relation
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.support.errors import JaxpflError
 
@@ -87,7 +86,7 @@ def theorem5_beside_sound(
 
     replaced = claim(per_step, fixed, "replace-one")
     return {
-        "paper": {"epsilon": printed, "note": paper.CAVEAT},
+        "paper": {"epsilon": printed, "note": accounting.CAVEAT},
         "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
         # A user without data is one that another may be replaced by.
         "per_step": {

@@ -35,8 +35,7 @@ from jaxpfl.core.protocol import (
 )
 from jaxpfl.core.randomness import Purpose, stream, words_of
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.privacy.clipping import clip
-from jaxpfl.privacy.noise import add_gaussian, bits
+from jaxpfl.privacy.noise import add_gaussian, bits, clip
 from jaxpfl.privacy.silos import WORD, SiloMechanism
 from jaxpfl.support.errors import JaxpflError
 

@@ -1,20 +1,134 @@
-"""A mechanism of user-level differential privacy: its clipping, its noise and the seed of its randomness."""
+r"""Mechanism of user-level differential privacy: its settings, its clipping and noise, and its seed.
+
+Each gradient of an uploaded quantity is clipped and noised before the client's step:
+
+.. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
+   \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
+
+Formal guarantees: tau such steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`, not the
+paper's :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states; the accountant uses
+provable bounds alone. Clipping and noise once at the end of the round, the default of `Mechanism`, are more effective.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.protocol import NoiseStream
-from jaxpfl.core.settings import about, documents_itself
-from jaxpfl.privacy import banded
-from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
+from jaxpfl.core.randomness import Purpose, stream
+from jaxpfl.core.settings import about, documents_itself, setting
+from jaxpfl.core.types import Array, Key, PyTree
+from jaxpfl.privacy import descriptions
+from jaxpfl.privacy.noise import add_gaussian, clip
 from jaxpfl.privacy.refusals import Refusal
-from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+
+NOISE_SEEDS = ("run", "secret")
+
+
+@dataclass(frozen=True)
+class NoiseSettings:
+    """Clipping of uploads, and the noise that is added to them."""
+
+    noise_multiplier: float | tuple[float, ...] | None = setting(
+        None,
+        "Standard deviation of the noise over the clipping norm, z; 0 clips only and claims nothing.",
+        python="One number, or one for each run.",
+        text=float | None,
+    )
+    clipping_norm: float | tuple[float, ...] = setting(
+        1.0,
+        "Clipping norm C (L2) of each upload as a whole (parameters, psi, ...); the initial one if it adapts.",
+        python="One number, or one for each run.",
+        text=float,
+    )
+    noise: Literal["central", "distributed", "per_step", "banded"] = setting(
+        "central",
+        "Where noise is added: central (by the server, to the sum), distributed (by each client its share, of variance "
+        "z^2 C^2 / min_uploads, as under secure aggregation), per_step (by each client in every local step, as "
+        "DP-AdaPeD is printed; norms and noise are then those of a step) or banded (by the server, correlated with "
+        "that of the rounds before, so that much of it cancels; clients take turns).",
+        text=str,
+    )
+    min_uploads: int | None = setting(
+        None,
+        "Least number of uploads for a round to release anything, public, where the clients add the noise; for "
+        "per_step the expected cohort unless given.",
+    )
+    quantile: float | None = setting(
+        None,
+        "Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021): each client also reports "
+        "whether its norm was below it; the cost of that count is part of the noise multiplier.",
+    )
+    quantile_lr: float = setting(0.2, "Rate of the clipping norm's geometric steps.")
+    count_stddev: float | None = setting(
+        None,
+        "Standard deviation of the noise on the number of uploads below the clipping norm; a PrivacyConfig takes "
+        "cohort / 20 unless given, or the noise multiplier if that is more.",
+    )
+    scale_clipping_norm: float | None = setting(
+        None, "For per_step: the clipping norm of psi's gradient; clipping_norm unless given."
+    )
+    joint: bool = setting(False, "For per_step: clip and noise the gradients of parameters and psi as one vector.")
+    noise_seed: Literal["run", "secret"] = setting(
+        "run",
+        "Source of cohorts and noise: run (its seed and all its settings, so that it can be repeated), or secret "
+        "(the operating system; only the run's state and checkpoints hold it, until the run ends), for a model "
+        "to be published.",
+        text=str,
+    )
+    bands: int | None = setting(
+        None,
+        "For banded: bands b of the matrix whose inverse correlates the noise, at most the rounds from one turn of a "
+        "client to the next. The server's state holds b - 1 models of noise.",
+        unless_given="the cycle of the cohorts unless given",
+        since="0.2",
+    )
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """Clipping norms and standard deviations of one local step.
+
+    Reference: Ozkara et al. 2022, Figure 2.
+
+    Attributes:
+      clipping_norm, stddev: C_1 and sigma_1, of the gradient of the uploaded parameters.
+      scale_clipping_norm, scale_stddev: C_2 and sigma_2, of the gradient of an uploaded scale such as psi.
+      joint: clip and noise both gradients as one vector, with C_1 and sigma_1 (the 2022 text's experiments).
+    """
+
+    clipping_norm: float
+    stddev: float
+    scale_clipping_norm: float
+    scale_stddev: float
+    joint: bool = False
+
+    def of_parameters(self, key: Key, gradient: PyTree) -> PyTree:
+        """Clipped and noised gradient of the parameters; ``key`` is that of the step."""
+        return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
+
+    def of_scale(self, key: Key, gradient: Array) -> Array:
+        """Clipped and noised gradient of a scale, []."""
+        own = stream(key, Purpose.SCALE_NOISE)
+        return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev)
+
+
+def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:
+    for leaf in jax.tree.leaves(gradient):
+        if jnp.finfo(leaf.dtype).bits < 32:
+            # Rounding to a narrow type would remove a client's share of the noise.
+            raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: take central noise")
+    clipped, _ = clip(gradient, jnp.asarray(limit))
+    return add_gaussian(key, clipped, stddev)
+
 
 _LEAST_STDDEV = 1e-30
 """Least standard deviation whose lattice single precision can represent, with shares of a million clients."""
@@ -89,7 +203,7 @@ class Mechanism(NoiseSettings):
         if self.coefficients is not None:
             if self.bands is None:
                 raise JaxpflError("coefficients need their number: give bands")
-            banded.check_coefficients(self.coefficients, self.bands)
+            descriptions.check_coefficients(self.coefficients, self.bands)
 
     @property
     def by_server(self) -> bool:

@@ -13,8 +13,7 @@ from jaxpfl.core.participation import Participation
 from jaxpfl.core.settings import documents_itself, part_of, setting
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
-from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
+from jaxpfl.privacy.mechanism import NOISE_SEEDS, Mechanism, NoiseSettings
 from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 

@@ -44,9 +44,8 @@ from jaxpfl.core.protocol import (
 )
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.noise import add_banded, add_gaussian
+from jaxpfl.privacy.noise import add_banded, add_gaussian, clip
 from jaxpfl.support.errors import JaxpflError
 
 

@@ -22,10 +22,8 @@ from functools import lru_cache
 import numpy as np
 
 from jaxpfl.core import checks
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
-from jaxpfl.privacy.calibration import calibrate
-from jaxpfl.privacy.capacity import poisson_cap
-from jaxpfl.privacy.descriptions import CentralNoise, Full, Poisson
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named, calibrate
+from jaxpfl.privacy.descriptions import CentralNoise, Full, Poisson, poisson_cap
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError

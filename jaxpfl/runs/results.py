@@ -16,7 +16,7 @@ from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.evaluate import example_weights, is_root
 from jaxpfl.engine.state import Counts
-from jaxpfl.privacy import clipping
+from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.inputs import Protection
 from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined
@@ -244,7 +244,7 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
     if not rounds or not (stored["privacy"] or {}).get("epsilon"):
         return {}
     norms, limits = (np.array([r[name] for r in rounds], float).T for name in ("upload_norm", "clipping_norm"))
-    text = clipping.remark(norms, limits, experiment.federation.num_clients)
+    text = noise.remark(norms, limits, experiment.federation.num_clients)
     return {} if text is None else {"clipping_remark": text}
 
 

@@ -14,7 +14,7 @@ from jaxpfl.algorithms.parts import private_em
 from jaxpfl.priors import gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy import Mechanism
-from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.noise import clip
 
 D, K = 5, 2
 

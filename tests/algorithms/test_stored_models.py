@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.parts.stored_models import add, begin
+from jaxpfl.algorithms.parts.servers import add_model, begin_store
 
 
 def stored_rounds(size: int, rounds: int) -> list[int]:
@@ -28,7 +28,7 @@ def test_stored_models_are_equally_spaced_whatever_the_rounds(size):
 
     @jax.jit
     def rounds(r: int):
-        return jax.lax.fori_loop(1, r + 1, lambda t, kept: add(kept, t, t), begin(jnp.int32(0), size))
+        return jax.lax.fori_loop(1, r + 1, lambda t, kept: add_model(kept, t, t), begin_store(jnp.int32(0), size))
 
     for last in range(70):
         kept = rounds(last)

@@ -9,7 +9,7 @@ import pytest
 from problem import assert_close, outcome, simulate
 
 from jaxpfl import METHODS, ExecutionPlan, Method
-from jaxpfl.algorithms.parts.server_optimizer import Served
+from jaxpfl.algorithms.parts.servers import Served
 
 ONE_BY_ONE = ("ifca",)
 """Methods that average each of several models by itself, and refuse an optimizer of the server."""

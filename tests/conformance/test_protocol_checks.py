@@ -21,7 +21,7 @@ from jaxpfl import (
     Simulation,
     Upload,
 )
-from jaxpfl.algorithms.parts.averaging import averaging_server
+from jaxpfl.algorithms.parts.servers import averaging_server
 from jaxpfl.core import protocol_checks
 
 

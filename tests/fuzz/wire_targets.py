@@ -17,7 +17,7 @@ from jaxpfl.models import losses
 from jaxpfl.runs.sweep import grid
 from jaxpfl.studies import probability_priors
 from jaxpfl.uploads.compression import compressors, qsgd, run_length, top_k
-from jaxpfl.uploads.robust import aggregators, attacks
+from jaxpfl.uploads.robust import aggregation, attacks
 
 D = 24
 """Entries of the vector that a message is of."""
@@ -95,7 +95,7 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "augmentation": (augmentation.parse, ("flip+crop:padding=4+mixup:alpha=0.2",)),
     "loss": (losses.resolve, ("huber:delta=2", "quantile:q=0.9", "squared")),
     "time model": (participation.resolve_time_model, ("lognormal:sigma=0.5", "equal")),
-    "aggregate": (aggregators.resolve, ("trimmed-mean:share=0.2", "krum:attackers=2", "median")),
+    "aggregate": (aggregation.resolve, ("trimmed-mean:share=0.2", "krum:attackers=2", "median")),
     "attack": (attacks.attack_of, ("scale:factor=10", "noise:scale=1", "sign-flip")),
     "planted": (planted.parse, ("planted:clients=50,clusters=5",)),
     "grid": (grid.parse, ("lr=log:1e-3:1:5", "cohort=0.1m,10", "adaped.psi_init=1,3.5", "lr=linear:0:1")),

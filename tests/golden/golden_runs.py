@@ -23,7 +23,7 @@ from jaxpfl.core import participation
 from jaxpfl.core.types import Array
 from jaxpfl.estimators import base, bernoulli, gaussian, mixture, regression
 from jaxpfl.estimators.empirical_bayes import ebnm
-from jaxpfl.privacy import Mechanism, clipping, noise
+from jaxpfl.privacy import Mechanism, noise
 from jaxpfl.privacy.claim import plan_of
 
 FILE = Path(__file__).with_name("golden.json")
@@ -161,7 +161,7 @@ def _private_sum(change: Array) -> Mapping[str, Array]:
     """Clipped uploads and their noisy sum. The noise of a run of `fit` is of a key that is made of its code too, and so
     another one after any change."""
     uploads = {"w": jnp.asarray(_normal(6, 4, 3)), "b": jnp.asarray(_normal(6, 3))}
-    clipped, norms = jax.vmap(lambda upload: clipping.clip(upload, 3 * change))(uploads)
+    clipped, norms = jax.vmap(lambda upload: noise.clip(upload, 3 * change))(uploads)
     total = jax.tree.map(lambda leaf: leaf.sum(axis=0), clipped)
     return {"norms": norms, **noise.add_gaussian(jax.random.key(1), total, 0.5)}
 

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 import jaxpfl
-from jaxpfl.algorithms.parts.server_optimizer import trained_part
+from jaxpfl.algorithms.parts.servers import trained_part
 from jaxpfl.models import build_model, classification, from_linen, lora
 from jaxpfl.models.base import in_bfloat16
 from jaxpfl.models.layers import BatchNorm

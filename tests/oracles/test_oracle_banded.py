@@ -7,7 +7,7 @@ import pytest
 import jaxpfl
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.privacy import Mechanism, banded, noise
+from jaxpfl.privacy import Mechanism, descriptions, noise
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -31,7 +31,7 @@ def test_noise_of_the_engine_is_that_of_the_matrix():
         models.append([np.asarray(a[0]) for a in jax.tree.leaves(result.simulation.trim(state).server.state)])
         like = jax.tree.map(lambda a: a[0], result.simulation.trim(state).server.state)
         state, _ = result.simulation.advance(state, 1)
-    c, stddev = banded.coefficients(bands, rounds), 1.5 * 0.3
+    c, stddev = descriptions.banded_coefficients(bands, rounds), 1.5 * 0.3
     z = [np.diff(np.stack(leaves), axis=0) * (7 / 4) for leaves in zip(*models, strict=True)]
     for r in range(rounds):
         key = stream(stream(released, Purpose.SERVER_UPDATE, r), Purpose.RELEASE_NOISE)

@@ -32,7 +32,7 @@ from oracle_setup import (
 
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.algorithms.fedpac import RIDGE, fedpac
-from jaxpfl.algorithms.parts.simplex import least_on_simplex
+from jaxpfl.algorithms.parts.class_means import least_on_simplex
 from jaxpfl.core.randomness import Purpose
 
 HYPER = SGD | {"lr_head": 0.3, "lam": 0.8}

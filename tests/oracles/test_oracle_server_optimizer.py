@@ -15,7 +15,7 @@ import pytest
 from oracle_setup import SEED, Run, assert_same, classification_problem, distance, participation, run, simulation
 
 from jaxpfl import JaxpflError
-from jaxpfl.algorithms.parts.server_optimizer import Served, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import Served, with_server_optimizer
 from jaxpfl.core.protocol import Reduced, Reduction, ServerContext
 
 ROUNDS, RATE = 4, 0.3

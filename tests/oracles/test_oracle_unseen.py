@@ -20,7 +20,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError, Message, Simulation
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.servers import with_server_optimizer
 from jaxpfl.core.participation import full
 from jaxpfl.core.randomness import Purpose, stream
 

@@ -16,7 +16,7 @@ RELEASES = {
     "privacy.private_sum._client.update": "a client's share of a round's noise",
     "privacy.private_sum._server.update": "a round's noise on the sum, and on the count of adaptive clipping",
     "privacy.guarded.GuardedBatch.gradient": "a silo's noise on the gradients of a batch",
-    "privacy.step_noise._released": "a client's noise in a local step",
+    "privacy.mechanism._released": "a client's noise in a local step",
     "algorithms.parts.private_em.em.step": "the server's noise in a step of EM",
     "privacy.local_dp.gaussian": "a client's message",
     "privacy.local_dp._positive": "a client's bit",

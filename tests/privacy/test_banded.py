@@ -11,7 +11,7 @@ import pytest
 import jaxpfl
 from jaxpfl.core.participation import cyclic, full, of, poisson, uniform
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.privacy import CentralNoise, Cyclic, Mechanism, PrivacyConfig, PrivacyPlan, banded, plan_of
+from jaxpfl.privacy import CentralNoise, Cyclic, Mechanism, PrivacyConfig, PrivacyPlan, descriptions, plan_of
 from jaxpfl.runs.config import differences
 from jaxpfl.support.errors import JaxpflError
 
@@ -40,7 +40,7 @@ def patterns(rounds, separation):
 @pytest.mark.parametrize(("rounds", "bands", "separation"), [(7, 3, 3), (9, 2, 4), (5, 5, 5), (8, 1, 2)])
 def test_sensitivity_by_brute_force_is_the_accounted_one(rounds, bands, separation):
     """Contributions of norm 1 in any direction: the worst pattern has the epsilon that the plan says."""
-    c = banded.coefficients(bands, rounds)
+    c = descriptions.banded_coefficients(bands, rounds)
     rng, worst = np.random.default_rng(0), 0.0
     for chosen in patterns(rounds, separation):
         for _ in range(5):
@@ -56,7 +56,7 @@ def test_sensitivity_by_brute_force_is_the_accounted_one(rounds, bands, separati
 
 
 def test_turns_closer_than_the_bands_would_break_the_bound():
-    c = banded.coefficients(4, 8)
+    c = descriptions.banded_coefficients(4, 8)
     close = matrix(c, 8)[:, [0, 2, 4, 6]].sum(axis=1)
     assert np.linalg.norm(close) > 1.2 * np.sqrt(4)
     with pytest.raises(JaxpflError, match="bands must be at most 2"):
@@ -66,24 +66,26 @@ def test_turns_closer_than_the_bands_would_break_the_bound():
 def test_coefficients_are_those_of_jax_privacy():
     """jax_privacy 2.0.0, `toeplitz.optimize_banded_toeplitz(20, 5)` and (100, 10), in float32."""
     want = [0.77086765, 0.42534554, 0.3252376, 0.26577166, 0.22006837]
-    np.testing.assert_allclose(banded.coefficients(5, 20), want, rtol=1e-5)
+    np.testing.assert_allclose(descriptions.banded_coefficients(5, 20), want, rtol=1e-5)
     np.testing.assert_allclose(
-        banded.coefficients(10, 100)[:4], [0.64158174, 0.37949972, 0.31213395, 0.27618428], rtol=1e-4
+        descriptions.banded_coefficients(10, 100)[:4], [0.64158174, 0.37949972, 0.31213395, 0.27618428], rtol=1e-4
     )
 
 
 @pytest.mark.parametrize(("bands", "rounds"), [(1, 6), (3, 20), (20, 20)])
 def test_error_is_that_of_the_dense_matrices(bands, rounds):
-    c = banded.coefficients(bands, rounds)
+    c = descriptions.banded_coefficients(bands, rounds)
     sums = np.tril(np.ones((rounds, rounds))) @ np.linalg.inv(matrix(c, rounds))
-    assert banded.prefix_error(c, rounds) == pytest.approx(np.linalg.norm(sums) / np.sqrt(rounds), rel=1e-9)
+    assert descriptions.prefix_error(c, rounds) == pytest.approx(np.linalg.norm(sums) / np.sqrt(rounds), rel=1e-9)
     independent = np.sqrt((rounds + 1) / 2)
-    assert banded.ratio(c, rounds) == pytest.approx(banded.prefix_error(c, rounds) / independent, rel=1e-12)
+    assert descriptions.prefix_error_ratio(c, rounds) == pytest.approx(
+        descriptions.prefix_error(c, rounds) / independent, rel=1e-12
+    )
     assert np.linalg.norm(c) == pytest.approx(1, rel=1e-12)
 
 
 def test_events():
-    c, gaussian = banded.coefficients(3, 10), dp.GaussianDpEvent(2.0)
+    c, gaussian = descriptions.banded_coefficients(3, 10), dp.GaussianDpEvent(2.0)
     plan = PrivacyPlan(CentralNoise(2.0, coefficients=c), Cyclic(4), 10)
     assert plan.event() == dp.SelfComposedDpEvent(gaussian, 3)
     assert plan.relation == "zero-out"
@@ -95,7 +97,7 @@ def test_events():
     said = str(plan.statement(1e-3))
     assert "zero-out, by pld; cyclic participation" in said
     assert "a turn every 4 rounds" in said
-    assert f"3 bands, {banded.ratio(c, 10):.3g} of independent noise's" in said
+    assert f"3 bands, {descriptions.prefix_error_ratio(c, 10):.3g} of independent noise's" in said
 
 
 @pytest.mark.parametrize(

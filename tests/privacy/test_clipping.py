@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxpfl.privacy.clipping import clip, norm
+from jaxpfl.privacy.noise import clip, norm
 
 ADVERSARIAL = st.one_of(
     st.floats(width=32),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
-from jaxpfl.algorithms.parts.averaging import mean_server
+from jaxpfl.algorithms.parts.servers import mean_server
 from jaxpfl.audit import Audit, Subject, audit, games, white_box
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation, full, poisson, uniform
@@ -23,7 +23,7 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.priors.distillation import Shared
 from jaxpfl.privacy import Mechanism, private_sum, privatize
-from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.noise import clip
 from jaxpfl.support.errors import JaxpflError
 
 Z, C, CLIENTS = 1.0, 0.5, 4

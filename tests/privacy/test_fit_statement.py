@@ -13,7 +13,7 @@ from jaxpfl.core.participation import full, poisson, uniform
 from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
-from jaxpfl.privacy import Mechanism, PrivacyConfig, clipping, noise, plan_of, private_sum
+from jaxpfl.privacy import Mechanism, PrivacyConfig, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
@@ -50,7 +50,7 @@ def test_each_run_states_its_own(federation):
     ],
 )
 def test_a_clipping_norm_far_from_the_uploads_is_remarked_on(size, limit, clients, words):
-    text = clipping.remark(np.full((2, 2), size), np.broadcast_to(limit, (2, 2)), clients)
+    text = noise.remark(np.full((2, 2), size), np.broadcast_to(limit, (2, 2)), clients)
     assert (text is None) == (words is None)
     assert all(word in (text or "") for word in words or ())
     if text:

@@ -18,11 +18,10 @@ from jaxpfl.privacy import (
     PerStepNoise,
     Poisson,
     PrivacyPlan,
+    accounting,
     calibrate,
     calibrated,
-    calibration,
     discrete_gaussian,
-    grids,
     plan_of,
     sampling_of,
     silos,
@@ -117,8 +116,8 @@ def test_the_noise_of_a_count_limits_the_result_of_a_calibration_alone():
 def test_a_search_that_ends_below_the_target_goes_up_in_small_steps(monkeypatch):
     plan = PrivacyPlan(CentralNoise(1.0), Full(), 3)
     want = calibrate.__wrapped__(plan, 2.0, 1e-5).noise_multiplier
-    solve = calibration._solve
-    monkeypatch.setattr(calibration, "_solve", lambda *args: solve(*args) * (1 - 5e-4))
+    solve = accounting._solve
+    monkeypatch.setattr(accounting, "_solve", lambda *args: solve(*args) * (1 - 5e-4))
     found = calibrate.__wrapped__(plan, 2.0, 1e-5)
     assert found.epsilon(1e-5) <= 2.0
     assert found.noise_multiplier == pytest.approx(want, rel=2e-4)
@@ -132,7 +131,7 @@ def test_the_largest_epsilon_of_a_calibration_is_a_target_still():
 
 def test_a_bracket_holds_the_noise_between_a_multiplier_and_its_double():
     for plan in (PrivacyPlan(CentralNoise(1.0), Full(), 3), PrivacyPlan(CentralNoise(1.0), Poisson(0.2), 20)):
-        lower, upper = calibration._bracket(plan, 2.0, 1e-5, "rdp")
+        lower, upper = accounting._bracket(plan, 2.0, 1e-5, "rdp")
         assert upper == 2 * lower
         spent = [plan.with_noise_multiplier(z).epsilon(1e-5, "rdp") for z in (lower, upper)]
         assert spent[0] > 2.0 >= spent[1]
@@ -140,9 +139,9 @@ def test_a_bracket_holds_the_noise_between_a_multiplier_and_its_double():
 
 def test_the_smallest_delta_of_pld_is_accounted():
     plan = PrivacyPlan(CentralNoise(5.0), Full(), 1)
-    assert plan.epsilon(grids.SMALLEST_DELTA) > plan.epsilon(1e-9)
+    assert plan.epsilon(accounting.SMALLEST_DELTA) > plan.epsilon(1e-9)
     with pytest.raises(JaxpflError, match="pld resolves no delta below"):
-        plan.epsilon(np.nextafter(grids.SMALLEST_DELTA, 0))
+        plan.epsilon(np.nextafter(accounting.SMALLEST_DELTA, 0))
 
 
 @pytest.mark.parametrize(
@@ -231,8 +230,8 @@ def test_a_silo_like_one_before_needs_no_search_of_its_own(monkeypatch):
 def test_epsilon_of_a_coarse_grid_is_refined():
     """The accountant's error is on the safe side, and smaller on a grid of half the step."""
     plan = PrivacyPlan(CentralNoise(0.5), Poisson(0.2), 30)
-    assert plan._pld_step > 2 * grids.FINE
-    with grids.quiet():
+    assert plan._pld_step > 2 * accounting.FINE
+    with accounting.quiet():
         fine, coarse = (
             plan.accountant("pld", step).compose(plan.event()).get_epsilon(1e-5) for step in (1e-3, plan._pld_step)
         )

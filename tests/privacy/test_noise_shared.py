@@ -23,7 +23,7 @@ from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
-from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, private_sum, step_noise
+from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, mechanism, private_sum
 from jaxpfl.studies.histogram import methods as histogram_private_methods
 from jaxpfl.studies.histogram.settings import HistogramSettings
 
@@ -191,8 +191,8 @@ TUNED = {"options": {"fine_tune_epochs": 1}, "client_optimizer": "adam"}
 )
 def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
     """Of clients of 1, 7 and 200 examples: those of every client, whatever its data; fewer by a straggler's coin."""
-    draw, count = step_noise._released, []
-    monkeypatch.setattr(step_noise, "_released", lambda *of: jax.debug.callback(lambda: count.append(1)) or draw(*of))
+    draw, count = mechanism._released, []
+    monkeypatch.setattr(mechanism, "_released", lambda *of: jax.debug.callback(lambda: count.append(1)) or draw(*of))
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(n, 3)), np.arange(n) % 2) for n in (1, 7, 200)]
     plan = ExecutionPlan(devices=1, clients="map", runs="map")  # others mask what is not a client's
@@ -236,7 +236,7 @@ def one_key(function):
     [
         ("fedavg", CENTRAL, private_sum, "stream"),
         ("fedavg", DISTRIBUTED, private_sum, "stream"),
-        ("fedavg", PER_STEP, step_noise, "_released"),
+        ("fedavg", PER_STEP, mechanism, "_released"),
         ("adamix", CENTRAL, private_em, "em"),
         ("adamix", CENTRAL, private_em, "add_gaussian"),
     ],

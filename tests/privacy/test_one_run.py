@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jaxpfl.privacy.one_run import one_run_lower_bound, p_value
+from jaxpfl.privacy.audit import one_run_lower_bound, p_value
 from jaxpfl.support.errors import JaxpflError
 
 

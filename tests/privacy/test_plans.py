@@ -17,8 +17,8 @@ from jaxpfl.privacy import (
     Poisson,
     PrivacyPlan,
     Refusal,
+    accounting,
     calibrate,
-    grids,
     poisson_cap,
 )
 from jaxpfl.support.errors import JaxpflError
@@ -369,6 +369,6 @@ def test_the_default_cap_costs_next_to_nothing():
 def test_epsilon_is_right_to_one_in_a_thousand(rate, z, rounds):
     """Beside a grid ten times as fine as the first, of which epsilon is an upper bound too."""
     plan = PrivacyPlan(CentralNoise(z), Poisson(rate), rounds)
-    with grids.quiet():
-        fine = plan.accountant("pld", grids.pld_step(z, rate, rounds) / 10).compose(plan.event()).get_epsilon(1e-5)
+    with accounting.quiet():
+        fine = plan.accountant("pld", accounting.pld_step(z, rate, rounds) / 10).compose(plan.event()).get_epsilon(1e-5)
     assert fine * (1 - 1e-6) <= plan.epsilon(1e-5) <= fine * (1 + 1e-3)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxpfl.privacy import CentralNoise, FixedSize, Full, PerStepNoise, Poisson, PrivacyPlan, calibrate
+from jaxpfl.privacy.accounting import rdp_orders
 from jaxpfl.privacy.comparison import theorem5_beside_sound
-from jaxpfl.privacy.grids import rdp_orders
 
 
 def three_digits(value: float):

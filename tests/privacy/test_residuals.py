@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpfl.privacy.residuals import check_noise
+from jaxpfl.privacy.audit import check_noise
 
 RUNS, ROUNDS, SIZES = 3, 6, {"kernel": 300, "bias": 40, "psi": 1}
 LEVEL = 1e-6

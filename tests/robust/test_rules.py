@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.uploads.robust import resolve, rules
+from jaxpfl.uploads.robust import aggregation, resolve
 
 VALID = {
     "all": np.ones(9, bool),
@@ -71,23 +71,23 @@ def bounded(x: np.ndarray, bound: float | None) -> np.ndarray:
 
 
 RULES = {
-    "median": (rules.median, lambda x: np.median(x, axis=0)),
-    "trimmed mean": (partial(rules.trimmed_mean, fraction=0.3), lambda x: trimmed(x, len(x) * 3 // 10)),
-    "krum": (partial(rules.krum, attackers=2), lambda x: x[krum_scores(x, 2).argmin()]),
+    "median": (aggregation.median, lambda x: np.median(x, axis=0)),
+    "trimmed mean": (partial(aggregation.trimmed_mean, fraction=0.3), lambda x: trimmed(x, len(x) * 3 // 10)),
+    "krum": (partial(aggregation.krum, attackers=2), lambda x: x[krum_scores(x, 2).argmin()]),
     "multi-krum": (
-        partial(rules.multi_krum, attackers=2),
+        partial(aggregation.multi_krum, attackers=2),
         lambda x: x[np.argsort(krum_scores(x, 2), kind="stable")[: max(len(x) - 4, 1)]].mean(axis=0),
     ),
     "multi-krum of 3": (
-        partial(rules.multi_krum, attackers=1, select=3),
+        partial(aggregation.multi_krum, attackers=1, select=3),
         lambda x: x[np.argsort(krum_scores(x, 1), kind="stable")[:3]].mean(axis=0),
     ),
     "geometric median": (
-        partial(rules.geometric_median, steps=7, smoothing=0.01, tolerance=1e-30),
+        partial(aggregation.geometric_median, steps=7, smoothing=0.01, tolerance=1e-30),
         lambda x: weiszfeld(x, 7, 0.01),
     ),
-    "norm bound": (partial(rules.norm_bound, bound=3.0), lambda x: bounded(x, 3.0)),
-    "median norm": (rules.norm_bound, lambda x: bounded(x, None)),
+    "norm bound": (partial(aggregation.norm_bound, bound=3.0), lambda x: bounded(x, 3.0)),
+    "median norm": (aggregation.norm_bound, lambda x: bounded(x, None)),
 }
 
 
@@ -104,18 +104,18 @@ def test_a_rule_is_its_definition(name):
 
 def test_an_even_number_has_the_mean_of_the_two_middle_values():
     rows, valid = jnp.asarray([1.0, 7.0, 3.0, 100.0, jnp.nan]), jnp.asarray([True] * 4 + [False])
-    assert float(rules.median(rows, valid)) == 5.0
+    assert float(aggregation.median(rows, valid)) == 5.0
 
 
 def test_equal_scores_go_to_the_first_slot():
     rows = jnp.asarray([[9.0], [1.0], [1.5], [5.0], [5.5]])  # two pairs at the same distance: one neighbour counts
-    assert float(rules.krum(rows, jnp.ones(5, bool), attackers=2)[0]) == 1.0
+    assert float(aggregation.krum(rows, jnp.ones(5, bool), attackers=2)[0]) == 1.0
 
 
 def test_distances_of_near_vectors_keep_their_digits():
     """In float32 at a norm of 1e4, products of the vectors would have no digit of these distances."""
     rows = jnp.float32(1e4) + jnp.asarray([[0.0], [0.5], [0.75], [3.0], [8.0]], jnp.float32)
-    assert float(rules.krum(rows, jnp.ones(5, bool), attackers=1)[0]) == 1e4 + 0.5
+    assert float(aggregation.krum(rows, jnp.ones(5, bool), attackers=1)[0]) == 1e4 + 0.5
 
 
 def test_a_vector_beyond_all_bounds_moves_no_rule_far():
@@ -132,7 +132,7 @@ def test_the_geometric_median_of_a_triangle():
     """From the Fermat point of an equilateral triangle all corners are seen under the same angles: its centre."""
     corners = jnp.asarray([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2], [0.5, 3**0.5 / 2 + 1e6]])
     valid = jnp.asarray([True, True, True, False])
-    found = rules.geometric_median(corners, valid, steps=100, smoothing=1e-9, tolerance=1e-12)
+    found = aggregation.geometric_median(corners, valid, steps=100, smoothing=1e-9, tolerance=1e-12)
     np.testing.assert_allclose(found, [0.5, 3**0.5 / 6], atol=1e-9)
 
 
@@ -149,4 +149,4 @@ def test_the_geometric_median_is_the_minimiser_however_far_attackers_are(far):
 
 
 def test_a_fraction_is_taken_as_it_is_written():
-    assert [rules.trimmed(0.29, 100), rules.trimmed(0.1, 30), rules.trimmed(0.1, 9)] == [29, 3, 0]
+    assert [aggregation.trimmed(0.29, 100), aggregation.trimmed(0.1, 30), aggregation.trimmed(0.1, 9)] == [29, 3, 0]

@@ -24,8 +24,7 @@ from jaxpfl.data import batching
 from jaxpfl.data.passes import at_own_length, size_classes
 from jaxpfl.models import Task
 from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
-from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.step_noise import StepNoise
+from jaxpfl.privacy.mechanism import Mechanism, StepNoise
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError, unknown_name
 

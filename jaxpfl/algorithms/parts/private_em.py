@@ -24,8 +24,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.priors import gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.privacy.clipping import clip
-from jaxpfl.privacy.noise import add_gaussian, gaussian
+from jaxpfl.privacy.noise import add_gaussian, clip, gaussian
 
 SENSITIVITY = math.sqrt(1.5)
 """L2 sensitivity of a step's sums to one client, over C."""

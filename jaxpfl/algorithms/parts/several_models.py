@@ -1,4 +1,4 @@
-"""Stacks of k models of one task, leaves [k, ...], with different initialisations: for IFCA and FedEM."""
+"""Several models: personal ones of other architectures, and stacks of k models of one task."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, ClientData, Key, PyTree
 from jaxpfl.data import passes
-from jaxpfl.models import Task
+from jaxpfl.models import Task, build_model
 from jaxpfl.support.errors import JaxpflError
+
+
+def personal_tasks(task: Task, architectures: str) -> list[Task]:
+    """Tasks of groups of clients with different personal models; clients are assigned in turn by their ids.
+
+    Args:
+      task: that of the global model.
+      architectures: names of models joined by "+", such as ``"same+mlp:32"``; "same" is the task's own, and "" is one
+        group of it.
+
+    Raises:
+      JaxpflError: for an unknown model.
+    """
+
+    def named(name: str) -> Task:
+        if name == "same":
+            return task
+        every = task.counted is not None
+        return task._replace(model=build_model(name, task.num_classes, task.input_shape, every=every))
+
+    return [named(name) for name in (architectures.split("+") if architectures else ["same"])]
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:

@@ -1,0 +1,376 @@
+r"""Robust aggregation: rules in place of the mean of uploads, their names, and the server that applies them.
+
+A rule is ``(rows, valid) -> estimate``: rows are a tree with leaves [C, ...], one vector for each of C slots; valid [C]
+says which n of them count; the estimate has leaves [...], zero for n = 0. All clients count the same. A vector is the
+whole tree: norms and distances are over all of its leaves. Slots that are not valid may hold anything, NaN too.
+
+Coordinatewise, with :math:`x_{(1)} \le \dots \le x_{(n)}` the sorted values of a coordinate:
+
+.. math::
+   \text{median} = \tfrac12 \left( x_{(\lceil n/2 \rceil)} + x_{(\lfloor n/2 \rfloor + 1)} \right), \qquad
+   \text{trimmed mean} = \frac{1}{n - 2k} \sum_{i=k+1}^{n-k} x_{(i)}, \quad k = \lfloor \beta n \rfloor
+
+Of whole vectors: Krum's score of :math:`x_i` is the sum of its squared distances to the n - f - 2 nearest of the
+others, at least one; ties go to the first slot. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed
+Weiszfeld steps from the coordinatewise median,
+
+.. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
+
+and norm bounding is the mean of :math:`x_i \min(1, M / \|x_i\|)`.
+
+References: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+https://arxiv.org/abs/1803.01498 (median, trimmed mean); Blanchard et al. 2017, "Machine Learning with Adversaries:
+Byzantine Tolerant Gradient Descent", https://arxiv.org/abs/1703.02757 (Krum); Pillutla et al. 2022, "Robust Aggregation
+for Federated Learning", https://arxiv.org/abs/1912.13445 (geometric median); Sun et al. 2019, "Can You Really Backdoor
+Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
+
+- ``mean``: the weighted mean, what each method has by itself.
+- ``median``: of each coordinate.
+- ``trimmed-mean:fraction=0.2``: of each coordinate, without that share of the smallest and of the largest values.
+- ``krum:attackers=2``: the one update nearest to its neighbours, against two assumed attackers in a round.
+- ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates that Krum would choose first; ``select=3`` for
+  another number.
+- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: by at most so many steps, until they are shorter.
+- ``norm-bound:bound=1``: the mean of updates that are shortened to that norm; without a bound to the median of the
+  round's norms.
+
+`rules` has the equations and the papers.
+
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). The server
+of the method receives a robust estimate of the centre of the cohort's :math:`\Delta_i` in place of
+:math:`\sum_i w_i \Delta_i / \sum_i w_i`, as the upload of one client of weight 1.
+
+Weights. A weight is the client's own word, and an attacker's would be as large as it likes. Clients therefore count the
+same; a weight says only that a client contributes (above zero). Under an ``Upload.weight`` with several entries each
+part is estimated by itself, and under an entry [k] (IFCA's models) each of the k among those who contribute to it.
+
+A round's estimate needs all of its uploads at once: the reduction is `Reduction.STACK`, in the memory of one upload for
+each slot of the cohort on every device, gathered by the engine from blocks of clients and from devices. A client that
+is not in the cohort, dropped out, diverged or sent a number that is not finite does not count.
+
+Servers that keep a sum over all clients up to date by the mean (SCAFFOLD's and FedDyn's variates, L2GD) receive the
+estimate times the number of contributors for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.core import choices, trees
+from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, Server, ServerContext, Stacked, wrapped_server
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.support.errors import JaxpflError
+
+Rule: TypeAlias = Callable[[PyTree, Array], PyTree]
+"""``(rows [C, ...], valid [C]) -> estimate [...]``."""
+
+
+def median(rows: PyTree, valid: Array) -> PyTree:
+    """Median of each coordinate; the mean of the two middle values of an even number."""
+    count = valid.sum()
+
+    def of(leaf: Array) -> Array:
+        ordered = _ordered(leaf, valid)
+        low, high = ordered[jnp.maximum(count - 1, 0) // 2], ordered[count // 2]
+        return low / 2 + high / 2
+
+    return _unless_empty(count, jax.tree.map(of, rows))
+
+
+def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
+    """Mean of each coordinate without its ``floor(fraction n)`` smallest and as many largest values."""
+    slots = valid.shape[0]
+    count, rank = valid.sum(), jnp.arange(slots)
+    cut = jnp.asarray([trimmed(fraction, n) for n in range(slots + 1)])[count]
+    kept = (rank >= cut) & (rank < count - cut)
+    return _mean(jax.tree.map(lambda leaf: _ordered(leaf, valid), rows), kept)
+
+
+def trimmed(fraction: float, count: int) -> int:
+    """Values trimmed on each side, ``floor(fraction count)`` of the fraction as it is written.
+
+    Examples:
+      >>> trimmed(0.29, 100), trimmed(0.2, 4)
+      (29, 0)
+    """
+    return math.floor(Fraction(str(fraction)) * count)
+
+
+def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
+    """The one vector of least score against f assumed attackers."""
+    best = jnp.argmin(_scores(rows, valid, attackers))
+    return _unless_empty(valid.sum(), jax.tree.map(lambda leaf: leaf[best], rows))
+
+
+def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
+    """Mean of the ``select`` vectors of least scores; of n - f - 2, at least one, if it is 0.
+
+    n - f - 2 is the largest number with a guarantee: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine Learning
+    via Robust Gradient Aggregation".
+    """
+    most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
+    rank = jnp.argsort(jnp.argsort(_scores(rows, valid, attackers)))
+    return _mean(rows, valid & (rank < most))
+
+
+_State: TypeAlias = tuple[Array, PyTree, Array]
+"""Number of steps, point, and whether the last step was longer than the tolerance."""
+
+
+def geometric_median(
+    rows: PyTree, valid: Array, steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5
+) -> PyTree:
+    """Geometric median by Weiszfeld steps from the coordinatewise median, at most so many.
+
+    They end with one that is shorter than ``tolerance`` of the median distance of the vectors from it.
+    """
+
+    def step(state: _State) -> _State:
+        count, z, _ = state
+        away = _norms(jax.tree.map(jnp.subtract, rows, z))
+        new = _mean(rows, valid, 1 / jnp.maximum(away, smoothing))
+        moved = optax.tree.norm(optax.tree.sub(new, z))
+        return count + 1, new, moved > tolerance * median(away, valid)
+
+    def goes_on(state: _State) -> Array:
+        return (state[0] < steps) & state[2]
+
+    start = jnp.int32(0), median(rows, valid), jnp.array(True)
+    return jax.lax.while_loop(goes_on, step, start)[1]
+
+
+def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
+    """Mean of the vectors, each shortened to the norm ``bound``; to the median of the n norms if it is 0."""
+    norms = _norms(rows)
+    most = median(norms, valid) if bound == 0 else bound
+    return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
+
+
+def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
+    """Krum's score of each slot, [C]; infinite where not valid."""
+    count, slots = valid.sum(), valid.shape[0]
+
+    def from_one(one: PyTree) -> Array:
+        return _squares(jax.tree.map(jnp.subtract, rows, one))
+
+    # Differences, not products: nearby vectors of large norm keep their digits, and distances are symmetric to the bit.
+    distances = jax.lax.map(from_one, rows)
+    others = valid[None, :] & ~jnp.eye(slots, dtype=bool)
+    nearest = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
+    neighbours = jnp.minimum(jnp.maximum(count - attackers - 2, 1), count - 1)
+    scores = jnp.where(jnp.arange(slots) < neighbours, nearest, 0).sum(axis=1)
+    return jnp.where(valid, scores, jnp.inf)
+
+
+def _ordered(leaf: Array, valid: Array) -> Array:
+    """Values of each coordinate in ascending order, those that are not valid behind all others."""
+    return jnp.sort(jnp.where(_beside(valid, leaf), leaf, jnp.inf), axis=0)
+
+
+def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool = True) -> PyTree:
+    """Sum of the kept rows times their factors, over the sum of these factors or, without ``of_weights``, their
+    number."""
+    factors = jnp.where(kept, factors, 0)
+    total = factors.sum() if of_weights else kept.sum()
+
+    def of(leaf: Array) -> Array:
+        chosen = jnp.where(_beside(kept, leaf), leaf, 0)
+        return ((_beside(factors, leaf) * chosen).sum(axis=0) / jnp.where(total > 0, total, 1)).astype(leaf.dtype)
+
+    return jax.tree.map(of, rows)
+
+
+def _squares(rows: PyTree) -> Array:
+    """Squared norm of each row's vector, [C]."""
+    wide = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(rows)))
+    leaves = [leaf.astype(wide).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(rows)]
+    return sum((jnp.square(leaf).sum(axis=1) for leaf in leaves[1:]), jnp.square(leaves[0]).sum(axis=1))
+
+
+def _norms(rows: PyTree) -> Array:
+    return jnp.sqrt(_squares(rows))
+
+
+def _beside(by_slot: Array, leaf: Array) -> Array:
+    """A value for each slot, [C], in the shape of a leaf [C, ...]."""
+    return by_slot.reshape(-1, *[1] * (np.ndim(leaf) - 1))
+
+
+def _unless_empty(count: Array, estimate: PyTree) -> PyTree:
+    return trees.where(count > 0, estimate, jax.tree.map(jnp.zeros_like, estimate))
+
+
+MEAN = "mean"
+
+
+class Aggregator(NamedTuple):
+    """An aggregation of a round's uploads.
+
+    Attributes:
+      name: as it was given.
+      rule: the estimate; None for the weighted mean.
+      quorum: the number of uploads from which on the rule's guarantee holds.
+      trims: share of the values that are cut on each side; 0 for a rule that cuts none.
+    """
+
+    name: str
+    rule: Rule | None = None
+    quorum: int = 1
+    trims: float = 0.0
+
+    def check(self, cohort: int) -> None:
+        """Refuse a cohort of so many slots in which the rule means nothing.
+
+        Raises:
+          JaxpflError: for fewer slots than the quorum, and a share to trim that is less than one of them.
+        """
+        if cohort < self.quorum:
+            raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
+        if self.trims and not trimmed(self.trims, cohort):
+            raise JaxpflError(
+                f"aggregate = {self.name} trims nobody of {cohort} clients in a round: give a fraction of at least "
+                f"{1 / cohort:.3g}, or a larger cohort"
+            )
+
+
+def resolve(aggregate: str) -> Aggregator:
+    """The aggregation of that name with those arguments.
+
+    Examples:
+      >>> resolve("krum:attackers=2").quorum
+      7
+
+    Raises:
+      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is out of range.
+    """
+    name, values = choices.arguments("aggregate", aggregate, AGGREGATORS)
+    return AGGREGATORS[name](**values)._replace(name=aggregate)
+
+
+def _plain_mean() -> Aggregator:
+    return Aggregator(MEAN)
+
+
+def _median() -> Aggregator:
+    return Aggregator("median", median)
+
+
+def _trimmed_mean(fraction: float = 0.2) -> Aggregator:
+    if not 0 < fraction < 0.5:
+        raise JaxpflError(f"trimmed-mean:fraction must be > 0 and < 0.5, got {fraction:g}")
+    return Aggregator("trimmed-mean", partial(trimmed_mean, fraction=fraction), trims=fraction)
+
+
+def _krum(attackers: int) -> Aggregator:
+    _at_least("krum:attackers", attackers, 0)
+    return Aggregator("krum", partial(krum, attackers=attackers), 2 * attackers + 3)
+
+
+def _multi_krum(attackers: int, select: int = 0) -> Aggregator:
+    _at_least("multi-krum:attackers", attackers, 0)
+    _at_least("multi-krum:select", select, 0)
+    rule = partial(multi_krum, attackers=attackers, select=select)
+    return Aggregator("multi-krum", rule, max(2 * attackers + 3, select))
+
+
+def _geometric_median(steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5) -> Aggregator:
+    _at_least("geometric-median:steps", steps, 1)
+    for name, value in (("smoothing", smoothing), ("tolerance", tolerance)):
+        if not 0 < value < math.inf:
+            raise JaxpflError(f"geometric-median:{name} must be > 0 and finite, got {value:g}")
+    given = {"steps": steps, "smoothing": smoothing, "tolerance": tolerance}
+    return Aggregator("geometric-median", partial(geometric_median, **given))
+
+
+def _norm_bound(bound: float = 0.0) -> Aggregator:
+    if not 0 <= bound < math.inf:
+        raise JaxpflError(f"norm-bound:bound must be >= 0 and finite, got {bound:g}")
+    return Aggregator("norm-bound", partial(norm_bound, bound=bound))
+
+
+AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
+    MEAN: _plain_mean,
+    "median": _median,
+    "trimmed-mean": _trimmed_mean,
+    "krum": _krum,
+    "multi-krum": _multi_krum,
+    "geometric-median": _geometric_median,
+    "norm-bound": _norm_bound,
+}
+"""Name -> ``**arguments -> Aggregator``."""
+
+
+def _at_least(what: str, value: int, least: int) -> None:
+    if value < least:
+        raise JaxpflError(f"{what} must be at least {least}, got {value}")
+
+
+def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:
+    """An algorithm whose server is given a robust estimate in place of the mean of the uploads.
+
+    ``below_quorum`` among its metrics is 1 in a round with too few uploads for the rule's guarantee (Krum's).
+
+    Args:
+      algorithm: one whose server receives a mean.
+      aggregator: the estimate in its place; the mean itself changes nothing.
+      method: the algorithm's name in messages.
+
+    Raises:
+      JaxpflError: if the method's uploads are not summed and, when traced, are not floating-point numbers.
+    """
+    rule = aggregator.rule
+    if rule is None:
+        return algorithm
+    if algorithm.reduction is not Reduction.SUM:
+        raise JaxpflError(
+            f"aggregate = {aggregator.name} stands for a mean of uploads: the server of {method} sees each of them"
+        )
+    return algorithm._replace(
+        server=_server(algorithm.server, rule, aggregator.quorum),
+        reduction=Reduction.STACK,
+    )
+
+
+def _server(inner: Server, rule: Rule, quorum: int) -> Server:
+    def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, uploads: Stacked) -> tuple[PyTree, Metrics]:
+        reduced, counts = _estimated(rule, uploads)
+        state, metrics = inner.update(key, hp, ctx, state, reduced)
+        if quorum > 1:
+            short = jnp.stack([((count > 0) & (count < quorum)).any() for count in counts]).any()
+            metrics |= {"below_quorum": short.astype(jnp.float32)}
+        return state, metrics
+
+    return wrapped_server(inner, init=inner.init, update=update, state=lambda state: state)
+
+
+def _estimated(rule: Rule, uploads: Stacked) -> tuple[Reduced, list[Array]]:
+    """The estimate as a sum of weight 1, and the number of clients behind each entry of the weight."""
+    weights, structure = jax.tree.flatten(uploads.weight)
+    increments = jax.vmap(trees.prefix_divide)(uploads.total, uploads.weight)
+    if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(increments)):
+        raise JaxpflError("a robust aggregate needs uploads of floating-point numbers")
+
+    def one(part: PyTree, weight: Array) -> tuple[PyTree, Array]:
+        present = uploads.valid & (weight > 0) & jax.vmap(trees.all_finite)(part)
+        return rule(part, present), present.sum(dtype=jnp.int32)
+
+    totals, counts = [], []
+    for weight, part in zip(weights, structure.flatten_up_to(increments), strict=True):
+        by_entry = one
+        for _ in range(weight.ndim - 1):
+            by_entry = jax.vmap(by_entry, in_axes=1)
+        total, count = by_entry(part, weight)
+        totals.append(total)
+        counts.append(count)
+    ones = [(count > 0).astype(weight.dtype) for count, weight in zip(counts, weights, strict=True)]
+    total, weight = (jax.tree.unflatten(structure, leaves) for leaves in (totals, ones))
+    return Reduced(total, weight, uploads.contributors), counts
