@@ -160,9 +160,6 @@ class _Watching(Reporter):
     def finish(self, runs: int) -> None:
         self._reporter.finish(runs)
 
-    def wait(self, workers: str) -> None:
-        self._reporter.wait(workers)
-
     def say(self, text: str) -> None:
         self._reporter.say(text)
 

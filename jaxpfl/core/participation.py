@@ -81,7 +81,7 @@ def resolve_time_model(time_model: str) -> TimeModel:
     """The time model of that name with those arguments.
 
     Examples:
-      >>> resolve("equal:step=0.1,up=1e6")
+      >>> resolve_time_model("equal:step=0.1,up=1e6")
       TimeModel(step=0.1, up=1000000.0, down=inf, sigma=0.0, seed=0)
 
     Raises:

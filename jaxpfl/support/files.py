@@ -32,7 +32,7 @@ def parse_json(text: str | bytes) -> Any:
       ValueError: for text that is no JSON, and an object with two values of one name.
 
     Examples:
-      >>> parse('{"rounds": 3, "rounds": 4}')
+      >>> parse_json('{"rounds": 3, "rounds": 4}')
       Traceback (most recent call last):
       ValueError: 'rounds' stands twice in one object
     """

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxpfl.estimators.empirical_bayes import FAMILIES, NormalMixture, ebnm, homogeneity, james_stein, posterior
+from jaxpfl.estimators.empirical_bayes import (
+    FAMILIES,
+    NormalMixture,
+    ebnm,
+    grid,
+    homogeneity,
+    james_stein,
+    posterior,
+)
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 GRID = {"npmle": 80}
@@ -147,8 +155,8 @@ def test_a_larger_family_is_no_less_likely():
 
 def test_weights_of_a_few_components_are_those_of_slsqp():
     x, s = data(80, 3)
-    grid = np.linspace(x.min(), x.max(), 7)
-    density = stats.norm.logpdf(x[:, None], grid, s[:, None])
+    nodes = np.linspace(x.min(), x.max(), 7)
+    density = stats.norm.logpdf(x[:, None], nodes, s[:, None])
     weights, slack = grid.weights(jnp.asarray(density))
     np.testing.assert_allclose(weights.sum(), 1.0)
     assert slack < 1e-8

@@ -103,7 +103,6 @@ OWN = {
     "engine/compiled.py",  # /proc
     "engine/streamed/disk.py",  # what it has just made
     "runs/compile_cache.py",  # /proc, and a folder of one's own
-    "runs/trace.py",  # what JAX has just written
     "support/files.py",
     "support/host_memory.py",  # /proc and /sys
     "runs/reports/page.py",  # the package's own

@@ -248,4 +248,4 @@ def test_a_column_that_would_be_taken_for_the_intercept_is_refused(tmp_path, cap
 def test_options_of_a_table_are_refused_without_one(capsys):
     with pytest.raises(SystemExit):
         main(["estimate", "coefficients", "--target", "price"])
-    assert "target is of --csv" in capsys.readouterr().err
+    assert "target requires --csv" in capsys.readouterr().err

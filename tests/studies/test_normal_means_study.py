@@ -215,7 +215,7 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
 def test_covariates_of_few_counts_and_without_a_file_are_refused(capsys, tmp_path):
     path = made(tmp_path, "id,successes,trials,income\na,1,2,1\nb,1,3,2\n")
     assert "2 coefficients need at least 4 clients, got 2" in refused(capsys, "--csv", path, "--covariates", "income")
-    assert "covariates is of --csv, and there is none" in refused(capsys, "--covariates", "income")
+    assert "covariates requires --csv" in refused(capsys, "--covariates", "income")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
         ("epsilon is of estimate,se, and ones.csv has successes", "--csv", ones, "--epsilon", "2"),
         ("truth is of simulated data", "--csv", one, "--truth", "normal"),
         ("level must be > 0 and < 1, got 2", "--csv", one, "--level", "2"),
-        ("level is of --csv, and there is none, got 0.5", "--level", "0.5"),
+        ("level requires --csv, got 0.5", "--level", "0.5"),
         ("No such file", "--csv", tmp_path / "none.csv"),
         ("did you mean npmle", "--csv", one, "--prior", "npml"),
         ("range needs epsilon", "--csv", one, "--range", "-8", "8"),

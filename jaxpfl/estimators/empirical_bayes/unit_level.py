@@ -125,7 +125,8 @@ def unit_level(
       client: of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With ``clients``
         given, numbers of 0 ... clients - 1, each with a sample.
       population: means of the covariates over all that each client stands for, in the order of the clients, [m] or
-        [m, k]; those of its samples unless given.
+        [m, k]; by default the means of its samples. A frame's rows are matched to the clients by its index, its
+        columns to the columns of x.
       intercept: whether a column of ones is put before the covariates.
       clients: m; to be given where the values of ``client`` are not known, under a transformation.
 
@@ -162,6 +163,8 @@ def unit_level(
         _check_free(own, columns, index, m, intercept)
     means = None
     if population is not None:
+        labels = np.arange(m) if names is None else names
+        population = inputs.ordered_rows("population", population, labels, getattr(x, "columns", None))
         means = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
         if means.shape[1] != columns.shape[1]:
             raise JaxpflError(f"population must have {columns.shape[1]} columns, as x, got {means.shape[1]}")

@@ -84,7 +84,7 @@ def own_or_simulated(name: str, simulated: Callable[[Any], Results]) -> Callable
         if options.csv is not None:
             own = importlib.import_module(f"jaxpfl.studies.own_data.{name}")
             return own.results(options.csv, given, options)
-        refuse_given(options, [field.name for field in fields(options)], "is of --csv, and there is none")
+        refuse_given(options, [field.name for field in fields(options)], "requires --csv")
         return simulated(given)
 
     return results
