@@ -64,7 +64,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from jaxpfl.estimators.empirical_bayes import FAMILIES
-    from jaxpfl.studies.mean_populations import bayes_risk, needles
+    from jaxpfl.studies.normal_means import bayes_risk, needles
     from jaxpfl.studies.normal_means import squared_errors
 
     m, files = settings["clients"], settings["repetitions"]

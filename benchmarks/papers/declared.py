@@ -70,7 +70,7 @@ class Training:
       spread: meaning of ±.
       x: place on a figure's horizontal axis.
       note: for the reader of its rows.
-      every: rounds between scorings on test; each row is then three, as in `jaxpfl.papers.board`. None for one, after
+      every: rounds between scorings on test; each row is then three, as in `jaxpfl.benchmarks.papers.board`. None for one, after
         the last round.
       quick: methods of a quick run; all unless given.
     """
@@ -157,7 +157,7 @@ class Students:
 
 @dataclass(frozen=True)
 class Reaching:
-    """Rounds until methods come near their best: two rows for each, as in `jaxpfl.papers.reaching`.
+    """Rounds until methods come near their best: two rows for each, as in `jaxpfl.benchmarks.papers.reaching`.
 
     Attributes:
       setting: in words, unique in its experiment.

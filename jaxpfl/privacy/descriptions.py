@@ -330,7 +330,7 @@ def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
       JaxpflError: for bands outside 1 ... R.
 
     Examples:
-      >>> [round(c, 3) for c in coefficients(3, 20)]
+      >>> [round(c, 3) for c in banded_coefficients(3, 20)]
       [0.8, 0.477, 0.363]
     """
     from scipy.optimize import minimize
@@ -358,7 +358,7 @@ def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
     A client's k turns cost the same under both: in each, its sum is released with noise multiplier z.
 
     Examples:
-      >>> round(ratio(coefficients(10, 100), 100), 3)
+      >>> round(prefix_error_ratio(banded_coefficients(10, 100), 100), 3)
       0.415
     """
     return prefix_error(c, rounds) / prefix_error((1.0,), rounds)

@@ -97,7 +97,7 @@ class NoiseSettings:
 class StepNoise:
     """Clipping norms and standard deviations of one local step.
 
-    Reference: Ozkara et al. 2022, Figure 2.
+    Reference: Ozkara et al. 2023, section 3.3; Ozkara et al. 2022, Figure 2.
 
     Attributes:
       clipping_norm, stddev: C_1 and sigma_1, of the gradient of the uploaded parameters.

@@ -89,12 +89,11 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     variance = np.maximum(omega @ (off**2 - e**2) / total, least)
     fourth = omega @ (off**4 - 6 * e**2 * off**2 + 3 * e**4) / total
     flattest = 1 + 32 * (omega**2 @ e**8) / (variance**2 * total * (omega @ e**4))
-    if kurtosis is None:
-        kurtosis = np.maximum(fourth / variance**2, flattest)
+    kurtosis = float(np.maximum(fourth / variance**2, flattest) if kurtosis is None else kurtosis)
     weight = variance / (variance + e**2)
     reach = critical_value(e**2 / variance, kurtosis, level) * weight * e
     mean = center + weight * off
-    numbers = (float(unit * center), float(unit**2 * variance), float(kurtosis))
+    numbers = (float(unit * center), float(unit**2 * variance), kurtosis)
     return RobustIntervals(unit * mean, unit * (mean - reach), unit * (mean + reach), weight, *numbers)
 
 
@@ -150,7 +149,7 @@ def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
     root = np.sqrt(t)
     alike = special.ndtr(-chi - root) + special.ndtr(root - chi)  # every bias is the same
     most = np.minimum(np.minimum(bound.min(), _envelope(t, x, r)), 1.0)
-    return np.where(t >= x[-1], 1.0, np.where(kurtosis == 1, alike, most))
+    return float(np.where(t >= x[-1], 1.0, np.where(kurtosis == 1, alike, most)))
 
 
 def _envelope(t: Any, x: Any, r: Any) -> Any:

@@ -195,8 +195,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
         "settings": {"seed": given.seed},
     } | found.facts
     sizes = np.ones(len(data.names)) if data.kind == "estimate" else data.second
-    ends = (columns[name] for name in ("local", "personalized", "low", "high"))
-    picture = Picture("", *ends, sizes, found.facts["estimated"]["mean"])
+    local, personalized, low, high = (columns[name] for name in ("local", "personalized", "low", "high"))
+    picture = Picture("", local, personalized, low, high, sizes, found.facts["estimated"]["mean"])
     own = Own(result, {"client": data.names} | {name: of.tolist() for name, of in columns.items()}, [picture])
     return output.results(own, lambda: _said(result), found.files)
 
@@ -385,7 +385,8 @@ def _private(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[Nor
             raise JaxpflError(f"{name} must be two public numbers with epsilon, got {list(getattr(options, name))}")
     least, most = options.error_range
     doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
-    cells = Cells(*options.range, least, most, error_bins=max(1, math.ceil(doublings)))
+    first, last = options.range
+    cells = Cells(first, last, least, most, error_bins=max(1, math.ceil(doublings)))
     # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would,
     # or randomised bits that follow from the same draws at two epsilons.
     key = named(jax.random.key(seed), x, s, cells, options.epsilon, options.delta)
