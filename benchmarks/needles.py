@@ -64,8 +64,7 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from jaxpfl.estimators.empirical_bayes import FAMILIES
-    from jaxpfl.studies.normal_means import bayes_risk, needles
-    from jaxpfl.studies.normal_means import squared_errors
+    from jaxpfl.studies.normal_means import bayes_risk, needles, squared_errors
 
     m, files = settings["clients"], settings["repetitions"]
     cells = [(nonzero, size) for nonzero in settings["nonzero"] for size in settings["sizes"]]

@@ -70,8 +70,8 @@ class Training:
       spread: meaning of ±.
       x: place on a figure's horizontal axis.
       note: for the reader of its rows.
-      every: rounds between scorings on test; each row is then three, as in `jaxpfl.benchmarks.papers.board`. None for one, after
-        the last round.
+      every: rounds between scorings on test; each row is then three, as in `jaxpfl.benchmarks.papers.board`. None for
+        one, after the last round.
       quick: methods of a quick run; all unless given.
     """
 
