@@ -108,7 +108,7 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         (["bernoulli", "--csv", "none.csv", "--level", "95"], "level must be > 0 and < 1, got 95"),
         (["gaussian", "--client", "a"], "client requires --csv, got a"),
         (["bernoulli", "--values", "a"], "values requires --csv, got a"),
-        (["normal-means", "--client", "a"], "client is of --csv, and there is none, got a"),
+        (["normal-means", "--client", "a"], "client requires --csv, got a"),
         (["bernoulli", "--prior", "bta:1,2"], "unknown prior 'bta': did you mean 'beta'?"),
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
