@@ -39,7 +39,8 @@ mine, _ = socket.socketpair()
 mine.setblocking(False)
 signal.set_wakeup_fd(mine.fileno())
 ready()
-time.sleep(60)
+while True:  # a signal that comes between Python's look and the sleep waits for the sleep's end
+    time.sleep(1)
 """
 WRITES = """
 with signals.noted(lambda: "; kept"), output_paths.partial(Path(sys.argv[1]) / "whole") as place:
