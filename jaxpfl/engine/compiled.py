@@ -84,7 +84,8 @@ def compiled(
     """Compiled program of a function for arguments of these shapes and placements.
 
     Args:
-      function: a pure function; no reference to it is kept.
+      function: a pure function. What is compared by equality or identity, such as a function of the user's, stays
+        alive as long as its program is kept.
       arguments: arrays, or their shapes; a shape without a sharding may be placed anywhere.
       donate_argnums: as `jax.jit`.
       out_shardings: as `jax.jit`; the compiler's choice if None.
