@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import RunConfig, from_mapping, resolve
 from jaxpfl.runs.records import DIVERGED, DONE, Record, Value
 from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
 from jaxpfl.runs.sweep.grid import Axis, Grid, applied

@@ -15,8 +15,7 @@ from jaxpfl.core.settings import part_of
 from jaxpfl.core.types import Federation
 from jaxpfl.data import Split
 from jaxpfl.data.sources.base import pooled
-from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import RunConfig, from_mapping
 from jaxpfl.runs.records import FAILED, Journal, Record, Value
 from jaxpfl.runs.sweep.definition import rounds_of
 from jaxpfl.runs.sweep.execute import Data, Last, run_group

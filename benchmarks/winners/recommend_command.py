@@ -14,8 +14,7 @@ from jaxpfl.cli.training import named_file
 from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.privacy.accounting import LARGEST_EPSILON
-from jaxpfl.runs.config import DataConfig, RunConfig, resolve
-from jaxpfl.runs.config_file import read
+from jaxpfl.runs.config import DataConfig, RunConfig, read, resolve
 from jaxpfl.support.errors import JaxpflError, shown
 
 

@@ -18,8 +18,7 @@ from jaxpfl.cli.output import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, setting
 from jaxpfl.runs import compile_cache
-from jaxpfl.runs.config import RunConfig, default_folder, preset_words, resolve
-from jaxpfl.runs.config_file import from_mapping, read_file
+from jaxpfl.runs.config import RunConfig, default_folder, from_mapping, preset_words, read_file, resolve
 from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored, is_stored
 from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse, with_privacy
 from jaxpfl.support import signals

@@ -17,8 +17,16 @@ from tyro.conf import Positional, UseAppendAction, arg
 from jaxpfl.cli.output import Session
 from jaxpfl.cli.parsing import with_more
 from jaxpfl.runs import compile_cache
-from jaxpfl.runs.config import TEST_USERS, DataConfig, RunConfig, default_folder, preset_words, resolve
-from jaxpfl.runs.config_file import ConfigFile, read
+from jaxpfl.runs.config import (
+    TEST_USERS,
+    ConfigFile,
+    DataConfig,
+    RunConfig,
+    default_folder,
+    preset_words,
+    read,
+    resolve,
+)
 from jaxpfl.support import signals
 from jaxpfl.support.console import claim_file, columns, filled, signed
 from jaxpfl.support.errors import JaxpflError

@@ -1,14 +1,20 @@
-"""A run as text: the dataclass that the command line, config files and ``config.json`` share."""
+"""A run as text: the dataclass that the command line, config files and ``config.json`` share, and files of it.
+
+A file is TOML, YAML, or the ``config.json`` of a run folder.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxpfl import algorithms
 from jaxpfl.algorithms import Method
@@ -16,10 +22,23 @@ from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.core import choices
 from jaxpfl.core.participation import availability
-from jaxpfl.core.settings import COUNT, WHOLE, Kind, Range, about, check, is_default, part_of, restated, setting
+from jaxpfl.core.settings import (
+    COUNT,
+    WHOLE,
+    Kind,
+    Range,
+    about,
+    check,
+    is_default,
+    part_of,
+    restated,
+    setting,
+    text_words,
+)
 from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.models import metrics
@@ -28,8 +47,12 @@ from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import is_table
 from jaxpfl.runs.presets import preset
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.files import contents
 from jaxpfl.uploads import compression
+
+T = TypeVar("T")
 
 _BY_DATA_SET = "by data set unless given"
 TEST_USERS = "test"
@@ -306,14 +329,16 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def completed(stored: dict[str, Any]) -> dict[str, Any]:
-    """JSON of a stored config, with the defaults of settings that are newer than it."""
-    default = to_json(RunConfig())
-    tables = {name: default[name] | own for name in ("privacy", "plan") if isinstance(own := stored.get(name), dict)}
-    return default | stored | tables
+def completed(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
+    """JSON of a stored config, with the defaults of settings that are newer than it.
+
+    Raises:
+      JaxpflError: for a config that was damaged or changed to what no run has.
+    """
+    return to_json(from_mapping(stored, str(where)))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
 
     The plan (but for its precision), more rounds, and the folder of the data may change; anything else is another
@@ -321,12 +346,13 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     """
     semantic, allowed = [], []
     old = completed(old)
-    schedule, noise = str(new.get("lr_schedule")), (new.get("privacy") or {}).get("noise")
-    was, now = ((config.get("plan") or {}).get("precision", "float32") for config in (old, new))
+    new = completed(new)
+    schedule, noise = str(new["lr_schedule"]), new["privacy"]["noise"]
+    was, now = (config["plan"]["precision"] for config in (old, new))
     if was != now:  # of a plan, the only setting that changes results
         semantic.append(f"plan.precision: {was} -> {now}")
-    for name in sorted(old.keys() | new.keys()):
-        was, now = old.get(name), new.get(name)
+    for name in sorted(new):
+        was, now = old[name], new[name]
         if was == now:
             continue
         grown = name in _MAY_GROW and isinstance(was, int) and isinstance(now, int) and now > was
@@ -359,3 +385,186 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
     while (folder := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
         latest, number = folder, number + 1
     return latest if resume and latest is not None else folder
+
+
+_MEMORY = 50  # memory of a text while it is parsed, in multiples of its length
+_MOST_PARTS = 100_000
+
+_OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "orders", "versions")
+"""Entries of ``config.json`` in a run folder; those beside the config identify the run."""
+
+
+class ConfigFile(NamedTuple):
+    """A config file's content.
+
+    Attributes:
+      config: the config.
+      methods: the methods that it names; none if the command line names them.
+      hyper: method -> hyper-parameter -> value, as a run folder's ``config.json`` records them beside the config;
+        `check_recorded` says whether they are still what the config gives.
+      data: checksum of the clients of that run; None in other files.
+    """
+
+    config: RunConfig = RunConfig()
+    methods: tuple[str, ...] = ()
+    hyper: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
+    data: int | None = None
+
+
+def read(path: str | Path) -> ConfigFile:
+    """A config file, or the ``config.json`` of a run folder.
+
+    Raises:
+      JaxpflError: as `read_file` and `from_mapping`, and for methods that are not a list of names.
+    """
+    values = read_file(path)
+    hyper: dict[str, Any] = {}
+    checksum = None
+    if {"config", "methods"} <= values.keys():  # of a run folder: the config is one of its entries
+        for name in values:
+            if name not in _OF_A_RUN:
+                raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)
+        hyper, checksum = values.get("hyper", {}), values.get("data")
+        if not isinstance(hyper, dict) or not all(isinstance(own, dict) for own in hyper.values()):
+            raise JaxpflError(f"hyper in {path} must be a table of tables, got {shown(hyper)}")
+        if not isinstance(values["config"], dict):
+            raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
+        values = values["config"] | {"methods": values["methods"]}
+    methods = values.pop("methods", [])
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
+    known = checksum if isinstance(checksum, int) else None
+    return ConfigFile(from_mapping(values, str(path)), tuple(methods), hyper, known)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
+
+    Raises:
+      JaxpflError: for a missing file, another suffix, or text that does not parse.
+    """
+    path = Path(path)
+    try:
+        text = contents(path, _MEMORY).decode()
+    except UnicodeDecodeError as error:
+        raise JaxpflError(f"cannot read {path}: {error}") from None
+    try:
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            values = _yaml(text) or {}
+        elif path.suffix == ".json":
+            values = files.parse_json(text)
+        else:
+            raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
+    except JaxpflError:
+        raise
+    except Exception as error:
+        raise JaxpflError(f"config {path} does not parse: {one_line(error)}") from None
+    _check_parts(values, path)
+    if not isinstance(values, dict):
+        raise JaxpflError(f"config {path} must be a table of names and values")
+    return values
+
+
+def _yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+      Exception: for text that does not parse, and for two values of one name in a mapping (PyYAML keeps the last).
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)  # before a merge (<<) adds what may be overridden
+            names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            for (_, name), times in names.items():
+                if times > 1:
+                    raise ValueError(f"{shown(name)} stands twice in one mapping")
+            return node
+
+    return yaml.load(text, Loader)
+
+
+def _check_parts(value: Any, path: Path) -> None:
+    """Refuse YAML with aliases nested so deeply that no message could print it."""
+    rest, parts = [value], 0
+    while rest:
+        part = rest.pop()
+        parts += 1
+        if parts > _MOST_PARTS:
+            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or one that holds itself")
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+
+
+def from_mapping(values: Mapping[str, Any], where: str) -> RunConfig:
+    """A config from a mapping of field names (dashes or underscores), such as a parsed file.
+
+    Raises:
+      JaxpflError: for an unknown field or a value of the wrong type.
+    """
+    return _read_fields(RunConfig, values, where)
+
+
+_TABLES: Mapping[str, type] = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
+
+
+def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
+    """A dataclass of settings from the values of a file, or of one of its tables."""
+    if not isinstance(values, Mapping):
+        raise JaxpflError(f"{table} in {where} must be a table, got {shown(values)}")
+    fields = {f.name: text_words(f) for f in dataclasses.fields(cast(Any, kind))}
+    changes: dict[str, Any] = {}
+    for raw, value in values.items():
+        name, full = str(raw).replace("-", "_"), f"{table}.{raw}" if table else str(raw)
+        if name not in fields:
+            raise unknown_name(f"field {f'of {table} ' * bool(table)}in {where}", str(raw), fields)
+        if name in changes:
+            raise JaxpflError(f"{full} in {where} stands twice, with a dash and with an underscore")
+        if name in _TABLES:
+            changes[name] = _read_fields(_TABLES[name], value, where, name)
+        elif name == "set":
+            changes[name] = _settings(value, where)
+        else:
+            changes[name] = _typed(value, fields[name], f"{full} in {where}")
+    return kind(**changes)
+
+
+def _settings(value: Any, where: str) -> tuple[str, ...]:
+    """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
+    if isinstance(value, dict):
+        entries = []
+        for target, items in value.items():
+            if isinstance(items, dict):
+                entries += [f"{target}.{name}={_text(item)}" for name, item in items.items()]
+            else:
+                entries.append(f"{target}={_text(items)}")
+        return tuple(entries)
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {shown(value)}")
+
+
+def _text(value: Any) -> str:
+    """A value as ``--set`` takes it: a list with commas between."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _typed(value: Any, annotation: str, what: str) -> Any:
+    allowed = annotation.split(" | ")
+    if value is None and "None" in allowed:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
+        try:
+            return float(value)
+        except OverflowError:
+            raise JaxpflError(f"{what} must be {annotation}, got a whole number that no float holds") from None
+    if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
+        return value
+    raise JaxpflError(f"{what} must be {annotation}, got {shown(value)}")

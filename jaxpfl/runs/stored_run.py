@@ -16,8 +16,7 @@ from jaxpfl.engine.model_files import one_method
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
-from jaxpfl.runs.config import DataConfig, RunConfig, resolve
-from jaxpfl.runs.config_file import ConfigFile, from_mapping
+from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, completed, from_mapping, resolve
 from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import NOISE_MULTIPLIER, Experiment, prepare, require
@@ -103,6 +102,8 @@ def open_run(folder: Path) -> StoredRun:
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
 
+    The config has the defaults of settings that are newer than it.
+
     Raises:
       JaxpflError: if it is another file, or damaged.
     """
@@ -113,7 +114,7 @@ def read_record(path: Path) -> dict[str, Any]:
     methods = record["methods"]
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
         raise JaxpflError(f"{path} is damaged: its methods are {methods}")
-    return record
+    return record | {"config": completed(record["config"], path)}
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:

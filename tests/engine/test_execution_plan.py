@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxpfl import ExecutionPlan, JaxpflError
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import from_mapping
 
 WRONG = [
     ("devices", 0, "plan.devices must be auto or a positive number, got 0"),

@@ -7,8 +7,17 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.core import choices
-from jaxpfl.runs.config import RunConfig, differences, method_settings, preset_words, resolve, to_json
-from jaxpfl.runs.config_file import from_mapping, read, read_file
+from jaxpfl.runs.config import (
+    RunConfig,
+    differences,
+    from_mapping,
+    method_settings,
+    preset_words,
+    read,
+    read_file,
+    resolve,
+    to_json,
+)
 
 
 def test_presets_fill_what_is_not_given():

@@ -13,8 +13,7 @@ from finished_run import SETTINGS, Silent, run
 
 from jaxpfl import JaxpflError, load_models
 from jaxpfl.runs import stored_run
-from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.config_file import read
+from jaxpfl.runs.config import RunConfig, read, resolve
 from jaxpfl.runs.export import Wanted, export, read_parameters
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
@@ -179,6 +178,20 @@ def cached(prepare: Callable[..., Any]) -> Callable[..., Any]:
 def same(found: dict, want: dict) -> bool:
     flat = [json.dumps(tree, default=np.ndarray.tolist, sort_keys=True) for tree in (found, want)]
     return flat[0] == flat[1]
+
+
+@pytest.mark.parametrize("value", [None, True, 7, 1.5, "x", [], [None], {}, {"x": []}])
+def test_every_field_of_a_stored_config_is_checked(finished, experiment, tmp_path, value):
+    folder, record = tmp_path / "run", json.loads((finished / "config.json").read_text())
+    folder.mkdir()
+    for name in record["config"]:
+        edited = {**record, "config": {**record["config"], name: value}}
+        (folder / "config.json").write_text(json.dumps(edited))
+        for call in (lambda: open_folder(folder, experiment, resume=True), lambda: stored_run.open_run(folder)):
+            one_line_or(lambda found: True, call)
+    (folder / "config.json").write_text(json.dumps({**record, "config": {**record["config"], "plan": 7}}))
+    with pytest.raises(JaxpflError, match=r"plan in .*config\.json must be a table, got 7"):
+        open_folder(folder, experiment, resume=True)
 
 
 @pytest.mark.slow

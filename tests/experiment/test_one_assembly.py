@@ -16,8 +16,16 @@ from jaxpfl.engine.build import assemble, simulation_of
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import Settings
 from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
-from jaxpfl.runs.config import RunConfig, completed, default_folder, differences, resolve, spec_for, to_json
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import (
+    RunConfig,
+    completed,
+    default_folder,
+    differences,
+    from_mapping,
+    resolve,
+    spec_for,
+    to_json,
+)
 from jaxpfl.runs.run import open_folder
 from jaxpfl.runs.setup import Experiment, load_federation, prepare
 from jaxpfl.runs.stored_run import open_run

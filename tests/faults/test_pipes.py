@@ -19,7 +19,7 @@ from jaxpfl.data.sources import csv_text, matlab
 from jaxpfl.data.sources.idx import read_idx
 from jaxpfl.data.sources.npz import read_npy, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
-from jaxpfl.runs import config_file
+from jaxpfl.runs import config
 from jaxpfl.runs.records import Journal
 from jaxpfl.support import files
 
@@ -31,8 +31,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "leaf in files/train/a.json": lambda path: load(f"leaf:{path.parents[1]}", in_files=True),
     "own.csv": lambda path: load(f"csv:{path}"),
     "cells.csv": csv_text.text_of,
-    "config.toml": config_file.read,
-    "config.json": config_file.read,
+    "config.toml": config.read,
+    "config.json": config.read,
     "run/summary.json": files.read_json,
     "run/metrics.jsonl": lambda path: files.Records(path).read(),
     "sweep/journal/main.jsonl": lambda path: Journal(path.parents[1]).read(),

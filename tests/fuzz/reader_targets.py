@@ -21,7 +21,7 @@ from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, table
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
-from jaxpfl.runs import config_file, export, inputs
+from jaxpfl.runs import config, export, inputs
 from jaxpfl.studies.own_data import client_csv, normal_means
 
 RNG = np.random.default_rng(0)
@@ -196,11 +196,11 @@ READERS: dict[str, Target] = {
         of(COUNTIES), lambda p: load_elections(str(p.parents[1])), f"elections/{ELECTIONS_FILE}", text=True
     ),
     "school": of_file(school, lambda p: whole(load_school(p.parents[1])), "school/school.mat"),
-    "toml": of_file(of(TOML), config_file.read, "a.toml", text=True),
-    "yaml": of_file(of(YAML, YAML, YAML, YAML, LAUGHS), config_file.read, "a.yaml", text=True, share=0.5),
+    "toml": of_file(of(TOML), config.read, "a.toml", text=True),
+    "yaml": of_file(of(YAML, YAML, YAML, YAML, LAUGHS), config.read, "a.yaml", text=True, share=0.5),
     "json": of_file(
         lambda r: json.dumps(odd_tree(r, CONFIG | {"methods": ["local"]})).encode(),
-        config_file.read,
+        config.read,
         "a.json",
         text=True,
     ),

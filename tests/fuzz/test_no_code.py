@@ -20,7 +20,7 @@ from jaxpfl import JaxpflError, load_models
 from jaxpfl.data.sources.npz import load_npz, read_npy, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
-from jaxpfl.runs import config_file, export, records, stored_run
+from jaxpfl.runs import config, export, records, stored_run
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.reports import report
 from jaxpfl.runs.reports.folders import check
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, Callable[[Path, Path], None], Callable[[Path], Any]]
     "npy of a federation": ("a.npy", _array, read_npy),
     "mapped npy": ("a.npy", _array, lambda path: read_npy(path, mode="r")),
     "pickle": ("a", _pickle, read_pickle),
-    "yaml": ("a.yaml", _yaml, config_file.read),
+    "yaml": ("a.yaml", _yaml, config.read),
 }
 
 
@@ -119,7 +119,7 @@ def test_nothing_else_unpickles_or_evaluates() -> None:
 
 def test_yaml_is_read_by_the_safe_loader_alone() -> None:
     using = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "import yaml" in path.read_text()]
-    assert using == ["runs/config_file.py"]
+    assert using == ["runs/config.py"]
     assert "class Loader(yaml.SafeLoader)" in (ROOT / using[0]).read_text()
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs.config import RunConfig, method_settings
-from jaxpfl.runs.config_file import read
+from jaxpfl.runs.config import RunConfig, method_settings, read
 from jaxpfl.runs.sweep.sweep import best_config, write_best
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from scipy import stats
 
 from jaxpfl.runs import results
-from jaxpfl.runs.config import completed
 from jaxpfl.runs.reports.folders import SUMMARY
 from jaxpfl.runs.scores import Headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, flat, open_run
@@ -157,7 +156,7 @@ def _summary(run: StoredRun) -> dict[str, Any]:
 
 def _settings(runs: tuple[StoredRun, StoredRun]) -> list[Change]:
     """Settings, hyper-parameters and versions that differ."""
-    first, second = ({**flat(completed(run.record["config"])), **_more(run)} for run in runs)
+    first, second = ({**flat(run.record["config"]), **_more(run)} for run in runs)
     names = dict.fromkeys((*first, *second))
     return [Change(n, first.get(n), second.get(n)) for n in names if first.get(n) != second.get(n)]
 

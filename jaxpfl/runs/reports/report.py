@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.runs import plots, results, terminal
-from jaxpfl.runs.config import RunConfig, completed, to_json
+from jaxpfl.runs.config import RunConfig, to_json
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
 from jaxpfl.runs.reports.page import (
@@ -209,7 +209,7 @@ def _privacy(summary: dict[str, Any] | None) -> list[str]:
 def _run_settings(folder: Path, run: StoredRun) -> list[str]:
     command = "compare" if len(run.methods) > 1 else "run"
     again = f"jaxpfl {command} --config {shlex.quote(str(folder / 'config.json'))} --output NEW_FOLDER"
-    config, default = flat(completed(run.record["config"])), flat(to_json(RunConfig()))
+    config, default = flat(run.record["config"]), flat(to_json(RunConfig()))
     chosen = {name: _word(value) for name, value in config.items() if value != default.get(name)}
     rows = [(method, name, _word(value)) for method, own in run.record["hyper"].items() for name, value in own.items()]
     versions = ", ".join(f"{name} {value}" for name, value in (run.record.get("versions") or {}).items())

@@ -17,8 +17,7 @@ from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets, run_folder
-from jaxpfl.runs.config import ORDERS, RunConfig, differences, resolve, spec_for, to_json
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.sweep.grid import Axis, Grid, applied, concerns, named, with_privacy
 from jaxpfl.runs.sweep.selection import problem_axes

@@ -24,8 +24,7 @@ from jaxpfl.algorithms.parts.hyper import PAPER, rates
 from jaxpfl.core import choices
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.config_file import from_mapping
+from jaxpfl.runs.config import RunConfig, from_mapping
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.scores import OF_TASKS
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
