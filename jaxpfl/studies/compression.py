@@ -29,7 +29,7 @@ from jaxpfl.studies.report import Curve, number, write_curves
 from jaxpfl.studies.study import Block, Read, Results, Settings, Study, at_least, within
 from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression import error_feedback, total_variation
+from jaxpfl.uploads.compression import feed_back, total_variation
 from jaxpfl.uploads.compression.compressors import Compressor, resolve
 
 COMPRESSORS = (
@@ -185,7 +185,7 @@ def descend(
         of_batch, of_rounding = jax.random.split(key)
         g = gradient(of_batch, at, x, y, mask)
         if compressor.feeds_back:
-            sent, memory = error_feedback.compress(partial(compressor.fed_back, of_rounding, step), memory, g)
+            sent, memory = feed_back(partial(compressor.fed_back, of_rounding, step), memory, g)
         else:
             sent = compressor.compress(of_rounding, step, g)
         return sent.value, sent.bits, memory
@@ -282,7 +282,7 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
     def step(at: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], Array]:
         x, memory = at
         today = total_variation.decayed(gamma, t) if decay else gamma
-        sent, left = error_feedback.compress(partial(total_variation.compress, gamma=today), memory, x - optimum)
+        sent, left = feed_back(partial(total_variation.compress, gamma=today), memory, x - optimum)
         x = x - rate * sent.value
         return (x, left if feedback else memory), x
 

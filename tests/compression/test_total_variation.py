@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tv_reference import dynamic_programme, kkt_residual
 
-from jaxpfl.uploads.compression import error_feedback, run_length, total_variation
+from jaxpfl.uploads.compression import codes, feed_back, total_variation
 
 BATCH, D = 50, 61706
 
@@ -103,7 +103,7 @@ def test_the_texts_example_stalls_and_both_cures():
         return at[0] - total_variation.compress(at[0] - best, total_variation.decayed(0.6, t)).value, at[1]
 
     def remembered(_, at):
-        sent, memory = error_feedback.compress(lambda g: total_variation.compress(g, 0.6), at[1], at[0] - best)
+        sent, memory = feed_back(lambda g: total_variation.compress(g, 0.6), at[1], at[0] - best)
         return at[0] - sent.value, memory
 
     @jax.jit
@@ -121,8 +121,8 @@ def test_the_texts_example_stalls_and_both_cures():
 def test_the_bits_are_the_run_length_messages():
     g = jnp.asarray(np.random.default_rng(4).normal(size=97), jnp.float32)
     sent = jax.jit(total_variation.compress)(g, 1.0)
-    message = run_length.encode(np.asarray(sent.value))
-    np.testing.assert_array_equal(run_length.decode(message, 97), sent.value)
+    message = codes.encode_runs(np.asarray(sent.value))
+    np.testing.assert_array_equal(codes.decode_runs(message, 97), sent.value)
     assert int(sent.bits) == len(message) < 32 * 97
 
 

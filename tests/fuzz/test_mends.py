@@ -30,7 +30,7 @@ from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.probability_priors import parse as parse_prior
 from jaxpfl.support import files
 from jaxpfl.support.errors import expecting
-from jaxpfl.uploads.compression import qsgd, run_length, top_k
+from jaxpfl.uploads.compression import codes, quantizers
 
 
 def cells(*arrays: np.ndarray) -> np.ndarray:
@@ -147,10 +147,14 @@ def test_files_of_a_study_that_its_summary_names_wrongly(tmp_path: Path, told, t
     assert found.isprintable()
 
 
-@pytest.mark.parametrize("encode", [run_length.encode, top_k.encode, lambda x: qsgd.encode(np.float32(2), x)])
+@pytest.mark.parametrize(
+    "encode", [codes.encode_runs, quantizers.encode_top_k, lambda x: quantizers.encode_qsgd(np.float32(2), x)]
+)
 def test_bits_behind_a_message_are_refused(encode) -> None:
     x = np.array([0, 1, 1, 0, 2, -1], np.float32)
-    decode = {run_length.encode: run_length.decode, top_k.encode: top_k.decode}.get(encode, qsgd.decode)
+    decode = {codes.encode_runs: codes.decode_runs, quantizers.encode_top_k: quantizers.decode_top_k}.get(
+        encode, quantizers.decode_qsgd
+    )
     message = encode(x)
     decode(message, len(x))
     with pytest.raises(JaxpflError, match=f"the message has {len(message) + 1} bits, expected {len(message)}"):

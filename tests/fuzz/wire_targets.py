@@ -16,7 +16,7 @@ from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
 from jaxpfl.runs.sweep import grid
 from jaxpfl.studies import probability_priors
-from jaxpfl.uploads.compression import compressors, qsgd, run_length, top_k
+from jaxpfl.uploads.compression import codes, compressors, quantizers
 from jaxpfl.uploads.robust import aggregation, attacks
 
 D = 24
@@ -29,16 +29,16 @@ def vector(rng: random.Random) -> np.ndarray:
 
 
 def runs(rng: random.Random) -> bytes:
-    return packed(run_length.encode(vector(rng)))
+    return packed(codes.encode_runs(vector(rng)))
 
 
 def entries(rng: random.Random) -> bytes:
-    return packed(top_k.encode(vector(rng)))
+    return packed(quantizers.encode_top_k(vector(rng)))
 
 
 def levels(rng: random.Random) -> bytes:
     sent = np.array([rng.choice((0, 0, 0, 1, -1, 3, -(2**20))) for _ in range(D)])
-    return packed(qsgd.encode(np.float32(rng.random()), sent))
+    return packed(quantizers.encode_qsgd(np.float32(rng.random()), sent))
 
 
 def packed(bits: np.ndarray) -> bytes:
@@ -54,23 +54,23 @@ def unpacked(path: Path) -> np.ndarray:
 def read_runs(path: Path) -> np.ndarray:
     """The vector; only one message is that of it, apart from how its numbers are listed."""
     bits = unpacked(path)
-    found = run_length.decode(bits, D)
+    found = codes.decode_runs(bits, D)
     assert found.shape == (D,)
     assert found.dtype == np.float32
-    again = run_length.decode(run_length.encode(found), D)
+    again = codes.decode_runs(codes.encode_runs(found), D)
     np.testing.assert_array_equal(again.view(np.uint32), found.view(np.uint32))
-    assert len(run_length.encode(found)) <= len(bits)
+    assert len(codes.encode_runs(found)) <= len(bits)
     return found
 
 
 def read_entries(path: Path) -> np.ndarray:
     """The vector, as it was sent but for zeros, which are not in the message that is made of it again."""
     bits = unpacked(path)
-    found = top_k.decode(bits, D)
+    found = quantizers.decode_top_k(bits, D)
     assert found.shape == (D,)
     assert found.dtype == np.float32
-    again = top_k.encode(found)
-    np.testing.assert_array_equal(top_k.decode(again, D).view(np.uint32), _no_minus(found).view(np.uint32))
+    again = quantizers.encode_top_k(found)
+    np.testing.assert_array_equal(quantizers.decode_top_k(again, D).view(np.uint32), _no_minus(found).view(np.uint32))
     assert len(again) <= len(bits)
     return found
 
@@ -82,9 +82,9 @@ def _no_minus(vector: np.ndarray) -> np.ndarray:
 def read_levels(path: Path) -> Any:
     """The levels; they are in one message only, to the bit."""
     bits = unpacked(path)
-    norm, found = qsgd.decode(bits, D)
+    norm, found = quantizers.decode_qsgd(bits, D)
     assert found.shape == (D,)
-    np.testing.assert_array_equal(qsgd.encode(norm, found), bits)
+    np.testing.assert_array_equal(quantizers.encode_qsgd(norm, found), bits)
     return norm, found
 
 

@@ -98,7 +98,10 @@ def test_new_clients_do_not_attack(federation):
         ({"aggregate": "trimmed-mean:fraction=0.05"}, "trims nobody of 10 clients in a round: give .* at least 0.1"),
         ({"aggregate": "trimmed-mean:fraction=0.5"}, "trimmed-mean:fraction must be > 0 and < 0.5, got 0.5"),
         ({"aggregate": "norm-bound:bound=-1"}, "norm-bound:bound must be >= 0 and finite, got -1"),
-        ({"aggregate": "geometric-median:steps=0"}, "geometric-median:steps must be at least 1, got 0"),
+        (
+            {"aggregate": "geometric-median:steps=0"},
+            "geometric-median:steps must be a whole number of at least 1, got 0",
+        ),
         ({"aggregate": "median", "weighting": "examples"}, "weighting = examples: under aggregate = median clients"),
         ({"aggregate": "median", "privacy": Mechanism(1.0, 1.0)}, "a robust aggregate cannot be private"),
         ({"attack": "sign-flip", "attackers": 0.2, "privacy": Mechanism(1.0, 1.0)}, "attackers and privacy cannot be"),

@@ -1,35 +1,18 @@
 """Compression of uploads: quantisers, the total-variation update, codes, and error feedback."""
 
-from jaxpfl.uploads.compression import (
-    codebook,
-    elias,
-    error_feedback,
-    fixed_width,
-    positions,
-    qsgd,
-    quantizers,
-    run_length,
-    top_k,
-    total_variation,
-)
-from jaxpfl.uploads.compression.compressed import Compressed
+from jaxpfl.uploads.compression import codes, quantizers, total_variation
 from jaxpfl.uploads.compression.compressors import COMPRESSORS, Compressor, resolve
-from jaxpfl.uploads.compression.uploads import compressed
+from jaxpfl.uploads.compression.quantizers import Compressed
+from jaxpfl.uploads.compression.uploads import compressed, feed_back
 
 __all__ = [
     "COMPRESSORS",
     "Compressed",
     "Compressor",
-    "codebook",
+    "codes",
     "compressed",
-    "elias",
-    "error_feedback",
-    "fixed_width",
-    "positions",
-    "qsgd",
+    "feed_back",
     "quantizers",
     "resolve",
-    "run_length",
-    "top_k",
     "total_variation",
 ]

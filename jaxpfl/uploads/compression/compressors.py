@@ -1,17 +1,17 @@
 r"""Compressors by name with arguments, for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 - ``lossless``: the numbers unchanged, the baseline of the others.
-- ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code (`qsgd`); unbiased.
-- ``top-k:share=0.01``: that share of the entries, the largest in magnitude (`top_k`); at least one.
-- ``sign``: the sign of each entry, and a common scale (`fixed_width`).
-- ``uniform:bits=4``: random rounding to 2^bits levels (`fixed_width`); unbiased.
+- ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code; unbiased.
+- ``top-k:share=0.01``: that share of the entries, the largest in magnitude; at least one.
+- ``sign``: the sign of each entry, and a common scale.
+- ``uniform:bits=4``: random rounding to 2^bits levels; unbiased.
 - ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma has the units of a
   client's increment and therefore no default; it decays as :math:`\gamma / \sqrt{t + 1}` with the finished rounds t, or
   is constant with ``decay=false``. ``codebook=3`` also quantises the update to a codebook of three numbers.
-- ``codebook:size=3``: a codebook of the entries themselves (`codebook`), in the run-length code.
+- ``codebook:size=3``: a codebook of the entries themselves, in the run-length code.
 
 Each of them also takes ``feedback=true`` or ``false``: error feedback, which adds the error of a message to the
-client's next one (`error_feedback`). It is the default for biased compressors. Unbiased ones need no correction, and
+client's next one (`uploads`). It is the default for biased compressors. Unbiased ones need no correction, and
 their error may exceed the vector itself, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, so that the
 memory would grow without bound. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, whose error is at most
 :math:`\omega / (1 + \omega) < 1` of the squared norm (Beznosikov et al. 2020, "On Biased Compression for Distributed
@@ -26,11 +26,10 @@ from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from jaxpfl.core import choices
+from jaxpfl.core import checks, choices
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression import codebook, fixed_width, qsgd, quantizers, top_k, total_variation
-from jaxpfl.uploads.compression.compressed import Compressed
+from jaxpfl.uploads.compression import quantizers, total_variation
+from jaxpfl.uploads.compression.quantizers import Compressed
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
 """``(key, round, x [d]) -> Compressed``; rounds count from 0. Pure; the result is not finite if x is not."""
@@ -86,36 +85,34 @@ def _lossless() -> Compressor:
 
 
 def _qsgd(levels: int = 4) -> Compressor:
-    _at_least_one("qsgd:levels", levels)
+    checks.count("qsgd:levels", levels)
     return Compressor(
-        lambda key, round, x: qsgd.compress(key, x, levels),
+        lambda key, round, x: quantizers.qsgd(key, x, levels),
         omega=lambda d: min(d / levels**2, math.sqrt(d) / levels),
     )
 
 
 def _top_k(share: float = 0.01) -> Compressor:
-    if not 0 < share <= 1:
-        raise JaxpflError(f"top-k:share must be > 0 and <= 1, got {share}")
-    return Compressor(lambda key, round, x: top_k.compress(x, max(1, int(share * x.shape[0] + 0.5))))
+    checks.rate("top-k:share", share)
+    return Compressor(lambda key, round, x: quantizers.top_k(x, max(1, int(share * x.shape[0] + 0.5))))
 
 
 def _sign() -> Compressor:
-    return Compressor(lambda key, round, x: fixed_width.sign(x))
+    return Compressor(lambda key, round, x: quantizers.sign(x))
 
 
 def _uniform(bits: int = 4) -> Compressor:
     quantizers.check_bits(bits)
     return Compressor(
-        lambda key, round, x: fixed_width.uniform(key, x, bits),
+        lambda key, round, x: quantizers.uniform(key, x, bits),
         omega=lambda d: d * (2**bits - 1) ** -2,  # the largest entry is at most the norm
     )
 
 
 def _tv(gamma: float, decay: bool = True, codebook: int = 0) -> Compressor:
-    if not 0 <= gamma < math.inf:
-        raise JaxpflError(f"tv:gamma must be >= 0 and finite, got {gamma}")
+    checks.not_negative("tv:gamma", gamma)
     if codebook:
-        _at_least_one("tv:codebook", codebook)
+        checks.count("tv:codebook", codebook)
 
     def compress(key: Key, round: Scalar, x: Array) -> Compressed:
         today = total_variation.decayed(gamma, round) if decay else gamma
@@ -127,8 +124,8 @@ def _tv(gamma: float, decay: bool = True, codebook: int = 0) -> Compressor:
 
 
 def _codebook(size: int = 3) -> Compressor:
-    _at_least_one("codebook:size", size)
-    return Compressor(lambda key, round, x: codebook.compress(x, size))
+    checks.count("codebook:size", size)
+    return Compressor(lambda key, round, x: quantizers.codebook(x, size))
 
 
 COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
@@ -141,8 +138,3 @@ COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
     "codebook": _codebook,
 }
 """Name -> ``**arguments -> Compressor``."""
-
-
-def _at_least_one(what: str, value: int) -> None:
-    if value < 1:
-        raise JaxpflError(f"{what} must be at least 1, got {value}")

@@ -1,27 +1,75 @@
-r"""k-bit quantisation of a number in [-b, b]: stochastic rounding to 2^k levels.
+r"""Quantisers and sparsifiers of vectors, with the exact lengths of their messages.
+
+k-bit quantisation of a number in [-b, b] (`quantize`), stochastic rounding to 2^k levels:
 
 .. math:: z = \frac{(x + b) L}{2 b}, \qquad L = 2^k - 1, \qquad
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
 
 For x in [-b, b]: E q(x) = x, and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, with f the fractional part of z. Numbers
-outside are clipped first.
+outside are clipped first. `uniform` quantises on [-max |x|, max |x|], unbiased; the scale takes 32 bits.
 
-Reference: Ozkara et al. 2023, equations (20) to (22).
+`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, one bit per entry, biased: it needs error feedback.
+
+`qsgd`: stochastic rounding of entries to s levels of the vector's norm; most become zero and cost nothing.
+
+.. math:: l_i = \lfloor z_i \rfloor + \mathrm{Bernoulli}(z_i - \lfloor z_i \rfloor), \quad
+   z_i = \frac{s |x_i|}{\|x\|_2}, \qquad Q(x)_i = \frac{\|x\|_2}{s} \operatorname{sign}(x_i)\, l_i
+
+E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits), the
+positions of the nonzero entries, and for each of them a sign bit and l_i in the Elias gamma code.
+
+`top_k`: the k entries of largest magnitude are kept, the others are zero. The message holds the positions of the
+nonzero entries and their values, 32 bits each.
+
+`codebook`: each entry becomes the nearest of k numbers, found by Lloyd's algorithm. A vector of at most k distinct
+numbers is returned exactly; as in the run-length code, numbers are equal if their bits are, so that zero and minus zero
+are distinct. With more numbers than centers, subnormal ones may count as zero. The message is the run-length code,
+whose table is then the codebook.
+
+Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floats. Multiplying by a
+power of two is exact, so the computation in between is the same to the bit, except that no intermediate value
+overflows. XLA flushes subnormal numbers to zero on most devices, 1 / 3e38 for example.
+
+References: Ozkara et al. 2023, equations (20) to (22) (`quantize`); Karimireddy et al. 2019 (`sign`); Alistarh et al.
+2017, section 3 (`qsgd`; their code of integers is Elias's recursive one, which is longer below 16); Zhao et al.,
+section III (`codebook` with k = 3 and 4).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression.binary_scale import exponent, times_power
+from jaxpfl.uploads.compression.codes import (
+    FLOAT,
+    Reader,
+    elias_bits,
+    encode_elias,
+    encode_positions,
+    fixed,
+    floats,
+    position_bits,
+    run_bits,
+)
 
 MOST_BITS = 16
 """Above it, neighbouring levels would differ by no more than the rounding error of single precision."""
 
 _TERMS = 64
+STEPS = 20
+"""Default steps of Lloyd's algorithm, enough to converge in one dimension with few centers."""
+
+
+class Compressed(NamedTuple):
+    """``value`` [d] as received, and the exact number of ``bits`` [] int32 of its message."""
+
+    value: Array
+    bits: Array
 
 
 def check_bits(bits: int) -> int:
@@ -92,3 +140,235 @@ def _about_one(b: Array) -> tuple[Array, Array]:
     """b scaled by a power of two to about one, and the power's exponent: 2 b and 1 / b may be out of range."""
     e = exponent(b)
     return times_power(b, -e), e
+
+
+def sign(x: Array) -> Compressed:
+    """Scaled sign of x [d]; zero counts as positive."""
+    e = exponent(x)
+    scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # the sum alone may be above the largest float
+    return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
+
+
+def uniform(key: Key, x: Array, bits: int) -> Compressed:
+    """Stochastic rounding of x [d] to 2^bits levels.
+
+    Raises:
+      JaxpflError: as in `check_bits`.
+    """
+    scale = jnp.abs(x).max()
+    value = quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
+    # For zeros alone the scale that is sent is zero, and so is the vector that is read.
+    return Compressed(jnp.where(scale == 0, 0, value), jnp.int32(FLOAT + bits * x.shape[0]))
+
+
+def qsgd(key: Key, x: Array, s: int) -> Compressed:
+    """``Q(x)`` of x [d], and the length of its message; Q(x) is not finite if x is not, or if the norm of x overflows.
+
+    Implements: Zhao et al., section III, codes.
+
+    Args:
+      key: of the stochastic rounding.
+      x: the vector to send.
+      s: number of levels besides zero.
+
+    Raises:
+      JaxpflError: for s below 1.
+    """
+    norm, levels = quantize_qsgd(key, x, s)
+    return Compressed(dequantize_qsgd(norm, levels, s), qsgd_bits(levels))
+
+
+def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
+    """Content of the message: the norm [] and the signed levels [d] int32.
+
+    Raises:
+      JaxpflError: for s below 1.
+    """
+    if s < 1:
+        raise JaxpflError(f"s must be at least 1, got {s}")
+    # Squares of small or large numbers underflow or overflow; those of numbers about one do not.
+    e = exponent(x)
+    share = times_power(x, -e)
+    length = jnp.sqrt((share**2).sum())
+    z = s * jnp.abs(share) / jnp.where(length > 0, length, 1)
+    return times_power(length, e), (jnp.sign(x) * rounded(key, z)).astype(jnp.int32)
+
+
+def dequantize_qsgd(norm: Array, levels: Array, s: int) -> Array:
+    """``Q(x)`` [d], as computed by the receiver."""
+    return norm * (levels / s)
+
+
+def qsgd_bits(levels: Array) -> Array:
+    """Exact length of the message of signed levels [d], [] int32; may be traced."""
+    sent = levels != 0
+    each = jnp.where(sent, 1 + elias_bits(jnp.abs(levels)), 0)
+    return FLOAT + position_bits(sent) + each.sum()
+
+
+def encode_qsgd(norm: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The message, as bits."""
+    levels = np.asarray(levels, np.int64)
+    places = np.flatnonzero(levels)
+    sent = levels[places]
+    signs = fixed(sent < 0, 1)
+    return np.concatenate([floats(np.reshape(norm, 1)), encode_positions(places), signs, encode_elias(np.abs(sent))])
+
+
+def decode_qsgd(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """The norm [] float32 and the signed levels [d] int32 of a message.
+
+    Raises:
+      JaxpflError: if the message is not of a vector of this size.
+    """
+    reader = Reader(bits)
+    norm = reader.floats(1)[0]
+    places = reader.positions(d)
+    signs = 1 - 2 * reader.fixed(len(places), 1)
+    levels = np.zeros(d, np.int32)
+    levels[places] = signs * reader.elias(len(places))
+    reader.end()
+    return norm, levels
+
+
+def top_k(x: Array, k: int) -> Compressed:
+    """x [d] with all but k entries set to zero; ties go to the first.
+
+    Raises:
+      JaxpflError: for k outside 1 ... d.
+    """
+    if not 1 <= k <= x.shape[0]:
+        raise JaxpflError(f"k must be between 1 and the {x.shape[0]} entries of the vector, got {k}")
+    places = jax.lax.top_k(jnp.abs(x), k)[1]
+    value = jnp.zeros_like(x).at[places].set(x[places])
+    return Compressed(value, top_k_bits(value))
+
+
+def top_k_bits(value: Array) -> Array:
+    """Exact length of ``encode_top_k(value)``, [] int32; may be traced."""
+    # All bits but the sign: XLA would take the smallest numbers for zero in a float comparison.
+    sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
+    return position_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
+
+
+def encode_top_k(value: np.ndarray) -> np.ndarray:
+    """The message of a vector [d] float32, as an array [bits] of zeros and ones."""
+    places = np.flatnonzero(value)
+    return np.concatenate([encode_positions(places), floats(value[places])])
+
+
+def decode_top_k(bits: np.ndarray, d: int) -> np.ndarray:
+    """The vector [d] float32 that `encode_top_k` made a message of, with zeros for minus zeros.
+
+    Args:
+      bits: the message, [bits].
+      d: entries of the vector.
+
+    Raises:
+      JaxpflError: if the message is cut short, or of a vector of another size.
+    """
+    reader = Reader(bits)
+    places = reader.positions(d)
+    value = np.zeros(d, np.float32)
+    value[places] = reader.floats(len(places))
+    reader.end()
+    return value
+
+
+def codebook(x: Array, k: int, steps: int = STEPS) -> Compressed:
+    """Quantise x [d]: each entry becomes the nearest of k centers; NaN if x is not finite.
+
+    Implements: Zhao et al., section III, codes.
+
+    Raises:
+      JaxpflError: for k below 1.
+    """
+    value = jnp.where(jnp.isfinite(x).all(), nearest(x, codebook_centers(x, k, steps)), jnp.nan)
+    return Compressed(value, run_bits(value))
+
+
+def codebook_centers(x: Array, k: int, steps: int = STEPS) -> Array:
+    """Codebook, [k] in ascending order, by Lloyd's algorithm from k distinct entries, evenly spaced in rank.
+
+    Raises:
+      JaxpflError: for k below 1.
+    """
+    if k < 1:
+        raise JaxpflError(f"k must be at least 1, got {k}")
+    ordered = jnp.sort(_ranks(x))
+    new = jnp.append(True, ordered[1:] != ordered[:-1])
+    distinct = new.sum()
+    # The r-th distinct number is at the place where r of them have been counted.
+    wanted = jnp.arange(k) * distinct // k + 1
+    start = _numbers(ordered[jnp.searchsorted(jnp.cumsum(new), wanted)], x.dtype)
+    e = room(x)  # deviations of huge numbers, and their sums, may be above the largest float
+    scaled = times_power(x, -e)
+
+    def step(_: int, at: Array) -> Array:
+        member = _place(scaled, at)[:, None] == jnp.arange(k)
+        # A mean of deviations: equal entries give their number itself, not a rounded mean of it.
+        apart = jnp.where(member, scaled[:, None] - at, 0).sum(axis=0)
+        return at + apart / jnp.maximum(member.sum(axis=0), 1).astype(x.dtype)
+
+    found = times_power(jax.lax.fori_loop(0, steps, step, times_power(start, -e)), e)
+    return jnp.where(distinct <= k, start, found)
+
+
+def nearest(x: Array, centers: Array) -> Array:
+    """The nearest of ascending centers [k] to each entry; the lower one in a tie."""
+    return centers[_place(x, centers)]
+
+
+def _place(x: Array, centers: Array) -> Array:
+    low, high = _ranks(centers[:-1]), _ranks(centers[1:])
+    # Between neighbouring numbers the middle is rounded to one of them, which must not be the higher.
+    below = jnp.minimum(_ranks(centers[:-1] / 2 + centers[1:] / 2), high - 1)
+    return jnp.searchsorted(jnp.maximum(low, below), _ranks(x))
+
+
+def _ranks(x: Array) -> Array:
+    """Integers in the order of the numbers, one per bit pattern: XLA compares subnormal floats as zeros."""
+    pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
+    return _mirrored(pattern)
+
+
+def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
+    """Inverse of `_ranks`."""
+    return jax.lax.bitcast_convert_type(_mirrored(ranks), dtype)
+
+
+def _mirrored(pattern: Array) -> Array:
+    """Reverse the order of negative patterns, which grow with the magnitude; its own inverse."""
+    return jnp.where(pattern < 0, pattern ^ jnp.iinfo(pattern.dtype).max, pattern)
+
+
+def exponent(x: Array) -> Array:
+    """Exponent e [] int32 of the largest magnitude in x, which lies in [2^e, 2^(e + 1)).
+
+    It is clipped so that both 2^e and 2^-e are normal numbers: in single precision the magnitude may be just below
+    2^128 (or not finite) at e = 126, and zero at e = -126.
+    """
+    info = jnp.finfo(x.dtype)
+    pattern = jax.lax.bitcast_convert_type(jnp.abs(x).max(), _integers(x))
+    most = int(info.maxexp) - 2
+    return jnp.clip((pattern >> info.nmant).astype(jnp.int32) - (most + 1), -most, most)
+
+
+def times_power(x: Array, e: Scalar) -> Array:
+    """``x * 2^e`` of x's shape, for e in the range of `exponent`."""
+    info = jnp.finfo(x.dtype)
+    pattern = (jnp.asarray(e, jnp.int32) + (int(info.maxexp) - 1)).astype(_integers(x)) << info.nmant
+    return x * jax.lax.bitcast_convert_type(pattern, x.dtype)
+
+
+def room(x: Array) -> Array:
+    """Exponent [] int32 to divide out so that sums of many entries stay finite.
+
+    It is 0 unless numbers are huge, so that small entries keep their digits.
+    """
+    most = int(jnp.finfo(x.dtype).maxexp)
+    return jnp.where(exponent(x) >= most - most // 4, most // 4, 0)
+
+
+def _integers(x: Array) -> jnp.dtype:
+    return jnp.dtype(f"int{jnp.finfo(x.dtype).bits}")

@@ -23,16 +23,16 @@ Reference: Zhao et al., equation (7), where x_t and eta drop out; level sets: Ho
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core.types import Array, Scalar
-from jaxpfl.uploads.compression import run_length
-from jaxpfl.uploads.compression.binary_scale import room, times_power
-from jaxpfl.uploads.compression.blocked_scan import blocked_scan, following, from_blocks, previous, to_blocks
-from jaxpfl.uploads.compression.compressed import Compressed
+from jaxpfl.core.types import Array, PyTree, Scalar
+from jaxpfl.uploads.compression.codes import run_bits
+from jaxpfl.uploads.compression.quantizers import Compressed, room, times_power
 
 _TOLERANCE = 4
 """Units of rounding error by which a_i must exceed gamma to cut a segment that may be constant."""
@@ -49,12 +49,12 @@ def compress(g: Array, gamma: Scalar) -> Compressed:
     """The update of g [d], and its length in the run-length code.
 
     With a constant gamma the message is biased: descent stops where no cumulative sum of the gradient exceeds gamma.
-    `decayed` or `error_feedback` prevents this.
+    `decayed` or error feedback prevents this.
 
     Implements: Zhao et al., Algorithm 3.
     """
     value = update(g, gamma).value
-    return Compressed(value, run_length.count_bits(value))
+    return Compressed(value, run_bits(value))
 
 
 def decayed(gamma: Scalar, step: Scalar) -> Array:
@@ -83,7 +83,7 @@ def update(g: Array, gamma: Scalar) -> Update:
     e = room(g)  # cumulative sums of huge numbers may overflow
     g, gamma = times_power(g, -e), times_power(jnp.asarray(gamma, g.dtype), -e)
     limit = gamma + _TOLERANCE * jnp.finfo(g.dtype).eps * jnp.maximum(gamma, jnp.abs(g).max())
-    here, data = to_blocks(jnp.ones(d, bool), False), to_blocks(g, 0)
+    here, data = _to_blocks(jnp.ones(d, bool), False), _to_blocks(g, 0)
     whole = _Cut(
         data, jnp.zeros_like(data), jnp.zeros_like(here).at[0, 0].set(True), jnp.zeros_like(data), jnp.array(True)
     )
@@ -95,15 +95,15 @@ def update(g: Array, gamma: Scalar) -> Update:
     first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
 
     def cut(at: _Cut) -> _Cut:
-        sums, last = _clipped_sums(at.excess, at.starts, gamma), following(at.starts, True)
+        sums, last = _clipped_sums(at.excess, at.starts, gamma), _following(at.starts, True)
         return _centered(_split(at, _sides(sums, ~last & (jnp.abs(sums) <= limit), here), gamma))
 
     end = jax.lax.while_loop(lambda at: at.again, cut, _centered(first))
     sums_inside, sizes, means = _means(end)
     inside = sums_inside - sizes * means
-    dual = jnp.where(settled, jnp.clip(sums, -gamma, gamma), jnp.where(following(end.starts, True), end.edge, inside))
+    dual = jnp.where(settled, jnp.clip(sums, -gamma, gamma), jnp.where(_following(end.starts, True), end.edge, inside))
     finite = jnp.isfinite(g).all()
-    return Update(*(jnp.where(finite, times_power(from_blocks(a, d), e), jnp.nan) for a in (end.value, dual)))
+    return Update(*(jnp.where(finite, times_power(_from_blocks(a, d), e), jnp.nan) for a in (end.value, dual)))
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
@@ -114,24 +114,24 @@ def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
 
     alone = jnp.clip(x, -gamma, gamma)
     maps = x, jnp.where(starts, alone, -gamma), jnp.where(starts, alone, gamma)
-    add, low, high = blocked_scan(then, maps, (0, -jnp.inf, jnp.inf))
-    return x + jnp.where(starts, 0, previous(jnp.clip(add, low, high), 0))
+    add, low, high = _blocked_scan(then, maps, (0, -jnp.inf, jnp.inf))
+    return x + jnp.where(starts, 0, _previous(jnp.clip(add, low, high), 0))
 
 
 def _sides(sums: Array, undecided: Array, here: Array) -> Array:
     """Sign of each sum, or of the next decided one if undecided; 0 after the last entry."""
     known = ~undecided, jnp.where(here, jnp.sign(sums), 0).astype(jnp.int8)
-    return blocked_scan(_latest, known, (False, 0), reverse=True)[1]
+    return _blocked_scan(_latest, known, (False, 0), reverse=True)[1]
 
 
 def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
     """Cut segments where sides change; the neighbours across a cut pull by gamma."""
-    before = previous(side, 0)
+    before = _previous(side, 0)
     new = ~at.starts & (side != before)
     pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
     starts = at.starts | new
-    edge = at.edge + following(pull, 0)
-    excess = at.excess + pull - following(pull, 0)
+    edge = at.edge + _following(pull, 0)
+    excess = at.excess + pull - _following(pull, 0)
     return _Cut(excess, at.value, starts, edge, new.any())
 
 
@@ -158,8 +158,8 @@ def _less(x: Array, y: Array) -> Array:
 def _means(at: _Cut) -> tuple[Array, Array, Array]:
     """For each entry, the sum and number of its segment's entries up to it, and the mean of its segment."""
     sums, sizes = _segment_sums(at.excess, at.starts)
-    last = following(at.starts, True)
-    return sums, sizes, blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]
+    last = _following(at.starts, True)
+    return sums, sizes, _blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]
 
 
 def _segment_sums(x: Array, starts: Array) -> tuple[Array, Array]:
@@ -168,9 +168,64 @@ def _segment_sums(x: Array, starts: Array) -> tuple[Array, Array]:
         more = tuple(jnp.where(h[0], b, a + b) for a, b in zip(f[1:], h[1:], strict=True))
         return f[0] | h[0], *more
 
-    _, sums, sizes = blocked_scan(add, (starts, x, jnp.ones_like(x)), (False, 0, 0))
+    _, sums, sizes = _blocked_scan(add, (starts, x, jnp.ones_like(x)), (False, 0, 0))
     return sums, sizes
 
 
 def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Array]:
     return f[0] | h[0], jnp.where(h[0], h[1], f[1])
+
+
+def _to_blocks(x: Array, fill: Scalar) -> Array:
+    """[d] -> [length, blocks], entry i of x at [i % length, i // length], with at least one ``fill`` after the last."""
+    length = max(1, math.isqrt(x.shape[0]))
+    blocks = x.shape[0] // length + 1
+    return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
+
+
+def _from_blocks(x: Array, d: int) -> Array:
+    """[length, blocks] -> the first d entries."""
+    return x.T.reshape(-1)[:d]
+
+
+def _previous(x: Array, before: Scalar) -> Array:
+    """Each entry's predecessor; ``before`` for the first entry."""
+    ends = jnp.concatenate([jnp.full((1,), before, x.dtype), x[-1, :-1]])
+    return jnp.concatenate([ends[None], x[:-1]])
+
+
+def _following(x: Array, after: Scalar) -> Array:
+    """Each entry's successor; ``after`` for the last entry."""
+    starts = jnp.concatenate([x[0, 1:], jnp.full((1,), after, x.dtype)])
+    return jnp.concatenate([x[1:], starts[None]])
+
+
+def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, reverse: bool = False) -> PyTree:
+    """Prefix products of an associative operation in a few hundred wide steps, not one per entry.
+
+    They are ``x_1, x_1 x_2, x_1 x_2 x_3, ...``, of all blocks side by side, then of the blocks' totals.
+
+    Args:
+      combine: the associative operation, elementwise; its first argument is the one nearer to the start of the scan.
+      x: leaves [length, blocks], from `_to_blocks`.
+      unit: identity of the operation, leaves [].
+      reverse: scan from the last entry to the first.
+    """
+
+    def step(carry: PyTree, entry: PyTree) -> tuple[PyTree, PyTree]:
+        carry = combine(carry, entry)
+        return carry, carry
+
+    def scan(x: PyTree) -> tuple[PyTree, PyTree]:
+        start = jax.tree.map(lambda u, a: jnp.full(a.shape[1:], u, a.dtype), unit, x)
+        return jax.lax.scan(step, start, x, reverse=reverse)
+
+    whole, inside = scan(x)
+    through = scan(whole)[1]
+
+    def shifted(u: Scalar, a: Array) -> Array:
+        first = jnp.full((1,), u, a.dtype)
+        return jnp.concatenate([a[1:], first] if reverse else [first, a[:-1]])
+
+    before = jax.tree.map(shifted, unit, through)
+    return combine(before, inside)

@@ -6,7 +6,8 @@ memory and C a compressor. Then
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server receives :math:`w_i C(p)`, the decoded message, in place of :math:`w_i \Delta_i`. Without error feedback
-e_i is zero; `compressors` explains when that is better. The memory holds increments without their weight, so that a
+e_i is zero; `compressors` explains when that is better. With it the sum of all messages differs from the sum of the
+increments by the last memory alone, however biased C is. The memory holds increments without their weight, so that a
 client's weight scales its message and never its memory.
 
 Messages. All numbers below one entry of ``Upload.weight`` form one vector and one message: usually the whole upload;
@@ -47,8 +48,8 @@ from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Uplo
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression import error_feedback
 from jaxpfl.uploads.compression.compressors import Compressor
+from jaxpfl.uploads.compression.quantizers import Compressed
 
 MOST_NUMBERS = 2**31 // 66
 """Largest number of entries in an upload whose bits, up to 66 each, an int32 can hold."""
@@ -153,13 +154,20 @@ def _send(
     if isinstance(memory, tuple):
         sent, after = compressor.compress(key, round, increment), ()
     else:
-        sent, after = error_feedback.compress(partial(compressor.fed_back, key, round), memory, increment)
+        sent, after = feed_back(partial(compressor.fed_back, key, round), memory, increment)
     # Entries that arrive unchanged keep their product with the weight: dividing and multiplying would round twice.
     read = jnp.where(sent.value == increment, total, weight * sent.value)
     says = weight > 0
     # A total that is not finite is passed on, for the engine to detect.
     read = jnp.where(jnp.isfinite(total).all(), jnp.where(says, read, 0), total)
     return _Message(read, trees.where(says, after, memory), jnp.where(says, sent.bits, 0))
+
+
+def feed_back(compressor: Callable[[Array], Compressed], memory: Array, x: Array) -> tuple[Compressed, Array]:
+    """Compressed x [d] given the memory [d], and the next memory [d]."""
+    wanted = x + memory
+    sent = compressor(wanted)
+    return sent, wanted - sent.value
 
 
 def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:

@@ -65,7 +65,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.core import choices, trees
+from jaxpfl.core import checks, choices, trees
 from jaxpfl.core.protocol import Algorithm, Reduced, Reduction, Server, ServerContext, Stacked, wrapped_server
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.support.errors import JaxpflError
@@ -256,14 +256,6 @@ def resolve(aggregate: str) -> Aggregator:
     return AGGREGATORS[name](**values)._replace(name=aggregate)
 
 
-def _plain_mean() -> Aggregator:
-    return Aggregator(MEAN)
-
-
-def _median() -> Aggregator:
-    return Aggregator("median", median)
-
-
 def _trimmed_mean(fraction: float = 0.2) -> Aggregator:
     if not 0 < fraction < 0.5:
         raise JaxpflError(f"trimmed-mean:fraction must be > 0 and < 0.5, got {fraction:g}")
@@ -271,35 +263,33 @@ def _trimmed_mean(fraction: float = 0.2) -> Aggregator:
 
 
 def _krum(attackers: int) -> Aggregator:
-    _at_least("krum:attackers", attackers, 0)
+    checks.not_negative("krum:attackers", attackers)
     return Aggregator("krum", partial(krum, attackers=attackers), 2 * attackers + 3)
 
 
 def _multi_krum(attackers: int, select: int = 0) -> Aggregator:
-    _at_least("multi-krum:attackers", attackers, 0)
-    _at_least("multi-krum:select", select, 0)
+    checks.not_negative("multi-krum:attackers", attackers)
+    checks.not_negative("multi-krum:select", select)
     rule = partial(multi_krum, attackers=attackers, select=select)
     return Aggregator("multi-krum", rule, max(2 * attackers + 3, select))
 
 
 def _geometric_median(steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5) -> Aggregator:
-    _at_least("geometric-median:steps", steps, 1)
-    for name, value in (("smoothing", smoothing), ("tolerance", tolerance)):
-        if not 0 < value < math.inf:
-            raise JaxpflError(f"geometric-median:{name} must be > 0 and finite, got {value:g}")
+    checks.count("geometric-median:steps", steps)
+    checks.positive("geometric-median:smoothing", smoothing)
+    checks.positive("geometric-median:tolerance", tolerance)
     given = {"steps": steps, "smoothing": smoothing, "tolerance": tolerance}
     return Aggregator("geometric-median", partial(geometric_median, **given))
 
 
 def _norm_bound(bound: float = 0.0) -> Aggregator:
-    if not 0 <= bound < math.inf:
-        raise JaxpflError(f"norm-bound:bound must be >= 0 and finite, got {bound:g}")
+    checks.not_negative("norm-bound:bound", bound)
     return Aggregator("norm-bound", partial(norm_bound, bound=bound))
 
 
 AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
-    MEAN: _plain_mean,
-    "median": _median,
+    MEAN: lambda: Aggregator(MEAN),
+    "median": lambda: Aggregator("median", median),
     "trimmed-mean": _trimmed_mean,
     "krum": _krum,
     "multi-krum": _multi_krum,
@@ -307,11 +297,6 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
     "norm-bound": _norm_bound,
 }
 """Name -> ``**arguments -> Aggregator``."""
-
-
-def _at_least(what: str, value: int, least: int) -> None:
-    if value < least:
-        raise JaxpflError(f"{what} must be at least {least}, got {value}")
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:

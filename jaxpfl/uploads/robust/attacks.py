@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.core import choices, trees
+from jaxpfl.core import checks, choices, trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload, wrapped_client
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.types import ClientData, Federation, Key, Metrics, PyTree, Splits
@@ -129,17 +129,17 @@ def poisoned(federation: Federation, attackers: np.ndarray, classes: int) -> Fed
 
 
 def _sign_flip(factor: float = 1.0) -> Attack:
-    _check("sign-flip:factor", factor)
+    checks.positive("sign-flip:factor", factor)
     return Attack("sign-flip", lambda key, increment: optax.tree.scale(-factor, increment))
 
 
 def _scale(factor: float = 10.0) -> Attack:
-    _check("scale:factor", factor)
+    checks.positive("scale:factor", factor)
     return Attack("scale", lambda key, increment: optax.tree.scale(factor, increment))
 
 
 def _noise(deviation: float = 1.0) -> Attack:
-    _check("noise:deviation", deviation)
+    checks.positive("noise:deviation", deviation)
 
     def change(key: Key, increment: PyTree) -> PyTree:
         return optax.tree.scale(deviation, optax.tree.random_like(key, increment, jax.random.normal))
@@ -147,19 +147,10 @@ def _noise(deviation: float = 1.0) -> Attack:
     return Attack("noise", change)
 
 
-def _label_flip() -> Attack:
-    return Attack("label-flip")
-
-
 ATTACKS: Mapping[str, Callable[..., Attack]] = {
     "sign-flip": _sign_flip,
     "scale": _scale,
     "noise": _noise,
-    "label-flip": _label_flip,
+    "label-flip": lambda: Attack("label-flip"),
 }
 """Name -> ``**arguments -> Attack``."""
-
-
-def _check(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise JaxpflError(f"{what} must be > 0 and finite, got {value:g}")
