@@ -1,4 +1,4 @@
-"""Tables of docs/adaped-plus.md, from the records of ``adaped_plus``. Imports nothing of the package.
+"""Tables of docs/records/adaped-plus.md, from the records of ``adaped_plus``. Imports nothing of the package.
 
     python benchmarks/adaped_plus_page.py
 
@@ -167,5 +167,5 @@ if __name__ == "__main__":
         json.loads((here / "results" / f"{name}.json").read_text())
         for name in ("adaped_plus_cpu2", "adaped_plus_explored", "adaped_plus_held_out_cpu2")
     )
-    page = here.parent / "docs" / "adaped-plus.md"
+    page = here.parent / "docs" / "records" / "adaped-plus.md"
     page.write_text(with_tables(page.read_text(), *records))

@@ -1,4 +1,4 @@
-"""Tables of docs/robustness.md, from the record of ``robust``. Imports nothing of the package.
+"""Tables of docs/records/robustness.md, from the record of ``robust``. Imports nothing of the package.
 
     python benchmarks/robust_page.py
 
@@ -32,13 +32,13 @@ def tables(record: Mapping[str, Any]) -> str:
         for row in rows:
             by_method.setdefault(row["method"], []).append(row)
     (local,) = by_method.pop("local")
-    first = f"`local` alone, which nothing reaches: {_spread(local['personalized'])}."
+    first = f"`local`, which receives nothing from the server: {_spread(local['personalized'])}."
     parts = [f"### `{name}`\n\n{_about(rows)}\n\n{_table(rows)}" for name, rows in by_method.items()]
     return "\n\n".join([first, *parts])
 
 
 def _about(rows: Sequence[Row]) -> str:
-    return f"{rows[0]['rounds']} rounds, {rows[0]['gradients']:g} gradients of a client."
+    return f"{rows[0]['rounds']} rounds, {rows[0]['gradients']:g} gradients for each client."
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -64,5 +64,5 @@ def _spread(values: Sequence[float]) -> str:
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     record = json.loads((here / "results" / "robust_cpu2.json").read_text())
-    page = here.parent / "docs" / "robustness.md"
+    page = here.parent / "docs" / "records" / "robustness.md"
     page.write_text(with_tables(page.read_text(), record))

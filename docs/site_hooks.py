@@ -39,6 +39,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     inside = page.file.src_uri
     if inside.startswith("benchmarks/"):
         return markdown.replace("](../docs/", "](../")
+    if inside.startswith("records/"):
+        return markdown.replace("](../../", "](../")
     return re.sub(r"\]\((?:\.\./|docs/)", "](", markdown) if "/" not in inside else markdown
 
 

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
-LINKED = [*PAGES, ROOT / "CHANGELOG.md"]  # docs/reference has its links in the site alone
+# The pages in docs/reference have their links in the site alone.
+LINKED = [*PAGES, *ROOT.glob("docs/records/*.md"), ROOT / "CHANGELOG.md"]
 BLOCKS = [
     pytest.param(code, id=f"{page.stem}-{i}", marks=() if page == ROOT / "README.md" else pytest.mark.slow)
     for page in PAGES

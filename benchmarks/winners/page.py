@@ -1,4 +1,4 @@
-"""Tables of the map in Markdown: what docs/who-wins.md shows."""
+"""Tables of the map in Markdown: what docs/records/who-wins.md shows."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ of the client's first round in a cohort, not of round 0 (``start``); fine-tuning
 small psi does not raise the effective rate (``normalize``); the gate; iterations of unsampled clients. With
 ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1 it is AdaPeD with weights by examples.
 
-Weak points: the distillation term of fine-tuning gained nothing where it was measured (``docs/adaped-plus.md``);
-without it, at a large psi, this is FedAvg fine-tuned at a rate of its own. As there, a client's model takes all its
-personal steps whenever it is needed. Clients that share no mu (permuted labels, say) are better served by models of
-their own (`local`, `ifca`), as both theta's start and its regulariser are then wrong; the gate removes the second.
-Every client has mu's architecture.
+Weak points: the distillation term of fine-tuning gained nothing where it was measured
+(``docs/records/adaped-plus.md``); without it, at a large psi, this is FedAvg fine-tuned at a rate of its own. As there,
+a client's model takes all its personal steps whenever it is needed. Clients that share no mu (permuted labels, say) are
+better served by models of their own (`local`, `ifca`), as both theta's start and its regulariser are then wrong; the
+gate removes the second. Every client has mu's architecture.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.

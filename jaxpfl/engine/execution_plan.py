@@ -1,7 +1,7 @@
 """Execution plans: choices of speed and memory that never change results (beyond the order of additions).
 
 The precision of products is the exception, and stands here because it is a choice of the hardware's units: what is
-computed is the same, and how far the numbers drift is in ``docs/performance.md``. Its default changes nothing.
+computed is the same, and how far the numbers drift is in ``docs/records/performance.md``. Its default changes nothing.
 """
 
 from __future__ import annotations

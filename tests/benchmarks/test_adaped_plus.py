@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmark_modules import ROOT, benchmark_module
 
-PAGE = ROOT / "docs" / "adaped-plus.md"
+PAGE = ROOT / "docs" / "records" / "adaped-plus.md"
 RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_cpu2.json").read_text())
 EXPLORED: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_explored.json").read_text())
 HELD_OUT: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_held_out_cpu2.json").read_text())

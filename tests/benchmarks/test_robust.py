@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmark_modules import ROOT, benchmark_module
 
-PAGE = ROOT / "docs" / "robustness.md"
+PAGE = ROOT / "docs" / "records" / "robustness.md"
 RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "robust_cpu2.json").read_text())
 ROWS = [row for rows in RECORD["results"].values() for row in rows]
 

@@ -7,7 +7,7 @@ import pytest
 from jaxpfl.benchmarks.papers import results, show
 from jaxpfl.benchmarks.papers.registry import EXPERIMENTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "records" / "results.md"
 BEGIN, END = "<!-- jaxpfl papers show --markdown -->\n\n", "<!-- end of results -->"
 
 

@@ -14,7 +14,7 @@ from jaxpfl.support.errors import JaxpflError
 
 GRADIENTS = {"ditto": 2, "adaped": 2, "apfl": 2, "fedem": 3}
 """Gradients in a local step; fedem's by components, each of its own."""
-PAGE = Path(__file__).parents[2] / "docs" / "who-wins.md"
+PAGE = Path(__file__).parents[2] / "docs" / "records" / "who-wins.md"
 
 
 @pytest.fixture(scope="module")
