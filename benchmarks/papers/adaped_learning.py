@@ -114,18 +114,11 @@ CIFAR: Mapping[str, Any] = {
 }
 
 
-def cifar_on_the_way(setting: str, rounds: int, every: int, rates: tuple[float, ...] = RATES) -> Training:
-    """Table 1's methods on CIFAR-10 beside local training, scored on their way; their rates decay by the epoch.
-
-    Args:
-      setting: its label.
-      rounds: in place of print's 1500.
-      every: rounds between two scores.
-      rates: searched where print states none.
-    """
-    local = Contender("local", "local", set=("decay_every=60",), search={"lr": rates})
-    rows = (local, *contenders(None, MAIN_2023, rates=rates))
-    return replace(case(setting, {**CIFAR, "rounds": rounds}, rows), every=every, quick=("fedavg", "local"))
+def _cifar_beside_local() -> Training:
+    """Table 1's methods on CIFAR-10 beside local training, also scored on their way."""
+    local = Contender("local", "local", set=("decay_every=60",), search={"lr": RATES})
+    rows = (local, *contenders(None, MAIN_2023, rates=RATES))
+    return replace(case("CIFAR-10, K/m .2", {**CIFAR, "rounds": 1500}, rows), every=300, quick=("fedavg", "local"))
 
 
 _LATE = {"cohort": 10, "rounds": 480}
@@ -237,7 +230,7 @@ EXPERIMENTS = (
         "CIFAR-10, 50 clients of 4 classes, K/m .2, 1500 rounds: seven methods and local training, also at equal "
         "gradient steps",
         375,
-        (cifar_on_the_way("CIFAR-10, K/m .2", 1500, 300),),
+        (_cifar_beside_local(),),
         note=f"without numbers: print's stand beside adaped-table1-cifar10; {WEAK}",
     ),
     Experiment(
