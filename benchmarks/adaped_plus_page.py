@@ -24,12 +24,9 @@ _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """97.5 % quantile of Student's t for that many runs, one degree of freedom less."""
 
 
-def with_tables(page: str, record: Mapping[str, Any], explored: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
-    """The page with its tables replaced by those of a record, of the tries that came before it, and of the record of
-    data sets that had no part in the choice.
-    """
-    page = between(page, HELD_OUT, held_out_tables(held_out))
-    return between(page, BEGIN, f"{tables(record)}\n\n{_first_look(explored)}")
+def with_tables(page: str, record: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
+    """Replace the page's tables by the record's, and by those on data that had no part in the choice."""
+    return between(between(page, HELD_OUT, held_out_tables(held_out)), BEGIN, tables(record))
 
 
 def between(page: str, begin: str, text: str) -> str:
@@ -43,7 +40,7 @@ def held_out_tables(record: Mapping[str, Any]) -> str:
     """Verdicts, methods and ablations on the data sets that have been run to their end."""
     reported = record["results"]["reported"]
     complete = [data for data in record["settings"]["cases"] if len(record["results"]["ablations"].get(data, ())) > 1]
-    parts = [_verdicts(reported, complete), *(f"#### {data}\n\n{_methods(reported[data])}" for data in complete)]
+    parts = [_verdicts(reported, complete), *(f"### {data}\n\n{_methods(reported[data])}" for data in complete)]
     return "\n\n".join([*parts, _ablations(record["results"])])
 
 
@@ -131,11 +128,6 @@ def _tries(search: Mapping[str, Sequence[Row]], cases: Iterable[str]) -> str:
     return _table(["method", "try", *data], lines)
 
 
-def _first_look(explored: Mapping[str, Any]) -> str:
-    rows = [[f"`{r['method']}`", _setting(r), str(r["rounds"]), f"{r['accuracy']:.2f}"] for r in explored["rows"]]
-    return f"### Before the protocol\n\n{explored['about']}\n\n" + _table(["method", "try", "rounds", "digits"], rows)
-
-
 def _setting(row: Row) -> str:
     values = {**row["options"], **row["set"]}
     return ", ".join(
@@ -165,7 +157,7 @@ if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     records = (
         json.loads((here / "results" / f"{name}.json").read_text())
-        for name in ("adaped_plus_cpu2", "adaped_plus_explored", "adaped_plus_held_out_cpu2")
+        for name in ("adaped_plus_cpu2", "adaped_plus_held_out_cpu2")
     )
     page = here.parent / "docs" / "records" / "adaped-plus.md"
     page.write_text(with_tables(page.read_text(), *records))

@@ -20,7 +20,7 @@ _HEADER = (
     "eps",
     "best",
     "test, %",
-    "over the second",
+    "lead over the second",
     "over local",
     "over fedavg-ft",
 )
@@ -61,16 +61,13 @@ def wins(found: Iterable[tuple[Place, Verdict]]) -> str:
 
 
 def sentence(place: Place) -> str:
-    """A cell's finding in a sentence.
-
-    The settings are those of the best method; leads are in points of test accuracy.
-    """
+    """A cell's best method, its settings and its leads in points of test accuracy."""
     found, size = verdict(place), place.measures
     about = f"{place.data}, {place.model}, {size.clients} clients of {size.examples:g} examples, {place.heterogeneity}"
     about += "" if place.share == 1 else f", K/m {place.share:g}"
     chosen = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in _numbers(place, found.best))
-    said = [f"{lead.over} {lead.words}" for lead in found.leads]
-    return f"{about}: **{found.best}** ({chosen}), {found.accuracy:.1f} %; over {'; '.join(said)}."
+    leads = [f"over {lead.over} {lead.words}" for lead in found.leads]
+    return f"{about}: **{found.best}** ({chosen}) has {found.accuracy:.1f} %. Lead {', '.join(leads)}."
 
 
 def _numbers(place: Place, method: str) -> list[tuple[str, float]]:
