@@ -140,9 +140,7 @@ def config_of(cell: Cell, contender: Contender, split_seed: int, data_dir: str |
         values.pop("privacy", None)
     config = dataclasses.replace(from_mapping(values, f"the cell {cell.name}"), data_dir=data_dir)
     rounds = rounds_of(config, contender.method, (contender.method,), share)
-    # Splits differ by a few examples; in buckets they share a program.
-    plan = dataclasses.replace(config.plan, client_bucket="auto")
-    return dataclasses.replace(config, rounds=rounds, plan=plan)
+    return dataclasses.replace(config, rounds=rounds)
 
 
 def tries_of(cell: Cell, contender: Contender) -> list[dict[str, Value]]:

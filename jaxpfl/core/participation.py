@@ -3,9 +3,7 @@ r"""Client participation: cohort sampling, stragglers and dropout. These change 
 A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m. An
 `Availability` decides which of its clients take fewer local steps, and whose upload is lost.
 
-A draw is over the rows of a stack, of which the first m are clients and the others, if any, nobody's: one compiled
-program may then serve other numbers of clients. A client's score depends on its id alone, so that nobody's rows change
-no draw.
+A client's score depends on its id alone, whatever the order of the stack.
 
 **Simulated time.** A client with :math:`g` gradients in a round, which receives :math:`B_d` bytes and uploads
 :math:`B_u`, takes
@@ -117,105 +115,6 @@ TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognorm
 """Name -> ``**arguments -> TimeModel``."""
 
 
-class CohortNumbers(NamedTuple):
-    """Numbers of a `Participation`, Python's or traced; those of a program that serves other numbers of clients too.
-
-    Attributes:
-      clients: m.
-      slots: slots of the cohort in use, at most its capacity.
-      expected: the expected number of clients in a round.
-      rate: the probability with which each client takes part, where clients do so independently; else None.
-    """
-
-    clients: Scalar
-    slots: Scalar
-    expected: Scalar
-    rate: Scalar = None
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """``(key, client_ids) -> result`` of a registered scheme, its numbers apart from what it does.
-
-    Attributes:
-      draw: ``(key, client_ids [rows], numbers, capacity) -> result``; rows from m on are nobody's.
-      capacity: slots of the cohort, static.
-      numbers: None where they are yet to be given.
-    """
-
-    draw: Callable[[Key, Array, CohortNumbers, int], Array]
-    capacity: int
-    numbers: CohortNumbers | None
-
-    def __call__(self, key: Key, client_ids: Array) -> Array:
-        """The result for these clients."""
-        assert self.numbers is not None
-        return self.draw(key, client_ids, self.numbers, self.capacity)
-
-
-def _of_clients(values: Array, clients: Scalar) -> Array:
-    """The values, [rows], of the first m rows; minus infinity, and so last of all, for those that are nobody's."""
-    if isinstance(clients, int) and clients == values.shape[0]:
-        return values
-    return jnp.where(jnp.arange(values.shape[0]) < clients, values, -jnp.inf)
-
-
-def _first(rows: Array, count: Scalar, empty: int) -> Array:
-    """The first ``count`` rows; ``empty`` behind them."""
-    if isinstance(count, int) and count == rows.shape[0]:
-        return rows
-    return jnp.where(jnp.arange(rows.shape[0]) < count, rows, empty)
-
-
-def draw_everyone(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
-    """Rows of all clients."""
-    del key
-    return _first(jnp.arange(capacity, dtype=jnp.int32), numbers.clients, client_ids.shape[0])
-
-
-def draw_uniform(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
-    """Rows of as many clients as there are slots, uniformly without replacement."""
-    _, rows = jax.lax.top_k(_of_clients(client_scores(key, client_ids), numbers.clients), capacity)
-    return jnp.sort(_first(rows.astype(jnp.int32), numbers.slots, client_ids.shape[0]))
-
-
-def draw_poisson(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
-    """Rows of the clients that take part, each independently; a random part of them if they outnumber the slots."""
-    # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
-    lowest, rows = jax.lax.top_k(_of_clients(-client_scores(key, client_ids), numbers.clients), capacity)
-    rows = jnp.where(-lowest < numbers.rate, rows.astype(jnp.int32), client_ids.shape[0])
-    return jnp.sort(_first(rows, numbers.slots, client_ids.shape[0]))
-
-
-def draw_cyclic(
-    of_blocks: Key, key: Key, round: Array, client_ids: Array, numbers: CohortNumbers, cycle: int, capacity: int
-) -> Array:
-    """Rows of the block of clients whose turn it is, or of those of them that take part, each independently.
-
-    Args:
-      of_blocks: key of the division into blocks, the same in every round.
-      key: of the round's draws, for a rate below 1.
-      round: [] int32, the number of finished rounds; its block is ``round % cycle``.
-      numbers: ``rate`` is that within the block.
-    """
-    m = client_ids.shape[0]
-    # Ties of scores, multiples of 2^-23, are broken by the id: the order of the stack must not count.
-    order = jnp.lexsort((client_ids, client_scores(of_blocks, client_ids)))
-    places = jnp.arange(capacity) * cycle + round % cycle
-    rows = jnp.where(places < m, order.at[places].get(mode="clip"), m)
-    if numbers.rate != 1:
-        here = client_scores(key, client_ids).at[rows].get(mode="fill", fill_value=1.0) < numbers.rate
-        rows = jnp.where(here, rows, m)
-    return jnp.sort(rows.astype(jnp.int32))
-
-
-def count_left_out(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
-    """Number of clients of the same `draw_poisson` draw that found no slot, [] int32."""
-    del capacity
-    lowest = _of_clients(-client_scores(key, client_ids), numbers.clients)
-    return jnp.maximum((-lowest < numbers.rate).sum(dtype=jnp.int32) - numbers.slots, 0)
-
-
 class Participation(NamedTuple):
     """A sampling scheme of the cohort.
 
@@ -262,52 +161,26 @@ class Participation(NamedTuple):
             return self.sample(key, client_ids)
         return self.turns(stream(released, Purpose.CYCLE), key, round, client_ids)
 
-    @property
-    def numbers(self) -> CohortNumbers:
-        """The numbers of the scheme, as arguments of a program that is made `without_numbers`."""
-        rate = None if self.rate is None else np.float32(self.rate)  # exact, as it is a multiple of 2^-23
-        return CohortNumbers(np.int32(self.num_clients), np.int32(self.capacity), self.expected_cohort, rate)
-
-    def without_numbers(self, rows: int, capacity: int) -> Participation | None:
-        """The scheme for a stack of ``rows`` clients, the last of which may be nobody's, and ``capacity`` slots.
-
-        It draws once it has been given numbers (`at`). None for a scheme whose draws are not a registered one's.
-        """
-        if not isinstance(self.sample, Drawn) or not isinstance(self.left_out, Drawn | None):
-            return None
-        sample, left_out = (draw and Drawn(draw.draw, capacity, None) for draw in (self.sample, self.left_out))
-        assert sample is not None
-        return Participation(self.name, rows, capacity, float(capacity), self.everyone, sample, left_out)
-
-    def at(self, numbers: CohortNumbers | None) -> Participation:
-        """The scheme with these numbers, traced or not; itself if None."""
-        if numbers is None:
-            return self
-        sample, left_out = (
-            dataclasses.replace(draw, numbers=numbers) if isinstance(draw, Drawn) else draw
-            for draw in (self.sample, self.left_out)
-        )
-        assert sample is not None
-        return self._replace(
-            num_clients=numbers.clients,
-            expected_cohort=numbers.expected,
-            sample=sample,
-            left_out=left_out,
-            rate=numbers.rate,
-        )
-
 
 def full(num_clients: int) -> Participation:
     """Every client in every round."""
     _check(num_clients, num_clients)
-    sample = Drawn(draw_everyone, num_clients, CohortNumbers(num_clients, num_clients, float(num_clients)))
+
+    def sample(key: Key, client_ids: Array) -> Array:
+        del key, client_ids
+        return jnp.arange(num_clients, dtype=jnp.int32)
+
     return Participation("full", num_clients, num_clients, float(num_clients), True, sample)
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
     """Uniform sampling of K of m clients without replacement: the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
-    sample = Drawn(draw_uniform, cohort, CohortNumbers(num_clients, cohort, float(cohort)))
+
+    def sample(key: Key, client_ids: Array) -> Array:
+        _, rows = jax.lax.top_k(client_scores(key, client_ids), cohort)
+        return jnp.sort(rows.astype(jnp.int32))
+
     return Participation("uniform", num_clients, cohort, float(cohort), False, sample, fixed_size=True)
 
 
@@ -333,8 +206,14 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     if not 1 <= cap <= num_clients:
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
-    numbers = CohortNumbers(num_clients, cap, expected, rate)
-    sample, left_out = (Drawn(draw, cap, numbers) for draw in (draw_poisson, count_left_out))
+    def sample(key: Key, client_ids: Array) -> Array:
+        # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
+        lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
+        return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
+
+    def left_out(key: Key, client_ids: Array) -> Array:
+        return jnp.maximum((client_scores(key, client_ids) < rate).sum(dtype=jnp.int32) - cap, 0)
+
     return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
 
 
@@ -360,10 +239,16 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
         raise JaxpflError(f"the rate of cyclic participation must be > 0 and <= 1, got {rate}")
     expected, capacity = rate * num_clients / cycle, math.ceil(num_clients / cycle)
     rate = math.ceil(rate * 2**23) / 2**23
-    numbers = CohortNumbers(num_clients, capacity, expected, rate)
 
     def turns(of_blocks: Key, key: Key, round: Array, client_ids: Array) -> Array:
-        return draw_cyclic(of_blocks, key, round, client_ids, numbers, cycle, capacity)
+        # Ties of scores, multiples of 2^-23, are broken by the id: the order of the stack must not count.
+        order = jnp.lexsort((client_ids, client_scores(of_blocks, client_ids)))
+        places = jnp.arange(capacity) * cycle + round % cycle
+        rows = jnp.where(places < num_clients, order.at[places].get(mode="clip"), num_clients)
+        if rate != 1:
+            here = client_scores(key, client_ids).at[rows].get(mode="fill", fill_value=1.0) < rate
+            rows = jnp.where(here, rows, num_clients)
+        return jnp.sort(rows.astype(jnp.int32))
 
     def sample(key: Key, client_ids: Array) -> Array:
         raise JaxpflError("cohorts by turns depend on the round: use Participation.rows")

@@ -19,23 +19,31 @@ from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
 from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
-from jaxpfl.core.types import Federation
+from jaxpfl.core.types import ClientData, Federation, Splits
 from jaxpfl.data import single
 from jaxpfl.engine import noise_keys
 from jaxpfl.engine.advice import check_federation, check_settings
-from jaxpfl.engine.client_bucket import Bucket, bucket_for, stores_padded, work_within
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
-from jaxpfl.engine.coded import compress_uploads, one_client
-from jaxpfl.engine.execution_plan import stack_rows
+from jaxpfl.engine.evaluate import example_weights
 from jaxpfl.engine.guarded import mechanism_for
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.state import check_values
-from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
-from jaxpfl.engine.tasks import task_of
+from jaxpfl.engine.tasks import has_pairs, task_of
 from jaxpfl.models import Task
-from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism, plan_of, poisson_cap, privatize
+from jaxpfl.models.base import NEXT_TOKEN
+from jaxpfl.privacy import (
+    Mechanism,
+    PrivacyConfig,
+    PrivacyPlan,
+    Refusal,
+    SiloMechanism,
+    check_compressible,
+    plan_of,
+    poisson_cap,
+    privatize,
+)
 from jaxpfl.privacy.claim import planned
 from jaxpfl.privacy.guarded import guard_examples
 from jaxpfl.similarity.graphs import Graph
@@ -91,7 +99,7 @@ def put_together(
     Raises:
       JaxpflError: as `assemble`.
     """
-    check_patience(spec, federation, task.kind)
+    _check_patience(spec, federation, task.kind)
     hp, cohorts = spec.hp, cohorts_of(spec, federation.num_clients)
     attackers, federation = with_attackers(spec, federation, task)
     if spec.method.uploads and not spec.method.pooled:
@@ -122,6 +130,33 @@ def put_together(
         mechanism = planned(mechanism, spec.rounds, cohorts.cycle)
     work = dataclasses.replace(work, privacy=mechanism)
     return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers, spec.availability)
+
+
+def _check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
+    """Refuse early stopping without validation examples that define a score.
+
+    Args:
+      spec: the run.
+      federation: its clients.
+      kind: of its task.
+
+    Raises:
+      JaxpflError: with the remedy.
+    """
+    patience = spec.patience
+    if patience is None:
+        return
+    if not np.asarray(federation.validation.size).any():
+        raise JaxpflError(
+            f"patience = {patience} needs validation examples, and no client has any: give a validation_share"
+        )
+    if kind == "ranking" and not has_pairs(federation.validation):
+        raise JaxpflError(
+            f"patience = {patience} needs a validation AUC, and no client has both labels among its validation "
+            "examples: give a larger validation_share"
+        )
+    if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
+        raise JaxpflError(f"patience = {patience} needs validation labels, and those of all clients are -1, for none")
 
 
 def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
@@ -178,9 +213,7 @@ class Assembled:
           JaxpflError: if the method refuses the run.
         """
         algorithm, values = self.algorithm()
-        bucket, plan = None, self.spec.plan
-        if plan.client_bucket != "none" and not algorithm.pooled:
-            algorithm, values, bucket = self._in_bucket(algorithm, values)
+        plan = self.spec.plan
         of_run = (algorithm, self.task, self.federation, self.cohorts, values)
         more: dict[str, Any] = {
             "availability": self.availability,
@@ -197,17 +230,15 @@ class Assembled:
                 )
             simulation = StreamedSimulation(*of_run, **more, plan=plan, where=home)
         else:
-            simulation = self._where_there_is_room(home, of_run, more, bucket)
+            simulation = self._where_there_is_room(home, of_run, more)
         simulation.attackers = self.attackers
         return simulation
 
-    def _where_there_is_room(
-        self, home: str, of_run: tuple[Any, ...], more: dict[str, Any], bucket: Bucket | None
-    ) -> Simulation:
+    def _where_there_is_room(self, home: str, of_run: tuple[Any, ...], more: dict[str, Any]) -> Simulation:
         """The programs with clients on the devices or, if the plan leaves it open, in the first place with room."""
         plan, runs = self.spec.plan, len(self.spec.seeds)
         try:
-            simulation = Simulation(*of_run, **more, plan=plan, bucket=bucket)
+            simulation = Simulation(*of_run, **more, plan=plan)
             if home == "auto":
                 simulation.check_room(runs)
             return simulation
@@ -227,37 +258,15 @@ class Assembled:
                 continue
         raise full
 
-    def _in_bucket(self, algorithm: Algorithm, values: Any) -> tuple[Algorithm, Any, Bucket | None]:
-        """The algorithm for clients of any number where the plan asks for it and it can be had, and its bucket."""
-        spec, work = self.spec, self.work
-        if not _is_registered(spec.method):
-            why = "a method of one's own may depend on the number of clients"
-            return algorithm, values, Bucket.none(self.cohorts, why)
-        if isinstance(self.mechanism, SiloMechanism):
-            why = "the noise of a silo depends on its number of examples"
-            return algorithm, values, Bucket.none(self.cohorts, why)
-        if work.graph is not None:
-            return algorithm, values, None
-        shapes = self.federation
-        if spec.compress is not None or work.keeps_optimizer:  # their states are of the shapes of a client's examples
-            shapes = stores_padded(shapes, stack_rows(spec.plan, shapes.num_clients))
-        of_any, values_of_any = self.algorithm(work_within(work), shapes)
-        bucket = bucket_for(spec.plan, of_any, self.cohorts, values_of_any)
-        return (of_any, values_of_any, bucket) if bucket.pads else (algorithm, values, bucket)
-
-    def algorithm(self, work: LocalWork | None = None, federation: Federation | None = None) -> tuple[Algorithm, Any]:
+    def algorithm(self) -> tuple[Algorithm, Any]:
         """The method's algorithm behind its schedule, mechanism, attackers, aggregate and compressor, and its
         hyper-parameters.
-
-        Args:
-          work: local work in place of the run's.
-          federation: clients whose shapes are taken in place of the run's.
 
         Raises:
           JaxpflError: if the method refuses the run.
         """
         spec, method = self.spec, self.spec.method
-        work, federation = work or self.work, federation or self.federation
+        work, one = self.work, Splits(*map(_shapes_of_one, self.federation.splits))
         privacy, schedule = work.privacy, work.schedule
         work = dataclasses.replace(work, schedule=None)
         if _is_registered(method) and method.releases is None and work.step_noise is None:
@@ -269,7 +278,7 @@ class Assembled:
 
         algorithm, values = build(method, self.task, work, spec.options), self.hp
         if work.keeps_optimizer:
-            algorithm = descents.keeping(algorithm, one_client(federation))
+            algorithm = descents.keeping(algorithm, one)
         if schedule is not None:
             algorithm, values = schedules.scheduled(algorithm, values, schedule)
         if isinstance(self.mechanism, SiloMechanism):
@@ -286,13 +295,18 @@ class Assembled:
         if privacy is not None and method.uploads:
             _check_private(method, algorithm, self.task, work, privacy)
             if method.releases is None:
-                algorithm, values = privatize(algorithm, values, privacy, one_client(federation))
+                algorithm, values = privatize(algorithm, values, privacy, one)
         if lies and attack is not None and method.uploads:
             algorithm = robust.attacked(algorithm, attack, np.asarray(self.federation.client_ids)[self.attackers])
         if method.uploads:
             algorithm = robust.robust(algorithm, robust.resolve(spec.aggregate), method.name)
         if compressor is not None and method.uploads:
-            algorithm = compress_uploads(algorithm, compressor, federation, privacy)
+            if privacy is not None:
+                check_compressible(privacy.noise)
+                if compressor.feedback:
+                    raise Refusal.PRIVATE_FEEDBACK.error()
+            feedback = None if privacy is None else False
+            algorithm = compression.compressed(algorithm, compressor, one, feedback=feedback)
         if algorithm.noise is not None:
             algorithm = noise_keys.of_method(algorithm, method, dict(spec.options), work, compressor)
         return algorithm, values
@@ -320,6 +334,13 @@ class Assembled:
             return None if z == 0 else plan_of(one, self.cohorts, **round)
 
         return tuple(map(plan, each("noise_multiplier"), each("clipping_norm")))
+
+
+def _shapes_of_one(split: ClientData) -> ClientData:
+    """Shapes of one client's view of its data; made without a trace, as every fit asks for them."""
+    number = jax.ShapeDtypeStruct((), np.int32)
+    examples = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), split.examples)
+    return dataclasses.replace(split, examples=examples, start=number, size=number)
 
 
 def _is_registered(method: Method) -> bool:

@@ -73,13 +73,6 @@ class ExecutionPlan:
         100, "Most rounds of one compiled call, after which it returns to Python.", range=COUNT, unit="rounds"
     )
     donate: bool = setting(True, "Reuse the state's buffers for the next state; without it both are held.")
-    client_bucket: str | int = setting(
-        "none",
-        "Rows of the clients' stack, those beyond the last client empty, so that runs of other client counts share "
-        "compiled programs: none for a row for each client, a number, or auto, which takes less than a quarter more.",
-        kind=_choice("none", "auto", count=True),
-        unit="rows",
-    )
     convolutions: Literal["auto", "products", "plain"] = setting(
         "auto",
         "Convolutions and pools of a user's own model: as products of patches with each client's kernel, plain as the "
@@ -124,31 +117,6 @@ class ExecutionPlan:
             raise JaxpflError(f"plan.folder = {self.folder} is for plan.clients_in = disk, got {self.clients_in}")
 
 
-def bucket_of(count: int) -> int:
-    """The least of 1, 2, 3, 4 and (5, 6, 7, 8) 2^k that is at least a count, and so less than a quarter more.
-
-    Examples:
-      >>> [bucket_of(m) for m in (0, 3, 9, 17, 90, 900, 1000)]
-      [0, 3, 10, 20, 96, 1024, 1024]
-    """
-    step = 2 ** max((count - 1).bit_length() - 3, 0)
-    return -(-count // step) * step
-
-
-def stack_rows(plan: ExecutionPlan, num_clients: int) -> int:
-    """Rows of the stack of m clients that the plan asks for.
-
-    Raises:
-      JaxpflError: for fewer than m.
-    """
-    if plan.client_bucket == "none":
-        return num_clients
-    rows = bucket_of(num_clients) if plan.client_bucket == "auto" else int(plan.client_bucket)
-    if rows < num_clients:
-        raise JaxpflError(f"plan.client_bucket must be at least the number of clients, {num_clients}, got {rows}")
-    return rows
-
-
 class Resolved(NamedTuple):
     """A plan with every choice made.
 
@@ -158,7 +126,6 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; else clients work on the device that holds their state.
       vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
       reasons: one sentence per choice.
-      rows: of the clients' stack; None where the plan asks for no bucket.
       form: of the convolutions and pools of the user's own model; None if it has none to choose for.
       home: where the clients live; None for the devices.
       matmul: precision of products as JAX calls it; None for that of JAX's settings, and on a CPU, where it is float32.
@@ -172,7 +139,6 @@ class Resolved(NamedTuple):
     even: bool
     vmap_runs: bool
     reasons: tuple[str, ...]
-    rows: int | None = None
     form: Form | None = None
     home: str | None = None
     matmul: str | None = None
@@ -212,9 +178,8 @@ def resolve(
 
     Raises:
       JaxpflError: for more devices than there are, or more than the cohort's slots, a number that the model's shards
-        do not divide, and as `stack_rows`.
+        do not divide.
     """
-    stack_rows(plan, num_clients)
     backend = platform or jax.default_backend()
     shards, each = plan.model_shards, processes.count()
     available = _groups_of(plan, shards)
@@ -358,8 +323,6 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     if resolved.form is not None:
         form = "as products" if resolved.form == "products" else "plain"
         choices = (*choices, ("the model's convolutions", form))
-    if resolved.rows is not None:
-        choices = (*choices, ("rows of clients", str(resolved.rows)))
     if resolved.home is not None:
         choices = (*choices, ("clients live", resolved.home))
     rows = [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]

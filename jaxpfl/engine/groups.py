@@ -120,10 +120,10 @@ class Group(NamedTuple):
         slots = np.searchsorted(np.sort(self.places), self.places)
         return jax.tree.map(lambda leaf: leaf[slots], values)
 
-    def resized(self, size: int, *, whole: bool) -> int | np.ndarray:
-        """The own stack's rows, or those of ``size`` members alone, for `state.with_rows`."""
+    def resized(self, *, whole: bool) -> int | np.ndarray:
+        """The own stack's rows, or the members' alone, for `state.with_rows`."""
         if self.places is None:
-            return self.rows if whole else size
+            return self.rows if whole else self.size
         if not whole:
             return self.places
         members = np.zeros(self.rows, np.int64)  # a row that is nobody's has some client's values

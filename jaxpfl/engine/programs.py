@@ -122,7 +122,8 @@ class Programs:
         model = of.placement.model  # the setting would name the program by more than it depends on
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
-            return init_state(algorithm, participation, groups, keys, hp, *clients[:3], rows, block, model)
+            data = clients.federations, clients.among
+            return init_state(algorithm, participation, groups, keys, hp, *data, rows, block, model)
 
         begin = over_runs(init, vectorised=self.execution.vmap_runs)
         # A first state can hold what the server sends, which some compute by products (FedAMP).

@@ -17,7 +17,6 @@ from jaxpfl.core import protocol_checks, trees
 from jaxpfl.core.participation import (
     RELIABLE,
     Availability,
-    CohortNumbers,
     FailureRates,
     Participation,
     TimeModel,
@@ -67,7 +66,6 @@ class Clients(NamedTuple):
 
     Attributes:
       federations: the data of each group.
-      numbers: those of a participation that is made without.
       among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
         nobody; None where the stacks hold all clients.
       ids: of all m clients on every device, [m], where each holds its own clients' data: a cohort is then drawn without
@@ -75,7 +73,6 @@ class Clients(NamedTuple):
     """
 
     federations: tuple[Federation, ...]
-    numbers: CohortNumbers | None = None
     among: Array | None = None
     ids: Array | None = None
 
@@ -113,8 +110,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     idles = algorithm.idle_cap > 0 and not plan.participation.everyone
 
     def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
-        (hp, rates), federations, numbers = values, shared.federations, shared.numbers
-        participation = plan.participation.at(numbers)
+        (hp, rates), federations, participation = values, shared.federations, plan.participation
         ids = shared.all_ids(groups)
         draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
@@ -155,7 +151,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 outcome = run_cohort(
                     partial(_work_alone, algorithm, client, plan.availability, plan.model),
                     ((state.key, state.released), state.round, hp, rates),
-                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group, numbers),
+                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group),
                     outcome.state,
                     data,
                     num_clients=group.end,
@@ -358,11 +354,9 @@ def _context(
     return ClientContext(round, client_id, counts.participations, limit, batch_key, idle_rounds)
 
 
-def _rows_where(condition: Array, group: Group, numbers: CohortNumbers | None) -> Array:
+def _rows_where(condition: Array, group: Group) -> Array:
     """Rows of the group's clients that meet the condition, [rows], sorted, [size]; then ``end`` in all other places."""
     rows = group.every()
-    if numbers is not None:
-        condition = condition & (jnp.arange(condition.shape[0]) < numbers.clients)
     return jnp.sort(jnp.where(group.of_every(condition), rows, group.end))
 
 

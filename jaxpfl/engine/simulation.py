@@ -18,7 +18,6 @@ from jaxpfl.core.participation import RELIABLE, Availability, Participation, ful
 from jaxpfl.core.protocol import Algorithm, Client, LocalEpochs
 from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, memory, noise_keys
-from jaxpfl.engine.client_bucket import Bucket, bucket_for
 from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve, target_plan
@@ -48,7 +47,7 @@ class Simulation:
     """A federation, an algorithm and a participation scheme, compiled.
 
     All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
-    advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices, or in a bucket, a
+    advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices a
     state may hold rows beyond the last client (see `RunState`); `trim` cuts them off.
 
     Example::
@@ -80,7 +79,6 @@ class Simulation:
         plan: ExecutionPlan | None = None,
         unseen: Federation | None = None,
         adapt_rounds: int = 10,
-        bucket: Bucket | None = None,
     ):
         """Place the data and prepare the programs; each is compiled at its first call.
 
@@ -94,7 +92,6 @@ class Simulation:
           plan: the execution plan; chosen automatically by default.
           unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
           adapt_rounds: the number of rounds in which such a client adapts before it is scored.
-          bucket: the clients' stack as `bucket_for` has it for this plan; made here unless given.
 
         Raises:
           JaxpflError: for a participation of another m, an id of two clients, data that the method refuses, unseen
@@ -131,25 +128,21 @@ class Simulation:
         if self.plan.precision == "bfloat16" and not isinstance(apply, Half):
             raise JaxpflError("plan.precision = bfloat16 needs a model in it: jaxpfl.models.in_bfloat16(task)")
         self._layers = isinstance(apply.plain if isinstance(apply, Half) else apply, Exchanged)
-        self._bucket = bucket or bucket_for(self.plan, algorithm, participation, self.hp)
-        execution = self._resolve(of_rounds, self._bucket.participation.capacity)
+        execution = self._resolve(of_rounds, participation.capacity)
         on = execution.devices, execution.even
-        self.placement = place(self._bucket.rows, *on, model_shards=execution.model_shards)
-        stack = self._bucket.padded(trained)
-        self._groups = make_groups(algorithm, np.asarray(stack.client_ids), execution.devices)
-        self._sizes = [trained.num_clients] if self._bucket.pads else [group.size for group in self._groups]
-        parts = split(stack, self._groups, views=self.placement.own_data)
-        if not self._bucket.pads:
-            self._groups = balanced(self._groups, parts, self.placement)
+        self.placement = place(participation.num_clients, *on, model_shards=execution.model_shards)
+        self._groups = make_groups(algorithm, np.asarray(trained.client_ids), execution.devices)
+        parts = split(trained, self._groups, views=self.placement.own_data)
+        self._groups = balanced(self._groups, parts, self.placement)
         self.federations = self._place_data(parts)
-        own_data, ids = self.placement.own_data, np.asarray(stack.client_ids)
+        own_data, ids = self.placement.own_data, np.asarray(trained.client_ids)
         self._ids = processes.put(ids, self.placement.everywhere) if own_data else None
         self._rates = availability.rates
         if algorithm.pooled:
             scoring = self._resolve(self.plan, federation.num_clients)
             self._scored = _pooled_scored(algorithm, federation, scoring)
         else:  # Scoring runs over everyone, and spreads them over the same devices.
-            scoring = self._resolve(replace(self.plan, devices=execution.all_devices), self._bucket.rows)
+            scoring = self._resolve(replace(self.plan, devices=execution.all_devices), participation.num_clients)
             self._scored = Scored(self.federations, self._groups, self.placement)
 
         self._unseen: tuple[Federation, ...] | None = None
@@ -157,7 +150,7 @@ class Simulation:
         setting = Setting(
             algorithm,
             task,
-            self._bucket.participation,
+            participation,
             availability.without_rates,
             self.plan,
             scoring,
@@ -255,7 +248,7 @@ class Simulation:
           split: the examples.
           attackers: score the attackers instead, with NaN for the honest clients.
         """
-        scores = self._of_clients(self._read(split, state, self._inputs(self._scored.federations)))
+        scores = self._read(split, state, self._inputs(self._scored.federations))
         if self.attackers is None:
             return scores
         left_out = ~self.attackers if attackers else self.attackers
@@ -289,9 +282,7 @@ class Simulation:
         training = np.asarray(self.counts(state).gradients)
         each = [
             _personalizing(*given)
-            for given in zip(
-                self.algorithm.clients, self._scored.groups, self._scored.federations, self._sizes, strict=True
-            )
+            for given in zip(self.algorithm.clients, self._scored.groups, self._scored.federations, strict=True)
         ]
         return GradientCounts(training, np.asarray(gather(each, self._groups)))
 
@@ -300,7 +291,7 @@ class Simulation:
 
         With several groups of clients, one tree for each group, of its clients in the order of the stack.
         """
-        models = self._of_clients(self._read("personal", state, self._inputs(self._scored.federations)))
+        models = self._read("personal", state, self._inputs(self._scored.federations))
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
@@ -309,8 +300,7 @@ class Simulation:
         If clients choose among the server's models, a number that no client chose is missing.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
-            found = self._read("clusters", state, self._inputs(self._scored.federations))
-            return np.asarray(self._of_clients(found))
+            return np.asarray(self._read("clusters", state, self._inputs(self._scored.federations)))
         find = self.algorithm.clusters
         if find is None:
             return None
@@ -321,13 +311,6 @@ class Simulation:
         runs = state.round.shape[0]
         state = put_states(state, self._scored.placement)
         return self._program(name, runs)(state, self._hp_rows(runs), clients, *more)
-
-    def _of_clients(self, results: PyTree) -> PyTree:
-        """The results of clients alone, leaves [S, m, ...]."""
-        if not self._bucket.pads:
-            return results
-        # On the host: on a device each number of clients would be a program.
-        return jax.tree.map(lambda a: np.asarray(a)[:, : self.participation.num_clients], results)
 
     def counts(self, state: RunState) -> Counts:
         """The work of the m clients so far, [S, m], on the host."""
@@ -410,8 +393,7 @@ class Simulation:
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
         """Rows of each group's stack, and of what is held for all clients (`with_rows`)."""
-        given = zip(self._groups, self._sizes, strict=True)
-        rows = [group.resized(size, whole=whole) for group, size in given]
+        rows = [group.resized(whole=whole) for group in self._groups]
         if len(rows) == 1:
             return rows, rows[0]
         return rows, self.placement.rows if whole else self.participation.num_clients
@@ -455,10 +437,10 @@ class Simulation:
             self._program(name, len(seeds))
 
     def shared_data(self) -> Federation | None:
-        """The placed data as one federation, to be handed to other simulations; None if they lie in parts, in a bucket,
-        or pooled."""
+        """The placed data as one federation, to be handed to other simulations; None if they lie in parts, or
+        pooled."""
         whole = len(self.federations) == 1 and not self.placement.own_data
-        return self.federations[0] if whole and not self._bucket.pads and not self.algorithm.pooled else None
+        return self.federations[0] if whole and not self.algorithm.pooled else None
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here.
@@ -524,7 +506,7 @@ class Simulation:
         execution = target_plan({platform: self._plan_on(platform) for platform in platforms})
         placement = self.placement
         if len(set(platforms)) == 1:
-            given = self._bucket.rows, execution.devices, execution.even
+            given = self.participation.num_clients, execution.devices, execution.even
             placement = place(*given, on=platforms[0], model_shards=execution.model_shards)
         federations = tuple(put_as(part, self.placement, placement) for part in self.federations)
         state, values, _, rounds = self._arguments("advance", seeds)
@@ -538,7 +520,7 @@ class Simulation:
         if platform == self.placement.devices[0].platform or (platform, jax.default_backend()) == ("cuda", "gpu"):
             return self.execution
         plan = replace(self.plan, devices=self.execution.all_devices)
-        return self._resolve(plan, self._bucket.participation.capacity, platform)
+        return self._resolve(plan, self.participation.capacity, platform)
 
     def shapes_of_one_run(self) -> tuple[RunState, PyTree]:
         """State (as shapes) and hyper-parameters of one run."""
@@ -557,13 +539,9 @@ class Simulation:
 
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:
         """The plan with every choice made, for a cohort of so many slots."""
-        bucket = self._bucket
         sizes = {"model_bytes": self._model_bytes, "share_bytes": self._share_bytes}
         given = {"layers": self._layers, "platform": platform}
-        resolved = resolve(plan, cohort=cohort, num_clients=bucket.rows, **sizes, **given)
-        if not bucket.why:
-            return resolved
-        return resolved._replace(rows=bucket.rows, reasons=(*resolved.reasons, bucket.why))
+        return resolve(plan, cohort=cohort, num_clients=self.participation.num_clients, **sizes, **given)
 
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
         """The compiled program of ``advance``, or of a way to score, for S runs."""
@@ -582,8 +560,8 @@ class Simulation:
     def _inputs(self, federations: tuple[Federation, ...] | None = None) -> Clients:
         """The inputs that all runs share, for the trained clients unless others are given."""
         if federations is None:
-            return Clients(self.federations, self._bucket.numbers, ids=self._ids)
-        return Clients(federations, self._bucket.numbers)
+            return Clients(self.federations, ids=self._ids)
+        return Clients(federations)
 
     def _values(self, runs: int) -> RunValues:
         """The traced values of every run, leaves [S]."""
@@ -593,12 +571,12 @@ class Simulation:
         return rows_of(self.hp, runs)
 
 
-def _personalizing(client: Client, group: Group, federation: Federation, size: int) -> np.ndarray:
-    """Gradients of the personalisation of each of a group's first ``size`` clients."""
+def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:
+    """Gradients of the personalisation of each of a group's clients."""
     count = client.gradients.personalize if client.gradients else 0
     if isinstance(count, LocalEpochs):
-        return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size)))[:size])
-    return np.full(size, count)
+        return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size))))
+    return np.full(group.size, count)
 
 
 def _laid(shapes: RunState, placement: Placement) -> RunState:

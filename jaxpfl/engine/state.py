@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from jaxpfl.core import protocol_checks
-from jaxpfl.core.participation import CohortNumbers, Participation
+from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Federation, Key, PyTree, Scalar
@@ -148,9 +148,9 @@ class GradientCounts(NamedTuple):
 class RunState(NamedTuple):
     """Complete state of a run between rounds, and content of a checkpoint.
 
-    m' is the number of rows: m, or the client bucket, rounded up to a multiple of the devices. The rows from m on are
-    unused. Where devices or processes hold their own clients' data, rows may be in another order, with unused ones at
-    the end of each device's part (`Group.places`); trimmed, a state is in the order of the stack.
+    m' is the number of rows: m, rounded up to a multiple of the devices; the rows from m on are unused. Where devices
+    or processes hold their own clients' data, rows may be in another order, with unused ones at the end of each
+    device's part (`Group.places`); trimmed, a state is in the order of the stack.
 
     Attributes:
       server: the server's state.
@@ -194,7 +194,6 @@ def init_state(
     keys: tuple[Key, Key | None],
     hp: PyTree,
     federations: tuple[Federation, ...],
-    numbers: CohortNumbers | None,
     among: Array | None,
     rows: int,
     block: int | None = None,
@@ -203,11 +202,10 @@ def init_state(
     """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
     Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
-    ``numbers`` those of a participation that is made without; ``among`` is as in `round.Clients`, ``model`` as in
-    `RoundPlan`.
+    ``among`` is as in `round.Clients`, ``model`` as in `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
-    ctx = server_context(participation.at(numbers), jnp.int32(0))
+    ctx = server_context(participation, jnp.int32(0))
     state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
     protocol_checks.check_message(message, groups[0].num_clients if among is None else participation.num_clients)

@@ -10,16 +10,14 @@ import jax
 import numpy as np
 from toys import CASES, Medians, availability, participation
 
-from jaxpfl import METHODS, Algorithm, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
+from jaxpfl import Algorithm, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
 from jaxpfl.algorithms.cfl import State as CFLState
 from jaxpfl.algorithms.fedamp import Models
 from jaxpfl.algorithms.fedpac import State as FedPACState
 from jaxpfl.algorithms.network_lasso import NetworkState
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.types import Examples
-from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.client_graph import graph_by_inputs
-from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
@@ -77,19 +75,6 @@ def simulate(
         availability=failures or availability(method.name),
         plan=plan or ExecutionPlan(rounds_per_call=8),
     )
-
-
-def as_fit_builds(method: Method, federation: Federation, *, plan: ExecutionPlan, cohort: int | None = 4) -> Simulation:
-    """As `simulate` in float64, but a registered method is built as `fit` builds it: for clients of any number."""
-    if method is not METHODS.get(method.name):
-        return simulate(method, federation, plan=plan, cohort=cohort, dtype=np.float64)
-    federation = jax.tree.map(lambda a: a.astype(float) if np.issubdtype(a.dtype, np.floating) else a, federation)
-    task = make_task(MODELS.get(method.name, "mlp:6"), federation, CLASSES)
-    work = LocalWork(np.asarray(federation.train.size), 3, 6)
-    work = dataclasses.replace(work, graph=graph_of(federation) if method.graph else None)
-    cohorts = participation(method.name, federation.num_clients, cohort)
-    spec = RunSpec(method=method, plan=plan)
-    return Assembled(spec, task, federation, None, method.hyper, cohorts, None, work).simulation()
 
 
 @functools.cache

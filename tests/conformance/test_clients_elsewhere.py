@@ -10,8 +10,9 @@ from problem import outcome, ragged_federation, reference, simulate
 from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation
-from jaxpfl.engine import compiled, refusals
+from jaxpfl.engine import compiled
 from jaxpfl.engine.state import server_context
+from jaxpfl.engine.streamed.rounds import needs_all
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 
 REFUSED = {
@@ -57,6 +58,6 @@ def test_these_are_all_that_see_single_clients() -> None:
             return server.broadcast(jax.random.key(0), hp, ctx, state).per_client
 
         own = compiled.shapes(sent, hp, state.server)
-        return bool(refusals.of_uploads(simulation.algorithm) or refusals.of_messages(own))
+        return bool(needs_all(simulation.algorithm, own))
 
     assert {name for name in METHODS if name != "pooled" and is_such(name)} == SEES_CLIENTS

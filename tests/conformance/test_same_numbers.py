@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from problem import ORDER, as_fit_builds, assert_close, outcome, padded, reference, reordered, simulate, spoiled
+from problem import ORDER, assert_close, outcome, padded, reference, reordered, simulate, spoiled
 from toys import CASES, CORE
 
 from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
@@ -26,31 +26,13 @@ PLANS = {
 @pytest.mark.every_method(slow=True)
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(method, federation):
-    """Blocks of clients, runs and devices together, rows that are nobody's, padded data with garbage in the padding,
-    in another order."""
-    plan = ExecutionPlan(clients="3", runs="vmap", devices=2, client_bucket=10)
-    other = as_fit_builds(method, spoiled(data.permute(padded(federation), ORDER)), plan=plan)
-    why = other.execution.reasons[-1]
-    if method.name in WITHOUT_BUCKET:
-        assert why == f"no bucket: {WITHOUT_BUCKET[method.name]}"
-    else:
-        assert not why.startswith("no bucket")
-        assert other.placement.rows == 10
+    """Blocks of clients, runs and devices together, a row that is nobody's, padded data with garbage in the padding, in
+    another order."""
+    plan = ExecutionPlan(clients="3", runs="vmap", devices=2)
+    given = spoiled(data.permute(padded(federation), ORDER))
+    other = simulate(method, given, plan=plan, dtype=np.float64)
     want = reordered(simulate(method, federation, dtype=np.float64), reference(method.name))
     assert_close(outcome(other, 3, (1, 2)), want, 1e-9)
-
-
-WITHOUT_BUCKET = {
-    "adamix": "its server sees single uploads",
-    "cfl": "its server sees single uploads",
-    "fedamp": "its server sees single uploads",
-    "fedbuff": "its rounds are asynchronous",
-    "fedpac": "its server sees single uploads",
-    "network-lasso": "its server sees single uploads",
-    "pooled": "one client trains",
-    "toy medians": "its clients are in groups",
-}
-"""Methods that cannot be in a bucket and are run without, and why."""
 
 
 IN_PARTS = (*CORE, "adamix", "fedem", "fedpac", "lg-fedavg", "network-lasso", "scaffold")

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.core.participation import CohortNumbers
 from jaxpfl.data import stack
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.round import _rows_where as rows_where
@@ -37,7 +36,7 @@ def test_rows_there_and_back(devices):
     np.testing.assert_array_equal(gather([group.in_order(taken[group.every()])], (group,)), names)
     np.testing.assert_array_equal(group.of_every(taken), taken[group.every()])
 
-    there, back = group.resized(7, whole=True), group.resized(7, whole=False)
+    there, back = group.resized(whole=True), group.resized(whole=False)
     np.testing.assert_array_equal(np.asarray(names)[there][back], names)
     np.testing.assert_array_equal(np.asarray(names)[there][group.places], names)
 
@@ -89,8 +88,6 @@ def test_a_stack_of_all_is_padded_behind_the_last_client():
 def test_rows_of_those_that_meet_a_condition():
     condition = jnp.array([True, False, True, True, False])
     every = Group(np.arange(5), 5, 5, True)
-    assert rows_where(condition, every, None).tolist() == [0, 2, 3, 5, 5]
+    assert rows_where(condition, every).tolist() == [0, 2, 3, 5, 5]
     some = Group(np.array([1, 2, 4]), 4, 5, False)
-    assert rows_where(jnp.array([True, False, True, True]), some, None).tolist() == [0, 2, 3]
-    fewer = CohortNumbers(jnp.int32(3), jnp.int32(2), jnp.float32(1))  # of the first three clients
-    assert rows_where(condition, every, fewer).tolist() == [0, 2, 5, 5, 5]
+    assert rows_where(jnp.array([True, False, True, True]), some).tolist() == [0, 2, 3]

@@ -26,7 +26,7 @@ CALLS = ("open", "write", "sync", "rename", "remove", "folder", "size")
 """Kinds of calls that `faults.c` counts."""
 TYPES = (ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
 """Types of the arguments of its ``fault_arm``."""
-PACKAGES = ("cli", "engine", "experiment", "reports", "studies", "sweep")
+PACKAGES = ("cli", "engine", "runs", "studies")
 LIBRARIES = ("orbax.checkpoint", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "scipy.stats", "sklearn.datasets")
 PATIENCE = 240.0
 """Seconds after which a command that has not ended is killed."""

@@ -151,7 +151,7 @@ def test_without_a_cluster_nothing_is_found():
 
 
 def test_processes_that_do_not_come_and_ports_in_use():
-    code = "from jaxpfl import distributed; distributed.start({!r}, processes=2, process=0, timeout=3)"
+    code = "from jaxpfl.support import distributed; distributed.start({!r}, processes=2, process=0, timeout=3)"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         addresses = free_address(), f"127.0.0.1:{taken.getsockname()[1]}"
         for address, message in zip(addresses, ("not all of them came", "is in use on this host"), strict=True):

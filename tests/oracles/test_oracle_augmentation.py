@@ -131,7 +131,7 @@ def test_a_run_is_numpys_on_the_augmented_batches():
 @pytest.mark.parametrize("method", ["adaped", "perfedavg"])
 def test_methods_take_it_under_any_plan(method):
     def loss(augment, **plan):
-        plan = jaxpfl.ExecutionPlan(client_bucket="none", **plan)
+        plan = jaxpfl.ExecutionPlan(**plan)
         given = {"model": "mlp:4", "batch_size": 4, "plan": plan}
         return fitted(method, augment, **given).history["train_loss"]
 

@@ -86,7 +86,7 @@ def test_an_optimizer_without_zeros_begins_as_itself(problem):
 @pytest.mark.parametrize("method", ["adaped", "fedem"])
 def test_any_plan_gives_the_same_numbers(problem, method):
     def loss(**plan):
-        plan = ExecutionPlan(client_bucket="none", **plan)
+        plan = ExecutionPlan(**plan)
         given = {"model": "mlp:5", "batch_size": 4, "plan": plan, "seeds": 2}
         return fitted(problem, "adam", method, **given).history["train_loss"]
 

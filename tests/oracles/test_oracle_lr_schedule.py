@@ -161,7 +161,7 @@ def test_the_rates_that_decay_are_declared():
 def test_streamed_and_resumed_runs_are_the_run(problem):
     def run(place):
         # To the bit on one device; the slow run has two.
-        plan = jaxpfl.ExecutionPlan(clients_in=place, client_bucket="none", devices=1)
+        plan = jaxpfl.ExecutionPlan(clients_in=place, devices=1)
         return fitted("fedavg", problem, "cosine:warmup=1", cohort=3, plan=plan)
 
     whole, streamed, again = run("device"), run("host"), run("device").simulation

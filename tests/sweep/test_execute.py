@@ -167,22 +167,3 @@ def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pyte
     assert set(load_sweep(tmp_path / "s").status) == {"failed"}
     run_missing(again, Reporter(), retry=True)
     assert set(load_sweep(tmp_path / "s").status) == {"done"}
-
-
-@pytest.mark.slow
-def test_near_numbers_of_clients_share_a_program():
-    axes = "clients=18,20,40", "cohort=.5m,1m"
-    given: dict[str, Any] = {"data": "planted:examples=8,test_examples=5", "batch_size": 4, "seeds": 1}
-    definition = sweep_of(*axes, **given)
-    buckets = [g.config.plan.client_bucket for g in groups_of(definition, runs_of(definition))]
-    assert buckets == ["auto"] * 4 + ["none"] * 2
-    found = records_of(definition)
-    programs = [record.program for record in found]
-    assert len(set(programs[:4])) < 4
-    alone = records_of(sweep_of("clients=20", "cohort=.5m,1m", **given))
-    for record, one in zip(found[2:4], alone, strict=True):
-        assert record.settings == one.settings
-        names = ("train_loss", "personalized_loss", "validation_loss", "client_steps", "bytes_up", "gradients")
-        np.testing.assert_allclose(
-            [record.metrics[name] for name in names], [one.metrics[name] for name in names], rtol=1e-5
-        )

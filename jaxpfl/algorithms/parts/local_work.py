@@ -66,7 +66,6 @@ class LocalWork:
       unseen: number of clients, the last of ``sizes``, that are never trained.
       graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
       epochs: E, passes in a round over a client's own examples; None where all clients take ``steps``.
-      bounds: ``sizes`` are those that clients may have, of an unknown number of clients.
       schedule: of the rates over the run, which the engine applies around any method (`schedules.scheduled`); None for
         each method's own decay.
       clip: the largest global norm of a step's gradient (`descent`); None for any.
@@ -88,7 +87,6 @@ class LocalWork:
     unseen: int = 0
     graph: Graph | None = None
     epochs: int | None = None
-    bounds: bool = False
     schedule: Schedule | None = None
     clip: float | None = None
     keeps_optimizer: bool = False
@@ -115,13 +113,7 @@ class LocalWork:
 
     @property
     def num_clients(self) -> int:
-        """Number m of trained clients.
-
-        Raises:
-          JaxpflError: if it is unknown.
-        """
-        if self.bounds:
-            raise JaxpflError("the local work is that of any number of clients: it has no num_clients")
+        """Number m of trained clients."""
         return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:

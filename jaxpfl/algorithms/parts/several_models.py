@@ -42,12 +42,12 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
       JaxpflError: for fewer than two clients or models, more models than clients, and an initialisation that ignores
         its key (a warm start): equal models would stay equal.
     """
-    clients = None if work.bounds else work.num_clients
-    if clients is not None and clients < 2:
+    clients = work.num_clients
+    if clients < 2:
         raise JaxpflError(f"{method} needs at least 2 clients, got {clients}: alone, nobody is like or unlike another")
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
-    if clients is not None and k > clients:
+    if k > clients:
         raise JaxpflError(f"{method}.{option} must be <= {clients}, the number of clients, got {k}")
     start = jax.make_jaxpr(task.init)(jax.random.key(0)).jaxpr
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))

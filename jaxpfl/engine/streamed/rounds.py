@@ -19,10 +19,9 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation
-from jaxpfl.core.protocol import Algorithm
+from jaxpfl.core.protocol import Algorithm, Reduction
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Federation, Key, Metrics, PyTree
-from jaxpfl.engine import refusals
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import place
@@ -57,14 +56,23 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
     """
     if algorithm.pooled:
         return "one client trains"
-    if why := refusals.of_slots(algorithm):
-        return why
-    why = refusals.of_uploads(algorithm) or refusals.of_messages(per_client)
+    if len(algorithm.clients) > 1:
+        return "its clients are in groups"
+    if algorithm.in_flight is not None:
+        return "its rounds are asynchronous"
+    why = needs_all(algorithm, per_client)
     if why and participation.everyone:
         return f"{why}, and all clients take part in every round, so that all would lie on the devices"
     if algorithm.idle_cap and not participation.everyone:
         return "its clients train outside the cohort too"
     return ""
+
+
+def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
+    """Reason why server and clients of a method know each client's row among all; empty if they do not."""
+    if algorithm.reduction is Reduction.STACK:
+        return "its server sees single uploads"
+    return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
 
 
 def stack_of(rows: int, devices: int) -> Group:

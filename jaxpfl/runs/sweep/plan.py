@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpfl import algorithms
-from jaxpfl.engine.execution_plan import bucket_of
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Record, Value, run_id
 from jaxpfl.runs.sweep.definition import Definition, rounds_of
@@ -109,20 +108,12 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
 
 
 def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
-    """The config of a group: its rounds those of the budget, its clients in a bucket if another count shares it."""
+    """The config of a group: its rounds those of the budget."""
     config = applied(with_privacy(definition.config, definition.grid), static)
-    counts = [value for axis in definition.grid.axes if axis.name == "clients" for value in axis.values]
-    if config.plan.client_bucket == "none" and [_bucket(count) for count in counts].count(_bucket(config.clients)) > 1:
-        config = dataclasses.replace(config, plan=dataclasses.replace(config.plan, client_bucket="auto"))
     if definition.search.budget == "rounds":
         return config
     rounds = rounds_of(config, method, definition.methods, share_of(static))
     return dataclasses.replace(config, rounds=rounds)
-
-
-def _bucket(clients: Value | None) -> int:
-    """Rows of the stack of so many clients in a bucket; 0 where the number is not known."""
-    return bucket_of(clients) if isinstance(clients, int) else 0
 
 
 _Settings = Mapping[str, Value]
