@@ -35,7 +35,7 @@ from jax.core import Tracer
 from jaxpfl.core import choices
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, client_scores, stream
-from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, check, setting
+from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, check, read_help, setting
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -311,38 +311,27 @@ class FailureRates(NamedTuple):
     stragglers: Scalar | None = None
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class Failures:
     """Settings of an `Availability`."""
 
-    dropout: Scalar = setting(
-        0.0,
-        "Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.",
-        python="Also a list, one for each run of a sweep.",
-        range=SHARE,
-        kind=RATE,
-        text=float,
-    )
-    stragglers: Scalar = setting(
-        0.0,
-        "Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS.",
-        python="Also a list, one for each run of a sweep.",
-        range=PROBABILITY,
-        kind=RATE,
-        text=float,
-    )
-    same_stragglers: bool = setting(
-        False,
-        "The same clients are slow in every round, each with its own number of steps; else drawn anew in each round.",
-    )
-    time_model: str | None = setting(
-        None,
-        "Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or "
-        "lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its "
-        "slowest client, or until the next clients arrive (fedbuff); results have the time.",
-        unless_given="none unless given",
-        since="0.2",
-    )
+    dropout: Scalar = setting(0.0, range=SHARE, kind=RATE, text=float)
+    """Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.
+
+    Also a list, one for each run of a sweep.
+    """
+    stragglers: Scalar = setting(0.0, range=PROBABILITY, kind=RATE, text=float)
+    """Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS.
+
+    Also a list, one for each run of a sweep.
+    """
+    same_stragglers: bool = setting(False)
+    """The same clients are slow in every round, each with its own number of steps; else drawn anew in each round."""
+    time_model: str | None = setting(None, unless_given="none unless given", since="0.2")
+    """Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or
+    lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its slowest
+    client, or until the next clients arrive (fedbuff); results have the time."""
 
     def check(self) -> None:
         """Refuse values outside their ranges.

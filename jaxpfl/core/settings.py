@@ -6,13 +6,16 @@ the declaration, and `check` refuses a value of another type or outside the rang
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -106,7 +109,7 @@ _KINDS = {"int": WHOLE, "float": NUMBER, "str": NAME, "bool": SWITCH}
 
 
 def about(
-    help: str,
+    help: str = "",
     *,
     unless_given: str = "",
     python: str = "",
@@ -119,9 +122,10 @@ def about(
     """The metadata of a `setting`: of one that must be given, ``name: kind = field(metadata=about(...))``.
 
     Args:
-      help: its documentation, a sentence: what ``--help`` and the keyword's documentation show.
+      help: its documentation, a sentence: what ``--help`` and the keyword's documentation show. The docstring below the
+        field unless given (`read_help`).
       unless_given: the meaning of a default that is None.
-      python: what Python takes beside what text can say, a sentence.
+      python: what Python takes beside what text can say, a sentence; the docstring's second paragraph unless given.
       range: the values allowed of a number.
       unit: of a number, such as "clients".
       kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
@@ -141,9 +145,24 @@ def about(
     return {"help": _ended(help, unless_given), "plain": help, **more}
 
 
-def setting(default: Any, help: str, **more: Any) -> Any:
+def setting(default: Any, help: str = "", **more: Any) -> Any:
     """A field of a dataclass that is a setting: its default value, its documentation, and what else `about` takes."""
     return dataclasses.field(default=default, metadata=about(help, **more))
+
+
+def read_help(settings: type[T]) -> type[T]:
+    """Take the docstring below each field of a dataclass as the help of that setting, and its second paragraph as what
+    Python takes besides: editors and documentation tools read the same."""
+    source = ast.parse(inspect.getsource(inspect.getmodule(settings) or settings))
+    body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == settings.__name__)
+    for field, text in itertools.pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                help, _, python = (" ".join(part.split()) for part in said.partition("\n\n"))
+                own = _fields(settings)[name]
+                texts = {"help": _ended(help, own.metadata["unless_given"]), "plain": help, "python": python}
+                own.metadata = MappingProxyType({**own.metadata, **texts})
+    return settings
 
 
 def restated(settings: type, name: str, default: Any, unless_given: str = "") -> Any:
@@ -267,6 +286,7 @@ def keywords_of(settings: type) -> Callable[[F], F]:
 
 def documents_itself(settings: type[T]) -> type[T]:
     """Give a dataclass of settings that is made in Python their documentation."""
+    read_help(settings)
     settings.__doc__ = documented(settings.__doc__ or "", settings)
     return settings
 

@@ -51,65 +51,37 @@ class ExecutionPlan:
       JaxpflError: for a value that a setting does not take.
     """
 
-    devices: str | int = setting(
-        "auto",
-        "Devices that share the clients; auto takes all, at most one for each client of the cohort.",
-        kind=_choice("auto", count=True),
-        unit="devices",
-    )
-    clients: str | int = setting(
-        "auto",
-        "Clients at once on a device: map runs one after the other (the working set stays in the cache), vmap the "
-        "whole cohort at once, a number that many; auto chooses by backend and model size.",
-        kind=_choice("auto", "map", "vmap", count=True),
-        unit="clients",
-    )
-    runs: Literal["auto", "map", "vmap"] = setting(
-        "auto",
-        "The same for the axis of seeds and settings: map, vmap or auto.",
-        kind=_choice("auto", "map", "vmap"),
-    )
-    rounds_per_call: int = setting(
-        100, "Most rounds of one compiled call, after which it returns to Python.", range=COUNT, unit="rounds"
-    )
-    donate: bool = setting(True, "Reuse the state's buffers for the next state; without it both are held.")
-    convolutions: Literal["auto", "products", "plain"] = setting(
-        "auto",
-        "Convolutions and pools of a user's own model: as products of patches with each client's kernel, plain as the "
-        "model has them, or auto, which is products but for single clients on an accelerator.",
-        kind=_choice("auto", "products", "plain"),
-    )
-    precision: Literal["float32", "tf32", "bfloat16"] = setting(
-        "float32",
-        "Precision of products: float32, tf32 (operands rounded to 10 bits on devices that have it, float32 on "
-        "others), or bfloat16 (the model computes in it; parameters, sums, losses and privacy stay float32). The only "
-        "choice here that changes results by more than the order of additions.",
-        kind=_choice("float32", "tf32", "bfloat16"),
-    )
+    devices: str | int = setting("auto", kind=_choice("auto", count=True), unit="devices")
+    """Devices that share the clients; auto takes all, at most one for each client of the cohort."""
+    clients: str | int = setting("auto", kind=_choice("auto", "map", "vmap", count=True), unit="clients")
+    """Clients at once on a device: map runs one after the other (the working set stays in the cache), vmap the whole
+    cohort at once, a number that many; auto chooses by backend and model size."""
+    runs: Literal["auto", "map", "vmap"] = setting("auto", kind=_choice("auto", "map", "vmap"))
+    """The same for the axis of seeds and settings: map, vmap or auto."""
+    rounds_per_call: int = setting(100, range=COUNT, unit="rounds")
+    """Most rounds of one compiled call, after which it returns to Python."""
+    donate: bool = setting(True)
+    """Reuse the state's buffers for the next state; without it both are held."""
+    convolutions: Literal["auto", "products", "plain"] = setting("auto", kind=_choice("auto", "products", "plain"))
+    """Convolutions and pools of a user's own model: as products of patches with each client's kernel, plain as the
+    model has them, or auto, which is products but for single clients on an accelerator."""
+    precision: Literal["float32", "tf32", "bfloat16"] = setting("float32", kind=_choice("float32", "tf32", "bfloat16"))
+    """Precision of products: float32, tf32 (operands rounded to 10 bits on devices that have it, float32 on others),
+    or bfloat16 (the model computes in it; parameters, sums, losses and privacy stay float32). The only choice here
+    that changes results by more than the order of additions."""
 
-    clients_in: str = setting(
-        "auto",
-        "Where the clients' data and states live: device; host, its memory, from which a cohort's rows travel while "
-        "the round before computes; disk, the same with states in memory-mapped files; auto takes the first of these "
-        "that has room for them.",
-        kind=_choice("auto", "device", "host", "disk"),
-    )
+    clients_in: str = setting("auto", kind=_choice("auto", "device", "host", "disk"))
+    """Where the clients' data and states live: device; host, its memory, from which a cohort's rows travel while the
+    round before computes; disk, the same with states in memory-mapped files; auto takes the first of these that has
+    room for them."""
 
-    folder: str | None = setting(
-        None,
-        "Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; "
-        "a run that is stored keeps states in its own folder instead.",
-        unless_given="that of the system unless given, for at most 1 GiB",
-        since="0.2",
-    )
+    folder: str | None = setting(None, unless_given="that of the system unless given, for at most 1 GiB", since="0.2")
+    """Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; a
+    run that is stored keeps states in its own folder instead."""
 
-    model_shards: int = setting(
-        1,
-        "Devices that hold one client's model and states together, each a part of every array; the other factor of "
-        "plan.devices shares the clients. For models larger than a device.",
-        range=COUNT,
-        unit="devices",
-    )
+    model_shards: int = setting(1, range=COUNT, unit="devices")
+    """Devices that hold one client's model and states together, each a part of every array; the other factor of
+    plan.devices shares the clients. For models larger than a device."""
 
     def __post_init__(self) -> None:
         check(self, prefix="plan.")

@@ -31,6 +31,7 @@ from jaxpfl.core.settings import (
     check,
     instance_of,
     part_of,
+    read_help,
     restated,
     setting,
 )
@@ -66,260 +67,175 @@ _SCHEDULE = Kind("a name or a function of the round", lambda value: isinstance(v
 _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of a run that have a form as text."""
 
-    model: Any = setting(
-        "mlp",
-        "Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.",
-        python="Also a flax.linen, flax.nnx or equinox module (of the last two, `from_nnx` and `from_equinox` make "
-        "models whose parameters differ by seed), or any Model(init, apply).",
-        kind=_MODEL,
-        text=str,
-    )
+    model: Any = setting("mlp", kind=_MODEL, text=str)
+    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.
+
+    Also a flax.linen, flax.nnx or equinox module (of the last two, `from_nnx` and `from_equinox` make models whose
+    parameters differ by seed), or any Model(init, apply).
+    """
     task: str | Task | None = setting(
         None,
-        "Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit, "
-        "labels 0 and 1), ranking (the same, scored by the area under the ROC curve) or multilabel (a label of "
-        "several 0 and 1 for each example).",
         unless_given="classification unless given, or what the data set's labels are",
-        python="Also a Task of your own, with its model, loss and metrics.",
         kind=_TASK,
         text=str | None,
         since="0.2",
     )
+    """Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit,
+    labels 0 and 1), ranking (the same, scored by the area under the ROC curve) or multilabel (a label of several 0
+    and 1 for each example).
+
+    Also a Task of your own, with its model, loss and metrics.
+    """
     loss: str | Callable[..., Any] | None = setting(
-        None,
-        "Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a "
-        "rate).",
-        unless_given="the task's own unless given",
-        python="Also a function of predictions and labels with one value per example, for any task.",
-        kind=_LOSS,
-        text=str | None,
-        since="0.2",
+        None, unless_given="the task's own unless given", kind=_LOSS, text=str | None, since="0.2"
     )
-    label_smoothing: float = setting(
-        0.0,
-        "Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, "
-        "and the terms by which a method distils, are not smoothed.",
-        range=SHARE,
-        since="0.2",
-    )
-    metrics: Any = setting(
-        None,
-        "Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or "
-        "calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.",
-        unless_given="none unless given",
-        python="Also a list of names, or a dictionary by name of names and of functions of predictions and labels with "
-        "one value per example, or `jaxpfl.per_client` of one of all of a client's examples.",
-        kind=_METRICS,
-        text=str | None,
-        since="0.2",
-    )
-    rounds: int = setting(100, "Federated rounds.", range=COUNT, unit="rounds")
-    eval_every: int | None = setting(
-        None,
-        "Score all clients after every so many rounds, and at the end.",
-        unless_given="at the end alone unless given",
-        range=COUNT,
-        unit="rounds",
-    )
+    """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a
+    rate).
+
+    Also a function of predictions and labels with one value per example, for any task.
+    """
+    label_smoothing: float = setting(0.0, range=SHARE, since="0.2")
+    """Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, and
+    the terms by which a method distils, are not smoothed."""
+    metrics: Any = setting(None, unless_given="none unless given", kind=_METRICS, text=str | None, since="0.2")
+    """Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or
+    calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.
+
+    Also a list of names, or a dictionary by name of names and of functions of predictions and labels with one value
+    per example, or `jaxpfl.per_client` of one of all of a client's examples.
+    """
+    rounds: int = setting(100, range=COUNT, unit="rounds")
+    """Federated rounds."""
+    eval_every: int | None = setting(None, unless_given="at the end alone unless given", range=COUNT, unit="rounds")
+    """Score all clients after every so many rounds, and at the end."""
     patience: int | None = setting(
-        None,
-        "Stop a method once each of its seeds has had so many evaluations in a row without a better validation score. "
-        "The best round on validation is reported with or without it; test examples have no part in either.",
-        unless_given="all rounds unless given",
-        range=COUNT,
-        unit="evaluations",
-        since="0.2",
+        None, unless_given="all rounds unless given", range=COUNT, unit="evaluations", since="0.2"
     )
-    cohort: int | None = setting(
-        None,
-        "Clients in a round, a count K <= m (for Poisson participation the expected one).",
-        unless_given="all unless given",
-        range=COUNT,
-        unit="clients",
-    )
+    """Stop a method once each of its seeds has had so many evaluations in a row without a better validation score.
+    The best round on validation is reported with or without it; test examples have no part in either."""
+    cohort: int | None = setting(None, unless_given="all unless given", range=COUNT, unit="clients")
+    """Clients in a round, a count K <= m (for Poisson participation the expected one)."""
     participation: str | None = setting(
-        None,
-        "Sampling of cohorts: full, uniform (exactly K), poisson (each independently, at the rate K/m), or cyclic "
-        "(blocks of clients take turns).",
-        unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic",
+        None, unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic"
     )
+    """Sampling of cohorts: full, uniform (exactly K), poisson (each independently, at the rate K/m), or cyclic
+    (blocks of clients take turns)."""
     cohort_cap: int | None = setting(
         None,
-        "Slots of a Poisson cohort: clients beyond it are left out and counted.",
         unless_given="unless given so many that a round needs more with a probability below 1e-6",
         range=COUNT,
         unit="clients",
     )
+    """Slots of a Poisson cohort: clients beyond it are left out and counted."""
     cycle: int | None = setting(
-        None,
-        "Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each "
-        "takes part independently, at the rate K cycle/m.",
-        unless_given="unless given ceil(m/K), and all of them take part",
-        range=COUNT,
-        unit="rounds",
-        since="0.2",
+        None, unless_given="unless given ceil(m/K), and all of them take part", range=COUNT, unit="rounds", since="0.2"
     )
-    local_steps: int = setting(
-        10, "Local steps (mini-batches) of a client in a round.", range=COUNT, unit="mini-batches"
-    )
+    """Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each
+    takes part independently, at the rate K cycle/m."""
+    local_steps: int = setting(10, range=COUNT, unit="mini-batches")
+    """Local steps (mini-batches) of a client in a round."""
     local_epochs: int | None = setting(
-        None,
-        "Passes of a client over its own training examples in a round, in place of local_steps: with n examples it "
-        "takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training "
-        "(ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most.",
-        unless_given="local_steps unless given",
-        range=COUNT,
-        unit="epochs",
-        since="0.2",
+        None, unless_given="local_steps unless given", range=COUNT, unit="epochs", since="0.2"
     )
-    batch_size: int = setting(
-        20, "Examples in a mini-batch (a client with fewer uses all of them).", range=COUNT, unit="examples"
-    )
-    draw: str = setting(
-        "epoch",
-        "Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without "
-        "replacement in a batch) or replacement.",
-    )
-    augment: str | None = setting(
-        None,
-        "Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by "
-        "+, such as flip+crop. Scores are of the examples as they are.",
-        unless_given="none unless given",
-        since="0.2",
-    )
-    client_optimizer: Optimizer = setting(
-        "sgd",
-        "Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new in "
-        "every round unless keep_optimizer.",
-        python="Also a function of the learning rate, optax.adam.",
-        kind=_OPTIMIZER,
-        text=str,
-    )
-    keep_optimizer: bool = setting(
-        False,
-        "Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, "
-        "however long it was out of the cohort. They never leave the client; rounds alone and personalisation begin "
-        "anew.",
-        since="0.2",
-    )
+    """Passes of a client over its own training examples in a round, in place of local_steps: with n examples it
+    takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training
+    (ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most."""
+    batch_size: int = setting(20, range=COUNT, unit="examples")
+    """Examples in a mini-batch (a client with fewer uses all of them)."""
+    draw: str = setting("epoch")
+    """Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without
+    replacement in a batch) or replacement."""
+    augment: str | None = setting(None, unless_given="none unless given", since="0.2")
+    """Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by
+    +, such as flip+crop. Scores are of the examples as they are."""
+    client_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
+    """Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new in every
+    round unless keep_optimizer.
+
+    Also a function of the learning rate, optax.adam.
+    """
+    keep_optimizer: bool = setting(False, since="0.2")
+    """Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, however
+    long it was out of the cohort. They never leave the client; rounds alone and personalisation begin anew."""
     lr: float | Sequence[float] | None = setting(
-        None,
-        "Learning rate of every method: lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors, "
-        "scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, "
-        "server_lr, fedamp.alpha and perfedavg.alpha.",
-        unless_given="each method's own unless given",
-        python="Also a list, one for each run of a sweep. A rate in ``hyper`` is the one of that name, and wins.",
-        range=POSITIVE,
-        kind=RATE,
-        text=float | None,
+        None, unless_given="each method's own unless given", range=POSITIVE, kind=RATE, text=float | None
     )
+    """Learning rate of every method: lr, lr_personal, lr_global, lr_head and lr_alpha. Other step sizes (priors,
+    scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, server_lr,
+    fedamp.alpha and perfedavg.alpha.
+
+    Also a list, one for each run of a sweep. A rate in ``hyper`` is the one of that name, and wins.
+    """
     clip_gradients: float | None = setting(
-        None,
-        "Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with "
-        "its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm, "
-        "which bounds an upload.",
-        unless_given="gradients are not clipped unless given",
-        range=POSITIVE,
-        since="0.2",
+        None, unless_given="gradients are not clipped unless given", range=POSITIVE, since="0.2"
     )
-    lr_schedule: str | Callable[..., Any] = setting(
-        schedules.OWN,
-        "Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine, "
-        "linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any; "
-        "cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.",
-        python="Also a function of the round (from 0) to a factor in [0, 1] on every rate, whose largest is 1, such as "
-        "``optax.cosine_decay_schedule(1.0, rounds)``; it is tabulated over the rounds, and the last factor holds on.",
-        kind=_SCHEDULE,
-        text=str,
-        since="0.2",
-    )
-    weighting: str | None = setting(
-        None,
-        "Weights of the clients in the server's mean, for methods that weigh them: examples or uniform.",
-        unless_given="examples unless given, and uniform with privacy",
-    )
-    server_optimizer: Optimizer = setting(
-        "sgd",
-        "Optimizer of the server, acting on the mean increment, in the form of the clients' one; also fedavgm, "
-        "fedadagrad, fedadam and fedyogi. sgd at a server rate of 1 is averaging.",
-        python="Also a function of the learning rate.",
-        kind=_OPTIMIZER,
-        text=str,
-    )
+    """Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with
+    its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm,
+    which bounds an upload."""
+    lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str, since="0.2")
+    """Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine,
+    linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any;
+    cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.
+
+    Also a function of the round (from 0) to a factor in [0, 1] on every rate, whose largest is 1, such as
+    ``optax.cosine_decay_schedule(1.0, rounds)``; it is tabulated over the rounds, and the last factor holds on.
+    """
+    weighting: str | None = setting(None, unless_given="examples unless given, and uniform with privacy")
+    """Weights of the clients in the server's mean, for methods that weigh them: examples or uniform."""
+    server_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
+    """Optimizer of the server, acting on the mean increment, in the form of the clients' one; also fedavgm,
+    fedadagrad, fedadam and fedyogi. sgd at a server rate of 1 is averaging.
+
+    Also a function of the learning rate.
+    """
     server_lr: float | Sequence[float] | None = setting(
-        None,
-        "Learning rate of every method's server.",
-        unless_given="1 unless given",
-        python="Also a list, one for each run of a sweep.",
-        range=POSITIVE,
-        kind=RATE,
-        text=float | None,
+        None, unless_given="1 unless given", range=POSITIVE, kind=RATE, text=float | None
     )
-    aggregate: str = setting(
-        "mean",
-        "Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2, "
-        "krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count "
-        "the same.",
-        since="0.2",
-    )
-    attack: str | None = setting(
-        None,
-        "Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, "
-        "or label-flip in their training data. Scores are those of the honest clients; the attackers' stand apart.",
-        unless_given="none unless given",
-        since="0.2",
-    )
-    attackers: float = setting(
-        0.0, "Share of the clients that attack, rounded to a number of them.", range=SHARE, since="0.2"
-    )
-    attack_seed: int = setting(
-        0,
-        "Seed of the draw of the attackers, who are the same in every run.",
-        range=Range(0, 2**32 - 1),
-        since="0.2",
-    )
+    """Learning rate of every method's server.
+
+    Also a list, one for each run of a sweep.
+    """
+    aggregate: str = setting("mean", since="0.2")
+    """Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2,
+    krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count the same."""
+    attack: str | None = setting(None, unless_given="none unless given", since="0.2")
+    """Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, or
+    label-flip in their training data. Scores are those of the honest clients; the attackers' stand apart."""
+    attackers: float = setting(0.0, range=SHARE, since="0.2")
+    """Share of the clients that attack, rounded to a number of them."""
+    attack_seed: int = setting(0, range=Range(0, 2**32 - 1), since="0.2")
+    """Seed of the draw of the attackers, who are the same in every run."""
     dropout: Any = restated(Failures, "dropout", 0.0)
     stragglers: Any = restated(Failures, "stragglers", 0.0)
     same_stragglers: bool = restated(Failures, "same_stragglers", False)
     time_model: str | None = restated(Failures, "time_model", None, "none unless given")
     compress: str | Compressor | None = setting(
-        None,
-        "Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such "
-        "as qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error "
-        "feedback, feedback=true gives it to qsgd and uniform. With privacy, its noise must be distributed.",
-        unless_given="none unless given",
-        python='``Fit.history["upload_bits"]`` is their size.',
-        kind=_COMPRESSOR,
-        text=str | None,
+        None, unless_given="none unless given", kind=_COMPRESSOR, text=str | None
     )
-    adapt_rounds: int = setting(
-        10,
-        "Rounds in which an unseen client adapts the server's last message before it is scored.",
-        range=Range(0),
-        unit="rounds",
-    )
-    graph: str | Graph | None = setting(
-        None,
-        "Graph of the clients, for network-lasso: the nearest by their data, their features' covariances (features) or "
-        "locally trained models, or on the command line a CSV file with two client ids on each line.",
-        unless_given="data unless given",
-        python="Also a Graph whose nodes are the federation's clients.",
-        kind=_GRAPH,
-        text=str | None,
-    )
-    neighbours: int | None = setting(
-        None,
-        "Least number of neighbours of a client in a graph of nearest neighbours.",
-        unless_given="5 unless given",
-        range=COUNT,
-        unit="clients",
-    )
+    """Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such as
+    qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error
+    feedback, feedback=true gives it to qsgd and uniform. With privacy, its noise must be distributed.
+
+    ``Fit.history["upload_bits"]`` is their size.
+    """
+    adapt_rounds: int = setting(10, range=Range(0), unit="rounds")
+    """Rounds in which an unseen client adapts the server's last message before it is scored."""
+    graph: str | Graph | None = setting(None, unless_given="data unless given", kind=_GRAPH, text=str | None)
+    """Graph of the clients, for network-lasso: the nearest by their data, their features' covariances (features) or
+    locally trained models, or on the command line a CSV file with two client ids on each line.
+
+    Also a Graph whose nodes are the federation's clients.
+    """
+    neighbours: int | None = setting(None, unless_given="5 unless given", range=COUNT, unit="clients")
+    """Least number of neighbours of a client in a graph of nearest neighbours."""
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunSpec(Settings):
     """A run: a method and all its settings. `jaxpfl.engine.build` makes it a `Simulation`, with the data.
@@ -328,38 +244,28 @@ class RunSpec(Settings):
       JaxpflError: for a setting of another type or outside its range, and settings that cannot go together.
     """
 
-    method: Method = field(
-        metadata=about(
-            "A registered name, or a `Method` of your own.",
-            kind=instance_of("a registered name or a Method", str, Method),
-        )
-    )
-    seeds: Sequence[int] = setting(
-        1,
-        "Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there "
-        "several times where the runs' hyper-parameters or their noise differ.",
-        kind=SEEDS,
-    )
-    hyper: Mapping[str, Any] = setting(
-        None,
-        "Hyper-parameters by name; a value is a number or, for a sweep, one number for each run.",
-        kind=BY_NAME,
-    )
-    options: Mapping[str, Any] = setting(None, "The method's static options by name.", kind=BY_NAME)
-    num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
-    warm_start: PyTree | None = setting(
-        None,
-        "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
-        'path ("head/kernel").',
-    )
+    method: Method = field(metadata=about(kind=instance_of("a registered name or a Method", str, Method)))
+    """A registered name, or a `Method` of your own."""
+    seeds: Sequence[int] = setting(1, kind=SEEDS)
+    """Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there
+    several times where the runs' hyper-parameters or their noise differ."""
+    hyper: Mapping[str, Any] = setting(None, kind=BY_NAME)
+    """Hyper-parameters by name; a value is a number or, for a sweep, one number for each run."""
+    options: Mapping[str, Any] = setting(None, kind=BY_NAME)
+    """The method's static options by name."""
+    num_classes: int | None = setting(None)
+    """Number of classes; the largest label plus one unless given."""
+    warm_start: PyTree | None = setting(None)
+    """Parameters that every model starts from in place of random ones, as the model's own init gives them, or by
+    path ("head/kernel")."""
     privacy: Mechanism | PrivacyConfig | None = setting(
-        None,
-        "Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise "
-        "is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that "
-        "is worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused.",
-        kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig),
+        None, kind=instance_of("a jaxpfl.privacy.Mechanism or PrivacyConfig", Mechanism, PrivacyConfig)
     )
-    plan: ExecutionPlan = setting(None, "The way to execute.", kind=instance_of("an ExecutionPlan", ExecutionPlan))
+    """Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise
+    is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that is
+    worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused."""
+    plan: ExecutionPlan = setting(None, kind=instance_of("an ExecutionPlan", ExecutionPlan))
+    """The way to execute."""
 
     def __post_init__(self) -> None:
         check(self)
