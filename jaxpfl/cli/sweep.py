@@ -16,7 +16,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl.cli.output import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
-from jaxpfl.core.settings import Range, check, part_of, setting
+from jaxpfl.core.settings import Range, check, part_of, read_help, setting
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import RunConfig, default_folder, from_mapping, preset_words, read_file, resolve
 from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored, is_stored
@@ -28,12 +28,15 @@ from jaxpfl.support.output_paths import NEW_FOLDER
 T = TypeVar("T")
 
 
+@read_help
 @dataclass(frozen=True)
 class Draws:
     """Points drawn from the ranges of a grid."""
 
-    random: int = setting(0, "Points to draw from the ranges of --grid.", range=Range(0, 1_000_000), unit="points")
-    random_seed: int = setting(0, "Seed of the draw.", range=Range(0, 2**32 - 1))
+    random: int = setting(0, range=Range(0, 1_000_000), unit="points")
+    """Points to draw from the ranges of --grid."""
+    random_seed: int = setting(0, range=Range(0, 2**32 - 1))
+    """Seed of the draw."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.core.settings import COUNT, SHARE, Range, check, keywords_of, part_of, setting
+from jaxpfl.core.settings import COUNT, SHARE, Range, check, keywords_of, part_of, read_help, setting
 from jaxpfl.core.types import Federation
 from jaxpfl.data import portable
 from jaxpfl.data.labels import are_classes, checked_labels
@@ -40,56 +40,43 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class _Dealing:
-    partition: str = setting(
-        "classes",
-        "Assignment of examples to clients: iid, classes (a number of classes for each client, of log-normal sizes "
-        "with a sigma), shards or pathological, dirichlet (class proportions of each client), dirichlet-class (each "
-        "class in proportions), lognormal (iid of unequal sizes), natural (a client is a writer or user), superclasses "
-        "or clusters (iid, with labels that each cluster of clients permutes in its own way).",
-    )
+    partition: str = setting("classes")
+    """Assignment of examples to clients: iid, classes (a number of classes for each client, of log-normal sizes with
+    a sigma), shards or pathological, dirichlet (class proportions of each client), dirichlet-class (each class in
+    proportions), lognormal (iid of unequal sizes), natural (a client is a writer or user), superclasses or clusters
+    (iid, with labels that each cluster of clients permutes in its own way)."""
     clients: int | None = setting(
         None,
-        "Number of clients m.",
         unless_given="only the partition natural goes without: it then takes all users",
         range=COUNT,
         unit="clients",
     )
+    """Number of clients m."""
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class _Shares:
-    test_share: float = setting(
-        0.5,
-        "Share of each client's examples kept for testing, where the data set has no official test set. A client with "
-        "two examples or more keeps one at least for training and one for testing.",
-        range=SHARE,
-    )
-    validation_share: float = setting(
-        0.0, "Share of each client's training examples set apart for validation.", range=SHARE
-    )
-    pool_test: bool = setting(
-        False,
-        "Put the official test set together with the training set; each client's examples are then split by the test "
-        "share.",
-    )
-    split_seed: int = setting(
-        0,
-        "Seed of the split into clients, train and test; the run seeds do not change the split.",
-        range=Range(0, 2**32 - 1),
-    )
-    drop_empty: bool = setting(
-        False,
-        "Drop clients without training examples, with a warning, instead of refusing them; of the partition natural "
-        "also those without test examples.",
-    )
-    standardize: bool = setting(
-        False,
-        "Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained; a "
-        "constant becomes 0. Means and deviations are not private: no epsilon covers them. Pixels are standardised "
-        "whenever they are loaded.",
-    )
+    test_share: float = setting(0.5, range=SHARE)
+    """Share of each client's examples kept for testing, where the data set has no official test set. A client with
+    two examples or more keeps one at least for training and one for testing."""
+    validation_share: float = setting(0.0, range=SHARE)
+    """Share of each client's training examples set apart for validation."""
+    pool_test: bool = setting(False)
+    """Put the official test set together with the training set; each client's examples are then split by the test
+    share."""
+    split_seed: int = setting(0, range=Range(0, 2**32 - 1))
+    """Seed of the split into clients, train and test; the run seeds do not change the split."""
+    drop_empty: bool = setting(False)
+    """Drop clients without training examples, with a warning, instead of refusing them; of the partition natural
+    also those without test examples."""
+    standardize: bool = setting(False)
+    """Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained; a
+    constant becomes 0. Means and deviations are not private: no epsilon covers them. Pixels are standardised
+    whenever they are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.participation import Participation
-from jaxpfl.core.settings import documents_itself, part_of, setting
+from jaxpfl.core.settings import documents_itself, part_of, read_help, setting
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
 from jaxpfl.privacy.mechanism import NOISE_SEEDS, Mechanism, NoiseSettings
@@ -21,10 +21,13 @@ UNITS = ("user", "example")
 _OF_EXAMPLES = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "noise_seed", "accountant", "unit")
 
 
+@read_help
 @dataclass(frozen=True)
 class _Budget:
-    epsilon: float | None = setting(None, "Budget of the whole run: the noise is calibrated to it. Needs delta.")
-    delta: float | None = setting(None, "delta of the claim; well below 1 / clients.")
+    epsilon: float | None = setting(None)
+    """Budget of the whole run: the noise is calibrated to it. Needs delta."""
+    delta: float | None = setting(None)
+    """delta of the claim; well below 1 / clients."""
 
 
 @documents_itself
@@ -32,17 +35,12 @@ class _Budget:
 class PrivacyConfig(NoiseSettings, _Budget):
     """Differential privacy of users or of examples; off unless epsilon or noise_multiplier is given."""
 
-    unit: Literal["user", "example"] = setting(
-        "user",
-        "Unit of privacy: user (a client with all its examples, against the server's observers) or example (of its "
-        "silo, against everyone outside the silo: DP-SGD in every client, with C the clipping norm of an example's "
-        "gradient, Poisson batches, and noise by the client's own number of examples).",
-        text=str,
-        since="0.2",
-    )
-    accountant: Accountant = setting(
-        "pld", "pld (privacy loss distributions), or rdp, which cohorts of a fixed size need.", text=str
-    )
+    unit: Literal["user", "example"] = setting("user", text=str, since="0.2")
+    """Unit of privacy: user (a client with all its examples, against the server's observers) or example (of its
+    silo, against everyone outside the silo: DP-SGD in every client, with C the clipping norm of an example's
+    gradient, Poisson batches, and noise by the client's own number of examples)."""
+    accountant: Accountant = setting("pld", text=str)
+    """pld (privacy loss distributions), or rdp, which cohorts of a fixed size need."""
 
     @property
     def on(self) -> bool:

@@ -31,6 +31,7 @@ from jaxpfl.core.settings import (
     check,
     is_default,
     part_of,
+    read_help,
     restated,
     setting,
     text_words,
@@ -59,71 +60,53 @@ TEST_USERS = "test"
 """Unseen clients that are the users of the official test set."""
 
 
+@read_help
 @dataclass(frozen=True)
 class _Source:
-    data: str = setting(
-        "digits",
-        "Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, "
-        "libsvm:, npz:, csv:, text: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl "
-        "data list shows them. federation: and a folder is what jaxpfl data convert saved there.",
-    )
-    data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
-    target: str | None = setting(
-        None, "Column of the labels, of a table csv:FILE; several with commas between them.", since="0.2"
-    )
-    client: str | None = setting(
-        None,
-        "Column that names the clients, of a table csv:FILE; without it a partition makes them.",
-        since="0.2",
-    )
-    missing: str = setting(
-        "refuse",
-        "Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning.",
-        since="0.2",
-    )
-    ignore: str | None = setting(
-        None, "Columns of a table csv:FILE that are no features, separated by commas.", since="0.2"
-    )
-    missing_words: str | None = setting(
-        None,
-        "Words of a table csv:FILE for missing values, separated by commas.",
-        unless_given="NA, N/A, NaN, null and none unless given",
-        since="0.2",
-    )
-    encoding: str | None = setting(
-        None, "Encoding of a table csv:FILE, such as latin-1.", unless_given="UTF-8 unless given", since="0.2"
-    )
-    window: int | None = setting(
-        None,
-        "Length of the windows of texts text:FOLDER.",
-        unless_given="64 unless given",
-        range=COUNT,
-        unit="bytes",
-        since="0.2",
-    )
-    tokens: bool = setting(
-        False, "Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers.", since="0.2"
-    )
+    data: str = setting("digits")
+    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:,
+    libsvm:, npz:, csv:, text: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data
+    list shows them. federation: and a folder is what jaxpfl data convert saved there."""
+    data_dir: str | None = setting(None)
+    """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
+    target: str | None = setting(None, since="0.2")
+    """Column of the labels, of a table csv:FILE; several with commas between them."""
+    client: str | None = setting(None, since="0.2")
+    """Column that names the clients, of a table csv:FILE; without it a partition makes them."""
+    missing: str = setting("refuse", since="0.2")
+    """Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning."""
+    ignore: str | None = setting(None, since="0.2")
+    """Columns of a table csv:FILE that are no features, separated by commas."""
+    missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given", since="0.2")
+    """Words of a table csv:FILE for missing values, separated by commas."""
+    encoding: str | None = setting(None, unless_given="UTF-8 unless given", since="0.2")
+    """Encoding of a table csv:FILE, such as latin-1."""
+    window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes", since="0.2")
+    """Length of the windows of texts text:FOLDER."""
+    tokens: bool = setting(False, since="0.2")
+    """Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers."""
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Split, _Source):
     """The data set, and how it is split among clients. Fields left at None take the data set's preset."""
 
     partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
-    clients: int | None = setting(None, "Number of clients m.", unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
+    clients: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
+    """Number of clients m."""
     classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
     test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
     task: Any = restated(Settings, "task", None, "by the data set's labels unless given")
     unseen_clients: int | str = setting(
         0,
-        "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored. test takes the "
-        "users of the official test set that have no training examples (LEAF's split by user); the others are trained "
-        "on all their own.",
         kind=Kind(
             f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
         ),
     )
+    """Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored. test takes the
+    users of the official test set that have no training examples (LEAF's split by user); the others are trained on
+    all their own."""
 
     @property
     def clients_apart(self) -> int:
@@ -131,6 +114,7 @@ class DataConfig(Split, _Source):
         return self.unseen_clients if isinstance(self.unseen_clients, int) else 0
 
 
+@read_help
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings, DataConfig):
     """One experiment as text: data, split, work, methods, seeds. Fields left at None take the data set's preset.
@@ -143,33 +127,26 @@ class RunConfig(Settings, DataConfig):
     local_steps: Any = restated(Settings, "local_steps", None, "10 for most data sets")
     batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
     rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
-    warm_start: str | None = setting(
-        None,
-        "Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD "
-        "where there are several methods), or an .npz file of parameters by path.",
-    )
-    set: tuple[str, ...] = setting((), "A method's own hyper-parameters or options: METHOD.name=value.")
-    seed: int = setting(0, "First run seed.", range=Range(0, 2**32 - 1))
-    seeds: int | None = setting(
-        None, "Number of run seeds, all in one program.", unless_given=_BY_DATA_SET, range=COUNT, unit="runs"
-    )
-    time_to: float | None = setting(
-        None,
-        "Score (mean over clients, of personalised models) for which results tell the simulated time (time_model) "
-        "until the first evaluation that has it.",
-        unless_given="none unless given",
-        since="0.2",
-    )
-    eval_every: int = setting(10, "Score all clients after every so many rounds, and at the end.", range=COUNT)
-    checkpoint_every: int = setting(50, "Write a checkpoint after every so many rounds, and at the end.", range=COUNT)
-    privacy: PrivacyConfig = field(
-        default_factory=PrivacyConfig,
-        metadata=about("User-level differential privacy of uploads: clipping, noise, and the guarantee."),
-    )
-    plan: ExecutionPlan = field(
-        default_factory=ExecutionPlan,
-        metadata=about("How to execute: changes speed and memory, not results (up to the rounding of additions)."),
-    )
+    warm_start: str | None = setting(None)
+    """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD
+    where there are several methods), or an .npz file of parameters by path."""
+    set: tuple[str, ...] = setting(())
+    """A method's own hyper-parameters or options: METHOD.name=value."""
+    seed: int = setting(0, range=Range(0, 2**32 - 1))
+    """First run seed."""
+    seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
+    """Number of run seeds, all in one program."""
+    time_to: float | None = setting(None, unless_given="none unless given", since="0.2")
+    """Score (mean over clients, of personalised models) for which results tell the simulated time (time_model) until
+    the first evaluation that has it."""
+    eval_every: int = setting(10, range=COUNT)
+    """Score all clients after every so many rounds, and at the end."""
+    checkpoint_every: int = setting(50, range=COUNT)
+    """Write a checkpoint after every so many rounds, and at the end."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig, metadata=about())
+    """User-level differential privacy of uploads: clipping, noise, and the guarantee."""
+    plan: ExecutionPlan = field(default_factory=ExecutionPlan, metadata=about())
+    """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
 ORDERS = 2

@@ -13,8 +13,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxpfl.engine import stopping
 from jaxpfl.engine.compiled import LOADED, WAITED
+from jaxpfl.engine.evaluate import chosen
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support import files, processes, signals
 from jaxpfl.support.errors import JaxpflError
@@ -146,7 +146,7 @@ class Patience:
         """True once no seed has patience left."""
         if self._patience is None or not self._scores:
             return False
-        return bool(stopping.chosen(np.stack(self._scores), self._patience, lower=self._headline.lower).over.all())
+        return bool(chosen(np.stack(self._scores), self._patience, lower=self._headline.lower).over.all())
 
 
 _COMPILING = (

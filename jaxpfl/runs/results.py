@@ -13,8 +13,8 @@ import numpy as np
 from jaxpfl import __version__, data
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.engine import RunState, Simulation, stopping
-from jaxpfl.engine.evaluate import example_weights, is_root
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.evaluate import example_weights, first_time, is_root
 from jaxpfl.engine.state import Counts
 from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
@@ -262,7 +262,7 @@ def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline)
     if config.time_to is not None and scored:
         scores = np.array([r[headline.personalized] for r in scored], float)
         at = seconds[[r["round"] - 1 for r in scored]]
-        told["seconds_to"] = stopping.first_time(scores, at, config.time_to, lower=headline.lower)
+        told["seconds_to"] = first_time(scores, at, config.time_to, lower=headline.lower)
     return told
 
 

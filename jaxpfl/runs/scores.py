@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.engine import stopping
-from jaxpfl.engine.evaluate import is_root, mean_over_examples
+from jaxpfl.engine.evaluate import chosen, is_root, mean_over_examples
 from jaxpfl.models import Task
 
 
@@ -235,7 +234,7 @@ def best_on_validation(
     """
     if np.isnan(validation).all(axis=0).any():
         return None
-    best = stopping.chosen(validation, patience, lower=headline.lower).best
+    best = chosen(validation, patience, lower=headline.lower).best
     chosen = test[best, np.arange(test.shape[1])]
     return {
         "rounds": [rounds[i] for i in best],

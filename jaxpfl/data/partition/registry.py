@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.core.settings import COUNT, setting
+from jaxpfl.core.settings import COUNT, read_help, setting
 from jaxpfl.data.partition.deals import (
     Indices,
     choose_users,
@@ -51,41 +51,29 @@ class Assignment(NamedTuple):
     labels: np.ndarray | None = None
 
 
+@read_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
     """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`)."""
 
-    classes_per_client: int | None = setting(
-        None, "Classes that each client holds, for the partition classes.", range=COUNT
-    )
-    shards_per_client: int | None = setting(
-        None,
-        "Shards of the examples sorted by class that each client holds, for the partition shards; 2 unless given.",
-    )
-    alpha: float | None = setting(
-        None,
-        "Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small is very unlike, large is "
-        "iid.",
-    )
-    min_examples: int | None = setting(
-        None,
-        "Examples that every client must hold, for the partitions dirichlet-class, and classes with a sigma; 10 unless "
-        "given.",
-    )
-    sigma: float | None = setting(
-        None,
-        "Standard deviation of the logarithm of the clients' sizes, for the partitions lognormal and, where sizes are "
-        "to differ, classes.",
-    )
-    users_per_client: int | None = setting(
-        None, "Users (writers, speakers) that each client consists of, for the partition natural; 1 unless given."
-    )
-    superclasses_per_client: int | None = setting(
-        None, "Superclasses that each client holds, for the partition superclasses."
-    )
-    clusters: int | None = setting(
-        None, "Clusters of clients, each with its own permutation of the labels, for the partition clusters."
-    )
+    classes_per_client: int | None = setting(None, range=COUNT)
+    """Classes that each client holds, for the partition classes."""
+    shards_per_client: int | None = setting(None)
+    """Shards of the examples sorted by class that each client holds, for the partition shards; 2 unless given."""
+    alpha: float | None = setting(None)
+    """Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small is very unlike, large is iid."""
+    min_examples: int | None = setting(None)
+    """Examples that every client must hold, for the partitions dirichlet-class, and classes with a sigma; 10 unless
+    given."""
+    sigma: float | None = setting(None)
+    """Standard deviation of the logarithm of the clients' sizes, for the partitions lognormal and, where sizes are
+    to differ, classes."""
+    users_per_client: int | None = setting(None)
+    """Users (writers, speakers) that each client consists of, for the partition natural; 1 unless given."""
+    superclasses_per_client: int | None = setting(None)
+    """Superclasses that each client holds, for the partition superclasses."""
+    clusters: int | None = setting(None)
+    """Clusters of clients, each with its own permutation of the labels, for the partition clusters."""
 
 
 _LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core.protocol import Algorithm
-from jaxpfl.core.settings import COUNT, Range, check, is_default, setting
+from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets, run_folder
@@ -36,40 +36,26 @@ SHARE = 0.2
 """Share of each client's training examples set apart for the selection where the run has no validation share."""
 
 
+@read_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
     """The search over a grid: its seeds, its selection and its budget."""
 
-    select: str = setting(
-        "validation",
-        "Choose each method's setting on validation examples (a fifth of the training examples where there is no "
-        "--validation-share), or none.",
-    )
-    search_seeds: int | None = setting(
-        None,
-        "Seeds of the search; the chosen setting is then run on all --seeds.",
-        unless_given="all of them unless given",
-        range=COUNT,
-        unit="runs",
-    )
-    budget: str = setting(
-        "rounds",
-        "Equal for all methods: rounds, or gradient steps, those of a client with local_steps in each round (steps): "
-        "methods that need more of them in a round then run fewer rounds.",
-    )
-    halving: int = setting(
-        0,
-        "Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is "
-        "none.",
-        range=Range(0, 100),
-    )
+    select: str = setting("validation")
+    """Choose each method's setting on validation examples (a fifth of the training examples where there is no
+    --validation-share), or none."""
+    search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
+    """Seeds of the search; the chosen setting is then run on all --seeds."""
+    budget: str = setting("rounds")
+    """Equal for all methods: rounds, or gradient steps, those of a client with local_steps in each round (steps):
+    methods that need more of them in a round then run fewer rounds."""
+    halving: int = setting(0, range=Range(0, 100))
+    """Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is
+    none."""
     halving_first: int | None = setting(
-        None,
-        "Rounds of the first rung.",
-        unless_given="as many as leave one setting at the last unless given",
-        range=COUNT,
-        unit="rounds",
+        None, unless_given="as many as leave one setting at the last unless given", range=COUNT, unit="rounds"
     )
+    """Rounds of the first rung."""
 
 
 @dataclasses.dataclass(frozen=True)
