@@ -235,11 +235,11 @@ def best_on_validation(
     if np.isnan(validation).all(axis=0).any():
         return None
     best = chosen(validation, patience, lower=headline.lower).best
-    chosen = test[best, np.arange(test.shape[1])]
+    found = test[best, np.arange(test.shape[1])]
     return {
         "rounds": [rounds[i] for i in best],
         headline.personalized: {
-            "mean": float(chosen.mean()),
-            "std": float(chosen.std(ddof=1)) if len(chosen) > 1 else None,
+            "mean": float(found.mean()),
+            "std": float(found.std(ddof=1)) if len(found) > 1 else None,
         },
     }
