@@ -44,7 +44,7 @@ def _bernoulli(setting: str, prior: str, gain: float, std: float, note: str = ""
                 "personalized",
                 Printed(gain, std),
                 "local",
-                note="print's variance of the clients' means holds sampling noise, without which more is gained",
+                note="print's variance of the clients' means includes sampling noise: subtracting it gains more",
             ),
         ),
         repetitions=10,
@@ -170,8 +170,8 @@ EXPERIMENTS = (
                     Estimate("gain as printed, %", "printed", Printed(10.7, 1.9), "local"),
                     Estimate("gain corrected, %", "personalized", Printed(10.7, 1.9), "local"),
                 ),
-                note="no weight of a county's and everybody's mean gains more than 1 %: print could not be reproduced "
-                "(3111 counties for its 3112)",
+                note="no weight between a county's mean and the overall mean gains more than 1 %: print could not be "
+                "reproduced (3111 counties instead of 3112)",
             ),
         ),
     ),

@@ -33,7 +33,7 @@ _OWN: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 }
 _NOTES = {
     "pfedme": "the rate of theta is searched, that of w as stated",
-    "fml": "both models' rates are searched as one: print has one schedule for them",
+    "fml": "both models share one searched rate, as they share a schedule in print",
 }
 
 MAIN_2023 = ("psi_init=3.5", "psi_floor=0.5", "lr_psi=0.05")
@@ -231,7 +231,7 @@ EXPERIMENTS = (
         "gradient steps",
         375,
         (_cifar_beside_local(),),
-        note=f"without numbers: print's stand beside adaped-table1-cifar10; {WEAK}",
+        note=f"without numbers: print's are in adaped-table1-cifar10; {WEAK}",
     ),
     Experiment(
         "adaped-table1-cifar100",

@@ -21,7 +21,7 @@ from .declared import Contender, Experiment, Figure, Printed, Training
 DELTA = 1e-4
 NORMS = (0.01, 0.03, 0.1, 0.3)
 SOUND = (
-    "the printed epsilon rests on Theorem 5, which is no valid bound, and its delta, clipping norms and noise are "
+    "the printed epsilon rests on Theorem 5, which is not a valid bound, and its delta, clipping norms and noise are "
     "unstated: ours is accounted by dp-accounting at delta 1e-4"
 )
 _AXES = Figure("epsilon", "test accuracy, %")

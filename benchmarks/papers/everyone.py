@@ -8,9 +8,8 @@ from . import persfl
 from .adaped_learning import MNIST, PAPER_2022, SEEDS
 from .declared import Contender, Experiment, Training
 
-_ALL = "each method at its own default rates, which do not decay; not here: fedbn (nothing to normalise), pooled, "
+_ALL = "each method at its own default rates, which do not decay; not run: fedbn (nothing to normalise), pooled, "
 _LEFT_OUT = ("fedbn", "pooled", "network-lasso")
-_PRINT = "without numbers of this setting"
 
 
 def _rows(*left_out: str) -> tuple[Contender, ...]:
@@ -21,8 +20,8 @@ def _mnist() -> Training:
     """Every method on Table 1's clients of MNIST."""
     config = {**MNIST, "local_steps": 10, "seeds": SEEDS}
     note = (
-        f"{_ALL}network-lasso, persfl and persfl-gd, which choose on validation examples that there are none of, and "
-        "cfl, in whose rounds all clients take part"
+        f"{_ALL}network-lasso, persfl and persfl-gd (which need validation examples), and cfl (which needs all clients "
+        "in each round)"
     )
     rows = _rows(*_LEFT_OUT, "persfl", "persfl-gd", "cfl")
     return Training("MNIST, K/m .1", config, rows, note=note, every=50, quick=("ditto",))
@@ -31,7 +30,7 @@ def _mnist() -> Training:
 def _ds1() -> Training:
     """Every method on DS-1."""
     config = {**persfl.config("mnist", "DS-1"), "rounds": 100, "seeds": SEEDS}
-    note = f"{_ALL}network-lasso, and fedbuff, which is fedavg where all take part"
+    note = f"{_ALL}network-lasso, and fedbuff (which equals fedavg if all clients take part)"
     return Training("MNIST, DS-1", config, _rows(*_LEFT_OUT, "fedbuff"), note=note, every=20, quick=("ditto",))
 
 
@@ -42,7 +41,7 @@ EXPERIMENTS = (
         "MNIST, 50 clients of 3 classes, K/m .1, 300 rounds: accuracy of every method, also at equal gradient steps",
         60,
         (_mnist(),),
-        note=f"print has seven of these methods, at searched rates, in adaped-table1-mnist: {_PRINT}",
+        note="without numbers: print has seven of these methods at searched rates, in adaped-table1-mnist",
     ),
     Experiment(
         "ds1-mnist-all",
@@ -50,6 +49,6 @@ EXPERIMENTS = (
         "MNIST, DS-1, 10 users, 100 rounds: accuracy of every method, also at equal gradient steps",
         40,
         (_ds1(),),
-        note=f"print has five of these methods, at other rates and rounds: {_PRINT}",
+        note="without numbers: print has five of these methods, at rates that it does not state",
     ),
 )

@@ -29,18 +29,18 @@ _SPLIT: Mapping[str, Any] = {
     "seeds": SEEDS,
 }
 BOARD = (
-    "accuracy over all test examples, as on the board; its best round is of every one, here of those scored; its split "
-    "(one example a client at least, ours 10), seeds, pixels (in -1 to 1, ours standardised) and epochs (without the "
-    "last examples, ours go on with them) differ from ours"
+    "accuracy over all test examples, as on the board; the board's best round is among all rounds, ours among the "
+    "scored ones; differences from the board: its split leaves a client at least one example (ours 10), its pixels are "
+    "in -1 to 1 (ours standardised), its epochs drop the last examples (ours continue with them), and its seeds"
 )
 OWN_VALUES = (
-    "lambda, alpha and such are the board's defaults where its command line has working ones (pFedMe: 5 inner steps at "
-    ".01, lambda 1, FedBABU: 10 epochs of fine-tuning), else ours; its methods that we have, not run here: MOON, "
-    "FedAMP, DBE, FedProto, FedPAC; its methods that we have not: FedGen, FedNTD, FedMTL, FedFomo, FedPHP, APPLE, "
-    "FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has nothing of its own in a "
-    "network without normalisation"
+    "lambda, alpha and the like are the board's defaults where its command line has working ones (pFedMe: 5 inner "
+    "steps at .01, lambda 1, FedBABU: 10 epochs of fine-tuning), else ours; methods of the board that jaxpfl has, not "
+    "run here: MOON, FedAMP, DBE, FedProto, FedPAC; methods of the board that jaxpfl lacks: FedGen, FedNTD, FedMTL, "
+    "FedFomo, FedPHP, APPLE, FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has no personal part "
+    "in a network without normalisation"
 )
-NO_SUCH_COLUMN = "the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News: no number of it is of these data"
+NO_SUCH_COLUMN = "without numbers: the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News, not these data"
 
 # Of each method of the board: label, set, and the printed value of Fashion-MNIST's practical setting.
 _GLOBAL = ("fedavg", "FedAvg", (), (85.85, 0.19)), ("fedprox", "FedProx", (), (85.63, 0.57))
@@ -123,16 +123,14 @@ def _ditto(tau: float) -> Estimation:
 
 
 EXPERIMENTS = (
-    _pfllib(
-        "pfllib-mnist", "MNIST", {"data": "mnist", **_DEEP}, 140_000, _board(), f"{NO_SUCH_COLUMN}, without numbers"
-    ),
+    _pfllib("pfllib-mnist", "MNIST", {"data": "mnist", **_DEEP}, 140_000, _board(), NO_SUCH_COLUMN),
     _pfllib(
         "pfllib-cifar10",
         "CIFAR-10",
         {"data": "cifar10", **_DEEP},
         250_000,
         _board(),
-        f"{NO_SUCH_COLUMN}, without numbers",
+        NO_SUCH_COLUMN,
     ),
     _pfllib(
         "pfllib-fashion",
@@ -149,7 +147,7 @@ EXPERIMENTS = (
         {"data": "mnist", "model": "linear", "rounds": 10},
         15,
         _board(without=_BODY),
-        f"{NO_SUCH_COLUMN}, without numbers; there is no body to share here for FedPer and its like",
+        f"{NO_SUCH_COLUMN}; a linear model has no body to share for FedPer and similar methods",
     ),
     Experiment(
         "fedjax-writers",
@@ -212,7 +210,7 @@ EXPERIMENTS = (
         3,
         tuple(map(_ditto, (1.0, 10**-0.5, 0.1))),
         quick_cases=(1,),
-        note="beside ours stands the closed form, not a number of print; lambda* = sigma^2 / (n tau^2)",
+        note="the column printed has the closed form, not a number from print; lambda* = sigma^2 / (n tau^2)",
     ),
 )
 

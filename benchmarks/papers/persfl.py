@@ -209,7 +209,10 @@ def _tables(data: str) -> tuple[Experiment, ...]:
     )
 
 
-GRID = "one seed for print's five; the rate of .1 is not searched, and 10 steps of batch 20 are ours: print states none"
+GRID = (
+    "one seed instead of print's five; the rate of .1 is not searched, and 10 steps of batch 20 are ours: print states "
+    "none"
+)
 
 
 def _grid() -> tuple[Training, ...]:
@@ -246,6 +249,6 @@ EXPERIMENTS = (
         _grid(),
         Figure("temperature T", "test accuracy, %"),
         quick_cases=(6,),
-        note="the mean of the users: print shows each user's grid, without numbers in the text",
+        note="mean over users: print shows each user's grid, without numbers in the text",
     ),
 )

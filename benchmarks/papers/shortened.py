@@ -37,7 +37,7 @@ EXPERIMENTS = (
             "nine methods",
             minutes,
             (_board(data, title),),
-            note=f"ten rounds of the board's 2000, a smaller network, {others.NO_SUCH_COLUMN}, without numbers",
+            note=f"ten rounds of the board's 2000, a smaller network; {others.NO_SUCH_COLUMN}",
         )
         for data, title, minutes in (("mnist", "MNIST", 100), ("cifar10", "CIFAR-10", 40))
     ),

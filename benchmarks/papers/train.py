@@ -36,7 +36,7 @@ _QUICK: Mapping[str, Any] = {
     "seeds": 1,
 }
 QUICK_NOTE = "scaled-down quick run (6 clients of the embedded digits, 4 rounds, one seed): not comparable with print"
-USERS = "± is over users, as in print: of each one's mean over runs"
+USERS = "± is over users, as in print: the spread of each user's mean over runs"
 _KEPT = ("privacy", "participation", "validation_share", "local_epochs", "server_optimizer")
 
 

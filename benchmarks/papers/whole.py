@@ -18,7 +18,7 @@ SIZES = {
     "a9a": 32_561,
 }
 """Examples, training and test, of each data set that is read whole; counties, tokens counted, and instances."""
-ALTERED = {3949832213: "CIFAR-10 as at hand here, whose images were compressed by JPEG once more"}
+ALTERED = {3949832213: "our copy of CIFAR-10 was compressed by JPEG once more"}
 """Remark on data by their checksum, as `jaxpfl.runs.sweep.execute.Data.checksum`."""
 
 
