@@ -111,8 +111,8 @@ def test_draws_have_the_posterior_moments(prior):
     draws = jax.vmap(found.sample)(jax.random.split(jax.random.key(0), 20_000))
     np.testing.assert_array_less(jnp.abs(draws.mean(axis=0) - found.mean), 6 * found.sd / 20_000**0.5 + 1e-12)
     fourth = ((draws - found.mean) ** 4).mean(axis=0)
-    spread = jnp.sqrt((fourth - found.sd**4) / 20_000)
-    np.testing.assert_array_less(jnp.abs(((draws - found.mean) ** 2).mean(axis=0) - found.sd**2), 6 * spread + 1e-12)
+    spread = jnp.sqrt(jnp.maximum(fourth - found.sd**4, 0) / 20_000)  # of an atom zero but for rounding
+    np.testing.assert_array_less(jnp.abs(((draws - found.mean) ** 2).mean(axis=0) - found.sd**2), 6 * spread + 1e-9)
 
 
 def test_the_normal_fit_is_that_of_a_scalar_optimiser():
@@ -218,7 +218,7 @@ def test_one_error_for_all_and_more_clients_than_are_at_once():
     low, high = found.interval(0.9)
     assert low.shape == high.shape == (5000,)
     assert ((low < found.mean) & (found.mean < high)).all()
-    np.testing.assert_allclose(found.below(found.quantile(0.3)), 0.3)
+    np.testing.assert_allclose(found.prior.below(found.quantile(0.3), found.x, found.s), 0.3)
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     # A spread below the rounding error of the likelihood is none.
     enough = found >= found.max() - 16 * jnp.finfo(kind).eps * (m + jnp.abs(found.max()))
     best = jnp.argmax(enough)
-    A, B = jnp.concatenate([jnp.zeros((1, 2), kind), fits])[best]
+    A, B = jnp.concatenate([jnp.zeros((1, 2), kind), fits])[best] + jnp.where(jnp.isnan(found[0]), jnp.nan, 0)
     return A, B, found[best], jnp.maximum(found[0], found[1])
 
 
