@@ -58,7 +58,6 @@ def work(settings: dict[str, Any]) -> Contender:
     from jaxpfl.estimators import bernoulli, gaussian
     from jaxpfl.studies import bernoulli as bernoulli_study
     from jaxpfl.studies import gaussian as gaussian_study
-    from jaxpfl.studies import probability_priors
     from jaxpfl.studies.repetitions import repetition
 
     m = settings["clients"]
@@ -71,7 +70,7 @@ def work(settings: dict[str, Any]) -> Contender:
         estimators = {"local": bernoulli.local(), "personalized": bernoulli.personalized()}
         estimators["private"] = bernoulli.split(1.0)
         given = bernoulli_study.BernoulliSettings(clients=m)
-        prior = probability_priors.parse(given.prior)
+        prior = bernoulli_study.parse_prior(given.prior)
         study = repetition(lambda key: bernoulli_study.draw(key, given, prior), estimators)
 
     def build() -> Contender:

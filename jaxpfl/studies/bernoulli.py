@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core import checks
+from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import base, bernoulli
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli import Population
-from jaxpfl.studies import probability_priors as priors
-from jaxpfl.studies.own_data.client_csv import OwnClients, own_or_simulated
-from jaxpfl.studies.probability_priors import ProbabilityPrior
+from jaxpfl.estimators.empirical_bayes import differences, learned_rates, level_within
+from jaxpfl.studies import own_clients
+from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Results, Settings, Study, at_least, check_uploads, within
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class BernoulliSettings(Settings):
                 "clients' variance"
             )
         check_uploads(self.uploads, self.clients)
-        return priors.parse(self.prior)
+        return parse_prior(self.prior)
 
 
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
@@ -107,7 +108,7 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
       estimators: by name.
       numbers: random numbers of a client.
     """
-    prior = priors.parse(given.prior)
+    prior = parse_prior(given.prior)
     study = repetition(lambda key: draw(key, given, prior), estimators, given.uploads)
     errors = repeat(study, given.seed, given.repetitions, given.clients * numbers)
     return {name: errors[name] for name in estimators}
@@ -201,4 +202,142 @@ def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
     return [write_gains(path, EPSILONS, curves, xlabel="epsilon of a client's bit", title=title)]
 
 
-STUDY = Study(BernoulliSettings, own_or_simulated("bernoulli", simulated), BernoulliOptions)
+PRIORS = ("beta", "truncnorm", "uniform", "spikes")
+
+
+class ProbabilityPrior(NamedTuple):
+    """A distribution P on [0, 1].
+
+    Attributes:
+      name: as given.
+      draw: ``(key, m) -> p [m]``.
+      population: its mean and variance.
+      beta: (alpha, beta) if P is that Beta distribution.
+    """
+
+    name: str
+    draw: Callable[[Key, int], Array]
+    population: Population
+    beta: tuple[float, float] | None = None
+
+
+def parse_prior(text: str) -> ProbabilityPrior:
+    """Parse a population: ``beta:ALPHA,BETA``, ``truncnorm:MEAN,STDDEV``, ``uniform`` or ``spikes``.
+
+    ``truncnorm`` is truncated to [0, 1]; ``spikes`` has equal mass at 1/4, 1/2 and 3/4.
+
+    Raises:
+      JaxpflError: for an unknown kind, or wrong arguments.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in PRIORS:
+        raise unknown_name("prior", kind, PRIORS)
+    values = _numbers(text, rest)
+    if len(values) != (2 if kind in ("beta", "truncnorm") else 0):
+        raise JaxpflError(f"prior must be beta:ALPHA,BETA, truncnorm:MEAN,STDDEV, uniform or spikes, got {shown(text)}")
+    if kind == "uniform":
+        return ProbabilityPrior(text, lambda key, m: jax.random.uniform(key, (m,)), Population(0.5, 1 / 12), (1.0, 1.0))
+    if kind == "spikes":
+        return ProbabilityPrior(text, lambda key, m: jax.random.randint(key, (m,), 1, 4) / 4, Population(0.5, 1 / 24))
+    return _beta(text, *values) if kind == "beta" else _truncated(text, *values)
+
+
+def _beta(text: str, alpha: float, beta: float) -> ProbabilityPrior:
+    if not (0 < alpha < 1e6 and 0 < beta < 1e6):
+        raise JaxpflError(f"prior {shown(text)}: ALPHA and BETA must be > 0 and below 1e6")
+    total = alpha + beta
+    population = Population(alpha / total, alpha * beta / (total**2 * (total + 1)))
+    return ProbabilityPrior(text, lambda key, m: jax.random.beta(key, alpha, beta, (m,)), population, (alpha, beta))
+
+
+def _truncated(text: str, mean: float, stddev: float) -> ProbabilityPrior:
+    if not (0 <= mean <= 1 and 0 < stddev < 1e3):
+        raise JaxpflError(f"prior {shown(text)}: MEAN must be within [0, 1] and STDDEV > 0 and below 1000")
+    low, high = (0 - mean) / stddev, (1 - mean) / stddev
+
+    def draw(key: Key, m: int) -> Array:
+        return jnp.clip(mean + stddev * jax.random.truncated_normal(key, low, high, (m,)), 0, 1)
+
+    with jax.enable_x64(True):
+        # Moments of the normal distribution truncated to [low, high] (in units of the standard deviation).
+        cdf, pdf = jax.scipy.stats.norm.cdf, jax.scipy.stats.norm.pdf
+        mass = cdf(high) - cdf(low)
+        first = (pdf(low) - pdf(high)) / mass
+        second = 1 + (low * pdf(low) - high * pdf(high)) / mass
+        population = Population(float(mean + stddev * first), float(stddev**2 * (second - first**2)))
+    return ProbabilityPrior(text, draw, population)
+
+
+def _numbers(text: str, rest: str) -> list[float]:
+    try:
+        return [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is no list of numbers") from None
+
+
+def estimate_file(
+    path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL
+) -> Own:
+    """Estimate the probabilities of the file's clients, whose samples are zeros and ones.
+
+    Args:
+      path: of the file.
+      given: the settings that apply to own data.
+      layout: of the file.
+      level: of the intervals.
+
+    Raises:
+      JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two
+        clients, or none with two samples.
+    """
+    level_within(level, np.float64)
+    ignored = (*own_clients.SIMULATED, "prior")
+    own_clients.refuse_simulated(given, ignored)
+    given.check()
+    clients = own_clients.read(path, layout)
+    for name, own in zip(clients.names, clients.samples, strict=True):
+        if own.ndim > 1 or not np.isin(own, (0, 1)).all():
+            raise JaxpflError(f"{path}: client {shown(name)}: samples must be 0 or 1, one number each")
+    sizes = own_clients.sizes_of(path, clients.samples)
+    notes = own_clients.alike(clients.columns, clients.samples)
+    estimators = {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+    if given.epsilon is not None:
+        estimators["private"] = bernoulli.split(given.epsilon)
+    with jax.enable_x64(True):
+        data = base.stack(clients.samples)
+        # Equal noise for two files that differ by one client would reveal that client.
+        key = named(jax.random.key(given.seed), *data)
+        made = own_clients.estimates(estimators, key, data)
+        told: bernoulli.Broadcast = made["personalized"].shared
+        mu = told.shares.mean
+        v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
+        ones = np.array([own.sum() for own in clients.samples])
+        believed = learned_rates.probabilities(ones, sizes, level)
+        settings = own_clients.without(given, ignored)
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": settings, "level": level}
+        if given.epsilon is not None:
+            facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
+        of_all: dict[str, Any] = {
+            "estimated": {"mean": float(mu), "variance": float(v)},
+            "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
+        }
+        # A share's standard error is zero without ones: instead that of the posterior under a flat prior.
+        local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
+        learned = own_clients.Learned(of_all, *believed, local_stderr, {})
+        return own_clients.summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)
+
+
+def own_results(path: Path, given: BernoulliSettings, options: OwnClients) -> Results:
+    """`estimate_file` with the options' layout and level, as the results of a study."""
+    made, notes = estimate_file(path, given, options, level=options.level), privacy_notes(given)
+    if notes:
+        notes = [*notes, own_clients.said_of_privacy(made.result["privacy"])]
+    return own_clients.file_results(made, lambda: own_clients.file_tables(made.result, notes))
+
+
+STUDY = Study(BernoulliSettings, own_or_simulated(own_results, simulated), BernoulliOptions)

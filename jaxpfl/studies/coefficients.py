@@ -15,10 +15,9 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.empirical_bayes import common_representation as common
 from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
-from jaxpfl.studies.own_data.client_csv import LEVEL, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table, regression_title
-from jaxpfl.studies.study import Options, Results, Settings, Study, at_least, within
+from jaxpfl.studies.study import Results, Settings, Study, at_least, within
 from jaxpfl.support.console import new_axes, save
 from jaxpfl.support.errors import JaxpflError
 
@@ -37,8 +36,7 @@ class CoefficientsSettings(Settings):
     dim: int = within(6, checks.count)
     """Number of coefficients, d."""
     rank: int = 0
-    """Dimensions of the subspace of the coefficients, k (of a table of your own, about the pooled ones); 0 for
-    coefficients of full covariance about a mean."""
+    """Dimensions of the subspace of the coefficients, k; 0 for coefficients of full covariance about a mean."""
     noise_variance: float = within(0.3, checks.positive)
     """Variance of w."""
     em_steps: int = within(200, checks.count)
@@ -57,30 +55,6 @@ class CoefficientsSettings(Settings):
         super().check()
         if not 0 <= self.rank <= self.dim:
             raise JaxpflError(f"rank must be from 0 to dim = {self.dim}, got {self.rank}")
-
-
-@dataclass(frozen=True)
-class CoefficientsOptions(Options):
-    """A table of your own instead of simulated clients."""
-
-    csv: Path | None = None
-    """A table with a header, a row for each example."""
-    target: str | None = None
-    """The column of labels, which are numbers."""
-    client: str | None = None
-    """The column that names the clients; one called client or id is taken unless given."""
-    ignore: tuple[str, ...] = ()
-    """Columns that are no features."""
-    missing: str = "refuse"
-    """Rows with a missing value: refuse, or drop."""
-    missing_words: str | None = None
-    """Words of --csv for missing values, with commas between them; NA, N/A, NaN, null and none unless given."""
-    encoding: str | None = None
-    """Encoding of --csv, such as latin-1; UTF-8 unless given."""
-    no_intercept: bool = False
-    """Leave out the intercept, which otherwise is each client's first coefficient."""
-    level: float = LEVEL
-    """Level of the intervals of coefficients of your own."""
 
 
 def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Array, Array, Array]:
@@ -166,4 +140,4 @@ def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
     return save(figure, folder, "errors")
 
 
-STUDY = Study(CoefficientsSettings, own_or_simulated("coefficients", simulated), CoefficientsOptions)
+STUDY = Study(CoefficientsSettings, simulated)

@@ -12,7 +12,6 @@ Bits are the exact lengths of the messages' codes, per client, averaged over cli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -318,27 +317,8 @@ def demo() -> dict[str, Any]:
     return {"gamma": GAMMA, "rate": RATE, "points": found, "printed": printed}
 
 
-def _demo_lines(demo: dict[str, Any]) -> list[str]:
-    """Text lines on the demo."""
-    last = str(max(SHOWN))
-    lines = [
-        f"demo x* = {_point(OPTIMUM)} from 0 with gamma {demo['gamma']:g}, rate {demo['rate']:g}, after {last} steps:"
-    ]
-    lines += [f"  {name}: {_point(points[last])}" for name, points in demo["points"].items()]
-    from_zero, after_one = demo["printed"]["square_distances"][:2]
-    return [
-        *lines,
-        f"  the text's first step, to {_point(PRINTED[0])}, is at a right angle to the gradient (squared distance from "
-        f"the optimum {from_zero:g} -> {after_one:g}): no gamma gives it",
-    ]
-
-
-def _point(x: Sequence[float]) -> str:
-    return f"({', '.join(f'{value + 0.0:.3g}' for value in x)})"
-
-
 def tables(result: dict[str, Any]) -> list[Block]:
-    """Table of the compressors, and lines on the demo, from `run`'s result."""
+    """Table of the compressors, from `run`'s result."""
     given = result["settings"]
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
@@ -353,7 +333,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
     for name, row in result["compressors"].items():
         reached = (row["bits_to"][target] for target in targets)
         table.add_row(name, f"{row['rate']:g}", f"{row['gap']:.2g}", *map(_kbit, (row["bits"], *reached)))
-    return [table, *_demo_lines(result["demo"])]
+    return [table]
 
 
 def _kbit(bits: float | None) -> str:

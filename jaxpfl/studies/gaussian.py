@@ -13,18 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core import checks, full_precision
+from jaxpfl.core.randomness import named
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators import base, gaussian, release
+from jaxpfl.estimators import base, gaussian, gaussian_columns, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.empirical_bayes import differences, learned_gaussian, level_within, unit_level
+from jaxpfl.estimators.gaussian_columns import Variances
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.studies.own_data.client_csv import OwnClients, own_or_simulated
+from jaxpfl.privacy.claim import check_delta
+from jaxpfl.studies import own_clients
+from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Learned, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
 from jaxpfl.studies.study import (
     NOT_PRIVATE,
+    Block,
     Results,
     Settings,
     Study,
@@ -389,4 +395,233 @@ def _spread(given: GaussianSettings) -> str:
     return f"sigma_theta = {given.sigma_theta:g}, sigma_x = {given.sigma_x:g}"
 
 
-STUDY = Study(GaussianSettings, own_or_simulated("gaussian", simulated), GaussianOptions)
+_PUBLIC = ("sigma_theta", "sigma_x", "radius")
+
+
+def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
+    """Estimate the means of the file's clients, column by column, with variances estimated from the file.
+
+    With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius must be publicly
+    known, and the numbers of samples are public too.
+
+    Args:
+      path: of the file.
+      given: the settings that apply to own data.
+      layout: of the file.
+      level: of the intervals.
+
+    Raises:
+      JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
+        samples, or a column in which no client's samples differ.
+    """
+    level_within(level, np.float64)
+    ignored = (*own_clients.SIMULATED, "dim", "mean")
+    own_clients.refuse_simulated(given, ignored)
+    if given.epsilon is None:
+        refuse_given(given, _PUBLIC, "needs epsilon, without which all is learned from the file")
+        ignored += (*_PUBLIC, "mechanism", "delta")
+    if given.epsilon is None or given.mechanism != "discrete":
+        refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
+        ignored += ("bits",)
+    clients = own_clients.read(path, layout)
+    samples = [own.reshape(len(own), -1) for own in clients.samples]
+    sizes = own_clients.sizes_of(path, samples)
+    known = _public(given, sizes, samples[0].shape[1])
+    own_clients.check_squares(path, clients.columns, samples)
+    notes = own_clients.alike(clients.columns, samples)
+    for number, column in enumerate(clients.columns):
+        if not any(np.ptp(own[:, number]) for own in samples):
+            which = f"column {column!r}: " if known.dim > 1 else ""
+            what = notes[0] if len(notes) == len(clients.columns) else f"{which}every client's samples are all alike"
+            raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
+    estimators = {
+        "local": gaussian.local(),
+        "global": gaussian.global_mean(),
+        "personalized": gaussian_columns.personalized(),
+    }
+    with jax.enable_x64(True):
+        data = base.stack(samples)
+        if given.epsilon is not None:
+            sent = private_release(known, strength(known, given.epsilon))
+            estimators["private"] = personalized(known, sent)
+        # Equal noise for two files that differ by one client would reveal that client.
+        key = named(jax.random.key(given.seed), *data)
+        made = own_clients.estimates(estimators, key, data)
+        settings = own_clients.without(given, ignored)
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": settings, "level": level}
+        if given.epsilon is not None:
+            clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
+            if clipped:
+                notes.append(_said_of_clipping(clipped, known))
+            delta = 0.0 if given.mechanism == "one-bit" else given.delta
+            check_delta(delta, len(samples))
+            facts["privacy"] = {
+                "epsilon": given.epsilon,
+                "delta": delta,
+                "mechanism": given.mechanism,
+                "clipped_to": known.bound,
+                "clients_clipped": clipped,
+            } | {name: getattr(given, name) for name in _PUBLIC}
+        told: gaussian_columns.Told = made["personalized"].shared
+        own, scatter = made["local"].estimates, jax.vmap(gaussian_columns.scatter)(data)
+        learned = [
+            _learned(jax.tree.map(lambda of, k=k: of[k], told), own[:, k], scatter[:, k], sizes, level)
+            for k in range(known.dim)
+        ]
+        found = own_clients.summary("gaussian", path, clients, data, estimators, made, key, learned, facts)
+        return found._replace(public=known if given.epsilon is not None else None)
+
+
+def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Results:
+    """Results of `estimate_file` with the options' layout and level; with covariates, `regressed_results`."""
+    if options.covariates:
+        return regressed_results(path, given, options)
+    made = estimate_file(path, given, options, level=options.level)
+    notes = []
+    if made.public is not None and given.epsilon is not None:
+        privacy = own_clients.said_of_privacy(made.result["privacy"])
+        notes = [privacy_note(made.public, given.epsilon), privacy]
+    return own_clients.file_results(made, lambda: own_clients.file_tables(made.result, notes))
+
+
+def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:
+    what = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
+    return (
+        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: take a public center off, "
+        "or give --radius"
+    )
+
+
+def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:
+    """Posterior of one column, from the clients' means and summed squared deviations, [m] each."""
+    variances: Variances = told.variances
+    free = jnp.asarray(sizes - 1.0)
+    sx2 = np.asarray(variances.of_client(scatter, free))
+    s2 = sx2 / sizes
+    alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
+    unit = float(variances.pooled) ** 0.5  # scale at which the squares of variances do not underflow
+    center, scale = (
+        unit * np.asarray(each)[:, 0]
+        for each in learned_gaussian.posterior(
+            own[:, None] / unit, jnp.asarray(s2 / unit**2), pooled_degrees if alike else np.inf
+        )
+    )
+    degrees = (
+        np.full(len(sizes), learned_gaussian.degrees_left(len(sizes), 1, pooled_degrees))
+        if alike
+        else np.asarray(variances.degrees_of(scatter, free))
+    )
+    reach = learned_gaussian.student(level, degrees) * scale
+    of_error = pooled_degrees if alike else degrees
+    test = differences.of_means(np.asarray(own), s2, of_error, pooled=alike)
+    facts: dict[str, Any] = {
+        "estimated": {
+            "mean": float(told.mean),
+            "sigma_theta": float(told.st2) ** 0.5,
+            "sigma_theta_interval": differences.spread(np.asarray(own), s2, of_error, level, pooled=alike),
+            "sigma_x": float(variances.pooled) ** 0.5,
+        },
+        "clients_differ": test._asdict(),
+        "noise": {
+            "test": "Bartlett",
+            "p_value": float(variances.p_value),
+            "one_for_all": alike,
+            "prior_degrees": None if alike else float(variances.degrees),
+            "prior_sigma_x": None if alike else float(variances.scale) ** 0.5,
+        },
+    }
+    more = {} if alike else {"sigma_x": sx2**0.5}
+    return own_clients.Learned(facts, center - reach, center + reach, scale, s2**0.5, more)
+
+
+def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSettings:
+    # The clipping radius must hold for the client with fewest samples.
+    public = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=dim)
+    public.check()
+    return public
+
+
+_PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "radius")
+
+
+def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Results:
+    """Estimates of a long file's clients, each at the mean of its samples' covariates.
+
+    Args:
+      path: of the file, a row for each sample.
+      given: the settings, of which those of simulated clients and of privacy must be at their defaults.
+      options: a layout with ``covariates`` and ``level``.
+
+    Raises:
+      JaxpflError: for a bad file, covariates that are no columns of it, more than one other column of values, and as
+        `unit_level`.
+    """
+    level_within(options.level, np.float64)
+    own_clients.refuse_simulated(given, (*own_clients.SIMULATED, "dim", "mean"))
+    refuse_given(given, _PRIVATE, "is without --covariates: messages of regressions have no private form here")
+    clients, target, covariates = _read_regressed(path, options)
+    index = np.repeat(np.arange(len(clients.names)), [len(own) for own in clients.samples])
+    rows = np.concatenate(clients.samples)
+    places = [clients.columns.index(name) for name in covariates]
+    try:
+        with jax.enable_x64(True):
+            found = unit_level(rows[:, clients.columns.index(target)], rows[:, places], index)
+            low, high = (np.asarray(of) for of in found.interval(options.level))
+    except JaxpflError as error:
+        raise JaxpflError(f"{path}: {error}") from None
+    found = jax.tree.map(np.asarray, found)
+    result: dict[str, Any] = {
+        "study": "gaussian",
+        "csv": path.name,
+        "read": clients.understood,
+        "clients": len(clients.names),
+        "level": options.level,
+        "target": target,
+        "estimated": {
+            "mean": float(found.regression.mean()),
+            "sigma_theta": float(found.between) ** 0.5,
+            "sigma_x": float(found.within) ** 0.5,
+        },
+        "coefficients": own_clients.coefficients(covariates, found.beta, found.beta_covariance),
+        "log_likelihood": float(found.log_likelihood),
+        "clients_differ": {
+            "name": "likelihood ratio",
+            "statistic": float(found.ratio),
+            "p_value": float(found.p_value),
+        },
+    }
+    columns: dict[str, Any] = {
+        "client": clients.names, "samples": found.size.astype(int), "local": found.own,
+        "local_stderr": np.sqrt(found.within / found.size), "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
+        "effect": found.effect, "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    picture = own_clients.Picture("", found.own, found.mean, low, high, found.size, float(found.regression.mean()))
+    own = Own(result, {name: np.asarray(of).tolist() for name, of in columns.items()}, [picture])
+
+    return own_clients.file_results(own, lambda: _regression_lines(result))
+
+
+def _read_regressed(path: Path, options: Any) -> tuple[own_clients.Clients, str, list[str]]:
+    """Clients of samples with covariates, the name of the column of values, and the covariates' names."""
+    if options.values is not None:
+        raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
+    value = own_clients.VALUE if options.value is None else options.value
+    clients = own_clients.read(path, replace(options, value=",".join((value, *options.covariates))))
+    target, *names = clients.columns
+    if len(names) != len(options.covariates):
+        raise JaxpflError(f"value and covariates must be different columns, got {value} and {options.covariates}")
+    return clients, target, names
+
+
+def _regression_lines(result: dict[str, Any]) -> list[Block]:
+    of = result["estimated"]
+    return [
+        *own_clients.how_it_was_read(result),
+        own_clients.said_coefficients(result),
+        f"spread about it: sigma_theta {of['sigma_theta']:.4g}, sigma_x {of['sigma_x']:.4g}",
+        own_clients.said_test(result["clients_differ"], "clients"),
+    ]
+
+
+STUDY = Study(GaussianSettings, own_or_simulated(own_results, simulated), GaussianOptions)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,35 @@ import numpy as np
 
 from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
-from jaxpfl.estimators.empirical_bayes import FAMILIES, Family, NormalMixture, ebnm, posterior
-from jaxpfl.studies.own_data.client_csv import LEVEL, CsvTable, own_or_simulated
+from jaxpfl.data.sources import csv_text
+from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.estimators.empirical_bayes import (
+    FAMILIES,
+    Family,
+    NormalMixture,
+    dependent,
+    differences,
+    ebbinomial,
+    ebbinomial_regression,
+    ebnm,
+    ebnm_groups,
+    ebpoisson,
+    ebpoisson_regression,
+    fay_herriot,
+    homogeneity,
+    learned_gaussian,
+    learned_rates,
+    level_within,
+    posterior,
+    robust_intervals,
+)
+from jaxpfl.studies import own_clients
+from jaxpfl.studies.own_clients import LEVEL, CsvTable, Own, Picture, distinct_clients, own_or_simulated, refuse_sum
 from jaxpfl.studies.repetitions import repeat, report
 from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table
-from jaxpfl.studies.study import Results, Settings, Study, at_least, refuse_given, within
+from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, refuse_given, within
 from jaxpfl.support.console import new_axes, save
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal", "needles"]
 
@@ -102,15 +124,6 @@ class NormalMeansOptions(CsvTable):
     weights: str | None = None
     """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
     it is then that of a random person's client. Estimates and risks are of all clients all the same."""
-    epsilon: float | None = None
-    """Privacy of each client in the prior of estimates of your own, from counts of cells of --range and --error-range;
-    local, by each client itself, unless --delta is given."""
-    delta: float | None = None
-    """Delta of a trusted server's counts of the cells."""
-    range: tuple[float, ...] = ()
-    """Least and greatest estimate of the cells, publicly known; those beyond are clipped."""
-    error_range: tuple[float, ...] = ()
-    """Least and greatest standard error of the cells, publicly known."""
     level: float = LEVEL
     """Level of the intervals of clients of your own, which integrate over a normal, Beta or Gamma prior and take any
     other for known."""
@@ -223,4 +236,383 @@ def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
     return save(figure, folder, "errors")
 
 
-STUDY = Study(NormalMeansSettings, own_or_simulated("normal_means", simulated), NormalMeansOptions)
+Kind: TypeAlias = Literal["estimate", "successes", "count"]
+PAIRS: dict[Kind, tuple[str, str]] = {
+    "estimate": ("estimate", "se"),
+    "successes": ("successes", "trials"),
+    "count": ("count", "exposure"),
+}
+"""The names of the two columns of each kind."""
+_SIMULATED = ("clients", "truth", "nonzero", "size", "priors", "repetitions")
+_MOST_INTEGRATED = 100_000
+"""Clients of distinct counts beyond which the population of their rates counts as known."""
+
+
+class Summaries(NamedTuple):
+    """Clients of a file.
+
+    Attributes:
+      kind: name of the pair of columns.
+      client: name of the column of clients.
+      names: clients, [m].
+      first, second: the two columns, [m] each.
+      ignored: names of the other columns.
+      covariate_names: as asked for, [k].
+      covariates: their columns, [m, k].
+      groups: names of the clients' groups, [m]; None unless asked for.
+      weights: numbers of at least zero, [m]; None unless asked for.
+    """
+
+    kind: Kind
+    client: str
+    names: list[str]
+    first: np.ndarray
+    second: np.ndarray
+    ignored: list[str]
+    covariate_names: list[str]
+    covariates: np.ndarray
+    groups: list[str] | None = None
+    weights: np.ndarray | None = None
+
+
+class Fitted(NamedTuple):
+    """Results of a fit.
+
+    Attributes:
+      facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      columns: columns of ``estimates.csv`` beside the clients' names, [m] each.
+      files: further tables, by the name of their file.
+    """
+
+    facts: dict[str, Any]
+    columns: dict[str, Any]
+    files: Mapping[str, dict[str, list]] = {}
+
+
+def read(
+    table: Table,
+    covariates: Sequence[str] = (),
+    *,
+    client: str | None = None,
+    groups: str | None = None,
+    weights: str | None = None,
+) -> Summaries:
+    """Read the clients of a table, of which two columns are a pair of `PAIRS`, in any order and case.
+
+    Args:
+      table: a row for each client.
+      covariates: names of further columns of numbers.
+      client: column with the clients' names; one called client or id unless given.
+      groups: name of a column that names each client's group.
+      weights: name of a column of numbers of at least zero.
+
+    Raises:
+      JaxpflError: a table without such a pair or with two of them, clients of which no column is named, a covariate,
+        groups or weights that are no column of their own, a cell that is no finite number, a standard error, trials or
+        an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that is named
+        twice, or one that is the sum of all others.
+    """
+    path, known = table.path, [name.lower() for name in table.names]
+    found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
+    if len(found) != 1:
+        what = "several pairs of columns" if found else "no pair of columns"
+        ways = " or ".join(",".join(pair) for pair in PAIRS.values())
+        more = "" if found else "; a row for each sample is for jaxpfl estimate gaussian"
+        raise JaxpflError(f"{path}: {what} in {table.listed}: needs {ways}{more}")
+    kind = found[0]
+    first, second = (table.find(name) for name in PAIRS[kind])
+    wished = [table.find(name.strip(), "covariate") for name in covariates]
+    group = None if groups is None else table.find(groups.strip(), "groups")
+    weight = None if weights is None else table.find(weights.strip(), "weights")
+    used = [first, second, *wished, *(name for name in (group, weight) if name is not None)]
+    own = table.clients(client, used)
+    for name in (own, *used):
+        if [own, *used].count(name) > 1:
+            raise JaxpflError(f"{path}: column {shown(name)} is asked for twice")
+    columns = {name: table.numbers(name) for name in used if name != group}
+    names, x, s = distinct_clients(table, own), columns[first], columns[second]
+    rules = [(second, s > 0, "> 0")]
+    if kind != "estimate":
+        rules.append((first, (x >= 0) & (x == np.round(x)), "a whole number of at least 0"))
+    if kind == "successes":
+        rules += [(second, s == np.round(s), "a whole number"), (first, x <= s, f"at most the {second}")]
+    if weight is not None:
+        rules.append((weight, columns[weight] >= 0, "at least 0"))
+    for name, good, words in rules:
+        for row in np.flatnonzero(~good):
+            got = shown(table.cells[name].iloc[row])
+            raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
+    with np.errstate(over="ignore"):  # of independent totals the variances add
+        refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
+    return Summaries(
+        kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,
+        np.stack([columns[name] for name in wished], axis=1) if wished else np.zeros((len(x), 0)),
+        None if group is None else table.texts(group), None if weight is None else columns[weight],
+    )  # fmt: skip
+
+
+def own_results(path: Path, given: Any, options: Any) -> Results:
+    """Estimates of a file's clients.
+
+    Args:
+      path: file to read; see `read`.
+      given: the settings, of which those of simulated clients must be at their defaults.
+      options: a `NormalMeansOptions`.
+
+    Raises:
+      JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
+        and as the fits.
+    """
+    level_within(options.level, np.float64)
+    own_clients.refuse_simulated(given, _SIMULATED)
+    table = csv_text.read(path, options.sep, options.decimal, options.encoding, options.missing_words)
+    data = read(table, options.covariates, client=options.client, groups=options.groups, weights=options.weights)
+    _refuse_beside(path, data.kind, options)
+    try:
+        with jax.enable_x64(True):
+            found = _fit(data, given.seed, options)
+    except JaxpflError as error:
+        raise JaxpflError(f"{path}: {error}") from None
+    columns = {name: np.asarray(values) for name, values in found.columns.items()}
+    more = [name.strip() for name in (options.groups, options.weights) if name is not None]
+    result: dict[str, Any] = {
+        "study": "normal-means",
+        "csv": path.name,
+        "read": {
+            "client": data.client,
+            "columns": [*PAIRS[data.kind], *data.covariate_names, *more],
+            "ignored": data.ignored,
+        },
+        "clients": len(data.names),
+        "level": options.level,
+        "settings": {"seed": given.seed},
+    } | found.facts
+    sizes = np.ones(len(data.names)) if data.kind == "estimate" else data.second
+    local, personalized, low, high = (columns[name] for name in ("local", "personalized", "low", "high"))
+    picture = Picture("", local, personalized, low, high, sizes, found.facts["estimated"]["mean"])
+    own = Own(result, {"client": data.names} | {name: of.tolist() for name, of in columns.items()}, [picture])
+    return own_clients.file_results(own, lambda: _said(result), found.files)
+
+
+def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
+    """Refuse options that would be ignored for a file or beside others.
+
+    Raises:
+      JaxpflError.
+    """
+    if kind != "estimate":
+        names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
+        refuse_given(options, names, f"is of estimate,se, and {path.name} has {','.join(PAIRS[kind])}")
+    priors = ("prior", "center", "components", "weights")
+    if options.covariates:
+        why = "is without --covariates, about which clients have a prior of their own"
+        refuse_given(options, (*priors, "groups"), why)
+    elif options.groups is not None:
+        refuse_given(options, priors, "is without --groups, about which clients are normal")
+
+
+def _fit(data: Summaries, seed: int, options: Any) -> Fitted:
+    if data.covariate_names:
+        at = dependent(data.covariates)
+        if at is not None:
+            name = shown(data.covariate_names[at])
+            raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
+        return (_areas if data.kind == "estimate" else _rates_about)(data, options)
+    if data.kind != "estimate":
+        return _rates(data, seed, options)
+    if data.groups is not None:
+        return _groups(data, data.groups, options)
+    return _estimates(data, options)
+
+
+def _estimates(data: Summaries, options: Any) -> Fitted:
+    """Fit a prior to estimates with standard errors."""
+    x, s = data.first, data.second
+    center: Any = options.center
+    if center is None and options.prior in ("normal", "point-normal"):
+        center = "learned"
+    facts: dict[str, Any] = {"prior": options.prior, "intervals": "plug-in"}
+    fit = ebnm(x, s, options.prior, center=center, components=options.components, weights=data.weights)
+    low, high = fit.interval(options.level)
+    stderr, lfsr = fit.sd, fit.lfsr
+    if options.prior == "normal" and options.center is None and data.weights is None:
+        # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
+        # both for all that tells how sure an estimate is.
+        facts["intervals"] = "integrated"
+        middle, stderr = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
+        reach = learned_gaussian.student(options.level, np.inf) * stderr
+        low, high = middle - reach, middle + reach
+        lfsr = jax.scipy.special.ndtr(-jnp.abs(middle) / stderr)
+    robust, test = robust_intervals(x, s, options.level), homogeneity(x, s)
+    facts |= {
+        "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
+        "log_marginal": float(fit.log_marginal),
+        "risk": _risk(s, fit.risks),
+        "clients_differ": _test("Cochran's Q", test.statistic, test.p_value),
+        "pooled": {"mean": float(test.mean), "stderr": float(test.stderr)},
+        "kurtosis": robust.kurtosis,
+    } | _weighting(data, options)
+    columns = {
+        "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr,
+        "low": np.minimum(low, fit.mean), "high": np.maximum(high, fit.mean), "robust": robust.mean,
+        "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr, "shrinkage": fit.shrinkage,
+        "score": fit.scores,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _areas(data: Summaries, options: Any) -> Fitted:
+    """Fit estimates with standard errors about a regression on covariates."""
+    found = fay_herriot(data.first, data.second, data.covariates)
+    low, high = found.interval(options.level)
+    facts = {
+        "prior": "normal",
+        "estimated": {"mean": float(found.regression.mean()), "sigma_theta": float(found.variance) ** 0.5},
+        "coefficients": own_clients.coefficients(data.covariate_names, found.beta, found.beta_covariance),
+        "log_likelihood": float(found.log_likelihood),
+        "risk": _risk(data.second, found.risks),
+        "clients_differ": _test("Cochran's Q about the regression", found.statistic, found.p_value),
+    }
+    columns = {
+        "local": data.first, "local_stderr": data.second, "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
+        "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
+    """Fit estimates with standard errors about their groups' means."""
+    names, index = np.unique(np.array(groups), return_inverse=True)
+    found = ebnm_groups(data.first, data.second, index)
+    low, high = found.interval(options.level)
+    group_low, group_high = found.group_interval(options.level)
+    facts = {
+        "prior": "normal",
+        "estimated": {
+            "mean": float(found.overall), "stderr": float(found.overall_stderr),
+            "sigma_theta": float(found.within) ** 0.5, "sigma_groups": float(found.between) ** 0.5,
+        },
+        "groups": len(names),
+        "log_likelihood": float(found.log_likelihood),
+        "risk": _risk(data.second, found.risks),
+        "clients_differ": _test("Cochran's Q about the groups", found.statistic, found.p_value),
+        "groups_differ": _test("likelihood ratio", found.ratio, found.group_p_value),
+    }  # fmt: skip
+    columns = {
+        "local": data.first, "local_stderr": data.second, "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "group": np.array(groups),
+        "group_mean": np.asarray(found.group_mean)[index], "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    rows = {
+        "clients": np.bincount(index), "mean": found.group_mean, "stderr": np.sqrt(found.group_mse),
+        "low": group_low, "high": group_high, "shrinkage": found.group_shrinkage, "residual": found.group_residual,
+    }  # fmt: skip
+    table = {"group": names.tolist()} | {name: np.asarray(of).tolist() for name, of in rows.items()}
+    return Fitted(facts, columns, {"groups.csv": table})
+
+
+def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a Beta or Gamma prior, or any distribution, to successes of trials or to counts."""
+    z, n, bounded = data.first, data.second, data.kind == "successes"
+    prior: Any = "npmle" if options.prior == "npmle" else "conjugate"
+    fit = (ebbinomial if bounded else ebpoisson)(z, n, prior, weights=data.weights)
+    low, high, stderr = (np.asarray(of) for of in (*fit.interval(options.level), fit.sd))
+    how = "plug-in"
+    if prior == "conjugate" and data.weights is None and len(z) <= _MOST_INTEGRATED:
+        how = "integrated"
+        low, high, stderr = (learned_rates.probabilities if bounded else learned_rates.rates)(z, n, options.level)
+    test = differences.of_shares(z, n, seed) if bounded else differences.of_rates(z, n)
+    facts = {
+        "prior": "npmle" if prior == "npmle" else "beta" if bounded else "gamma",
+        "intervals": how,
+        "estimated": {"mean": float(fit.prior_mean), "sigma_theta": float(fit.prior_sd)},
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": test._asdict(),
+    } | _weighting(data, options)
+    own = np.asarray(fit.mean)
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": stderr, "low": np.minimum(low, own),
+        "high": np.maximum(high, own),
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _rates_about(data: Summaries, options: Any) -> Fitted:
+    """Fit successes of trials, or counts, about a regression on covariates."""
+    bounded = data.kind == "successes"
+    fit = (ebbinomial_regression if bounded else ebpoisson_regression)(data.first, data.second, data.covariates)
+    low, high = fit.interval(options.level)
+    spread = float(fit.spread)
+    facts = {
+        "prior": "beta" if bounded else "gamma",
+        "estimated": {
+            "mean": float(fit.rates.prior_mean.mean()),
+            "sigma_theta": float((fit.rates.prior_sd**2).mean()) ** 0.5,
+        },
+        "spread": {"pseudo_trials" if bounded else "shape": spread if np.isfinite(spread) else None},
+        "coefficients": own_clients.coefficients(data.covariate_names, fit.beta, fit.beta_covariance),
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": _test("likelihood ratio to the regression", fit.ratio, fit.p_value),
+    }
+    columns = {
+        "local": data.first / data.second, "personalized": fit.mean, "personalized_stderr": fit.rates.sd,
+        "low": np.minimum(low, fit.mean), "high": np.maximum(high, fit.mean), "regression": fit.rates.prior_mean,
+        "shrinkage": fit.rates.shrinkage,
+    }  # fmt: skip
+    return Fitted(facts, columns)
+
+
+def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
+    return {"name": name, "statistic": float(statistic), "p_value": float(p_value)}
+
+
+def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
+    """Stein's unbiased estimate of the mean squared error from every client's term, and the error of x."""
+    each = np.asarray(terms)
+    stderr = float(each.std(ddof=1) / len(s) ** 0.5)
+    return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
+
+
+def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
+    """Column of the clients' weights, and Kish's number of equal clients, as JSON; empty without weights."""
+    if data.weights is None:
+        return {}
+    share = data.weights / data.weights.sum()
+    return {"weights": {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}}
+
+
+def _said(result: dict[str, Any]) -> list[Block]:
+    lines = [own_clients.summaries_read(result)]
+    estimated = result["estimated"]
+    if "coefficients" in result:
+        lines.append(own_clients.said_coefficients(result))
+        lines.append(f"spread about it: sigma_theta {estimated['sigma_theta']:.4g}")
+    elif "groups" in result:
+        mean = f"mean {estimated['mean']:.4g} ± {estimated['stderr']:.2g}"
+        spreads = f"sigma_groups {estimated['sigma_groups']:.4g}, sigma_theta within groups"
+        lines.append(f"learned of {result['groups']} groups: {mean}, {spreads} {estimated['sigma_theta']:.4g}")
+        lines.append(own_clients.said_test(result["groups_differ"], "groups"))
+    else:
+        mean, spread = f"mean {estimated['mean']:.4g}", f"sigma_theta {estimated['sigma_theta']:.4g}"
+        likely = f"log likelihood {result['log_marginal']:.6g}"
+        lines.append(f"learned of all, prior {result['prior']}: {mean}, {spread}, {likely}")
+    if "weights" in result:
+        of = result["weights"]
+        lines.append(
+            f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients; tests "
+            "count each row once"
+        )
+    lines.append(own_clients.said_test(result["clients_differ"], "clients"))
+    if "risk" in result:
+        risk = result["risk"]
+        lines.append(
+            f"mean squared error by Stein's unbiased estimate: {risk['personalized']:.4g} ± {risk['stderr']:.2g}, "
+            f"local {risk['local']:.4g}"
+        )
+    if result.get("intervals") == "plug-in":
+        lines.append("intervals take the prior for known: too short for few clients")
+    return [*lines]
+
+
+STUDY = Study(NormalMeansSettings, own_or_simulated(own_results, simulated), NormalMeansOptions)

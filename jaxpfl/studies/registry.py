@@ -23,8 +23,7 @@ STUDIES: Mapping[str, str] = {
     "moments with EM.",
     "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the "
     "Bayes bound.",
-    "coefficients": "Regressions from few examples each (--csv too): a full covariance, or a common subspace of rank "
-    "k.",
+    "coefficients": "Regressions from few examples each: a full covariance, or a common subspace of rank k.",
     "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, and "
     "Algorithm 5.",
     "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and "

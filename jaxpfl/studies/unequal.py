@@ -14,8 +14,7 @@ from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators.base import Samples
-from jaxpfl.studies import probability_priors as priors
-from jaxpfl.studies.probability_priors import ProbabilityPrior
+from jaxpfl.studies.bernoulli import ProbabilityPrior, parse_prior
 from jaxpfl.studies.repetitions import gain, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, with_error, write_gains
 from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, within
@@ -51,7 +50,7 @@ class UnequalSettings(Settings):
         super().check()
         if self.most < max(2, self.least):
             raise JaxpflError(f"most must be at least 2 and the least samples ({self.least}), got {self.most}")
-        return priors.parse(self.prior)
+        return parse_prior(self.prior)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from scipy import stats
 from jaxpfl.estimators import base, bernoulli, beta_binomial
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.bernoulli import Population
-from jaxpfl.studies import probability_priors as priors
+from jaxpfl.studies.bernoulli import parse_prior
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -94,7 +94,7 @@ def test_known_beta_gain_is_exact():
 )
 def test_the_specs_gains(prior: str, corrected: float | None, printed: float):
     """Exact expectations at n = 14 with many clients, in %; the last row is the paper's 34.0 for its Beta."""
-    population, n = priors.parse(prior).population, 14
+    population, n = parse_prior(prior).population, 14
     local = population.local(n)
 
     def gain(a) -> float:
@@ -109,7 +109,7 @@ def test_the_specs_gains(prior: str, corrected: float | None, printed: float):
 @pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "truncnorm:.9,.4", "uniform", "spikes", "beta:2,6"])
 def test_populations_draw_what_they_say(prior: str):
     """Mean and variance of 200000 draws within 5 standard errors; truncated normals also against SciPy."""
-    found = priors.parse(prior)
+    found = parse_prior(prior)
     p = np.asarray(found.draw(jax.random.key(1), 200_000))
     mean, variance = found.population
     assert 0 <= p.min() <= p.max() <= 1

@@ -112,33 +112,6 @@ def test_em_ends_at_the_maximum_that_scipy_finds():
     np.testing.assert_allclose(found.noise, np.exp(best.x[5]), rtol=1e-3)
 
 
-def test_squared_errors_count_the_means_own():
-    """Against the linear map from labels to errors, whose covariance is that of labels and coefficients together."""
-    mu, covariance, x, y, _ = clients(7, 3, 4)
-    m, n, d = x.shape
-    inverses = [np.linalg.inv(own @ covariance @ own.T + 0.3 * np.eye(n)) for own in x]
-    gram = np.linalg.inv(sum(own.T @ v @ own for own, v in zip(x, inverses, strict=True)))
-    got = joint.squared_errors(
-        joint.Coefficients(jnp.asarray(mu), jnp.asarray(covariance), jnp.asarray(0.3)), sums(x, y)
-    )
-    for i in range(m):
-        gain = covariance @ x[i].T @ inverses[i]
-        # Estimate i is a sum of maps of all clients' labels; errors subtract the client's own theta.
-        maps = [(np.eye(d) - gain @ x[i]) @ gram @ own.T @ v for own, v in zip(x, inverses, strict=True)]
-        maps[i] = maps[i] + gain
-        want = covariance.copy()
-        for of, v in zip(maps, inverses, strict=True):
-            want += of @ np.linalg.inv(v) @ of.T
-        want -= maps[i] @ x[i] @ covariance + (maps[i] @ x[i] @ covariance).T
-        np.testing.assert_allclose(got[i], want, rtol=1e-8, atol=1e-10)
-
-
-def test_messages_about_a_center_are_those_of_the_residuals():
-    mu, _, x, y, _ = clients(5, 4, 3)
-    for got, want in zip(joint.about(jnp.asarray(mu), sums(x, y)), sums(x, y - x @ mu), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
-
-
 def test_padding_of_zeros_and_the_order_of_clients_change_nothing():
     *_, x, y, _ = clients(9, 4, 3)
     padded = jax.vmap(partial(joint.message, size=4))(
@@ -170,31 +143,3 @@ def test_correlations_help_where_examples_are_few():
     alone = error(jax.vmap(lambda own: regression.posterior(one, own).mean)(data))
     assert learned < 1.08 * known
     assert learned < 0.9 * alone
-
-
-@pytest.mark.parametrize("spreads", [(1.0, 0.5, 0.2), (0.8, 0.3, 0.0), (0.0, 0.0, 0.0)])
-def test_the_maximum_of_the_likelihood_is_not_passed(spreads):
-    """By EM from it, and by SciPy's simplex on the dense likelihood in L; also where Sigma is singular."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(20, 4, 3))
-    theta = np.array([1.0, -1.0, 0.5]) + rng.normal(size=(20, 3)) * spreads
-    y = np.einsum("ijd,id->ij", x, theta) + 0.7 * rng.normal(size=(20, 4))
-    sent = sums(x, y)
-    found = joint.maximum_likelihood(sent, FLOOR, joint.start(sent).covariance ** 0.5)
-    assert found.converged
-    at = found.population
-    assert dense(*at, x, y)[2].sum() == pytest.approx(found.log_likelihood, abs=1e-8)
-    lower = np.tril_indices(3)
-
-    def minus(flat):
-        root = np.zeros((3, 3))
-        root[lower] = flat[3:9]
-        return -dense(flat[:3], root @ root.T, np.exp(flat[9]), x, y)[2].sum()
-
-    factor = np.linalg.qr(np.asarray(found.root).T)[1].T[lower]
-    flat = np.concatenate([at.mean, factor, [np.log(at.noise)]])
-    near = [flat + 0.1 * rng.normal(size=10) for _ in range(200)]
-    assert min(map(minus, near)) > -found.log_likelihood - 1e-6
-    assert -minimize(minus, flat, method="Nelder-Mead", options={"maxiter": 600}).fun < found.log_likelihood + 1e-5
-    after = em(at._replace(covariance=at.covariance + FLOOR * np.eye(3)), sent, FLOOR, 20)
-    assert posteriors(after, sent).log_evidence.sum() < found.log_likelihood + 1e-5

@@ -1,4 +1,4 @@
-"""Readers of the user's own clients and tables: coefficients, and columns beside the summaries."""
+"""Readers of the user's own clients and tables: several labels, and columns beside the summaries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ import numpy as np
 from fuzz_target import Target, of_file, whole
 
 from jaxpfl.data.sources import csv_text, tables
-from jaxpfl.studies import coefficients as coefficients_study
-from jaxpfl.studies import normal_means as normal_means_study
-from jaxpfl.studies.own_data import coefficients, normal_means
+from jaxpfl.studies import normal_means
 
 BESIDE = (
     b"client,estimate,se,x,g,w\na,1.5,0.2,1,north,1\nb,-2,0.5,0,south,2\nc,0.25,1e-3,2.5,north,0\nd,1,1,3,south,4\n"
-)
-EXAMPLES = (
-    b"who,x,colour,y\na,1,red,2.5\na,2,blue,3\na,0.5,red,1\nb,3,red,7\nb,1,blue,2\nb,2,red,4\n"
-    b"c,4,blue,9\nc,1,red,2\nc,2,blue,5.5\nd,0,red,1\nd,5,blue,8\nd,2,red,3\n"
 )
 LABELS = (
     b"city,area,warm,large\nBern,81.5,1,1\nZug,64.0,0,1\nBern,70,1,0\nZug,50,0,0\n",
@@ -64,17 +58,11 @@ def labels(path: Path) -> Any:
 
 def fitted(path: Path) -> Any:
     """Estimates of normal means, with what is beside the summaries used in turn."""
-    options = normal_means_study.NormalMeansOptions(csv=path)
+    options = normal_means.NormalMeansOptions(csv=path)
     which = len(path.read_bytes()) % 3
     options = replace(options, covariates=("x",) if which == 0 else ())
     options = replace(options, groups="g" if which == 1 else None, weights="w" if which == 2 else None)
-    return _told(normal_means.results(path, normal_means_study.NormalMeansSettings(), options))
-
-
-def regressed(path: Path) -> Any:
-    """Coefficients of every client of a table of examples."""
-    options = coefficients_study.CoefficientsOptions(csv=path, target="y", client="who")
-    return _told(coefficients.results(path, coefficients_study.CoefficientsSettings(), options))
+    return _told(normal_means.own_results(path, normal_means.NormalMeansSettings(), options))
 
 
 def _told(found: Any) -> Any:
@@ -101,8 +89,5 @@ OWN: dict[str, Target] = {
     "several labels": of_file(of(*LABELS), labels, "a.csv", text=True),
     "normal means": of_file(
         of(BESIDE), fitted, "a.csv", text=True, begin=warm(BESIDE, fitted), share=0.01, slowest=COMPILING
-    ),
-    "coefficients": of_file(
-        of(EXAMPLES), regressed, "a.csv", text=True, begin=warm(EXAMPLES, regressed), share=0.01, slowest=COMPILING
     ),
 }

@@ -22,7 +22,7 @@ from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
 from jaxpfl.runs import config, export, inputs
-from jaxpfl.studies.own_data import client_csv, normal_means
+from jaxpfl.studies import normal_means, own_clients
 
 RNG = np.random.default_rng(0)
 IMAGES = bytes((0, 0, 8, 3)) + np.array([2, 3, 4], ">u4").tobytes() + bytes(range(24))
@@ -189,7 +189,7 @@ READERS: dict[str, Target] = {
     ),
     "csv table": of_file(of(TABLE), table, "a.csv", text=True),
     "token counts": of_file(of(COUNTS), token_counts.read_counts_csv, "a.csv", text=True),
-    "clients": of_file(of(CLIENTS, DECIMAL_COMMAS), client_csv.read, "a.csv", text=True),
+    "clients": of_file(of(CLIENTS, DECIMAL_COMMAS), own_clients.read, "a.csv", text=True),
     "summaries": of_file(of(*SUMMARIES), summaries, "a.csv", text=True),
     "graph": of_file(of(EDGES), graph, "a.csv", text=True),
     "elections": of_file(

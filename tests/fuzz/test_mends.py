@@ -27,7 +27,7 @@ from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.reports.folders import _lost, check
 from jaxpfl.runs.reports.page import page
 from jaxpfl.runs.sweep.grid import parse
-from jaxpfl.studies.probability_priors import parse as parse_prior
+from jaxpfl.studies.bernoulli import parse_prior
 from jaxpfl.support import files
 from jaxpfl.support.errors import expecting
 from jaxpfl.uploads.compression import codes, quantizers

@@ -15,7 +15,7 @@ from jaxpfl.core import participation
 from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
 from jaxpfl.runs.sweep import grid
-from jaxpfl.studies import probability_priors
+from jaxpfl.studies import bernoulli
 from jaxpfl.uploads.compression import codes, compressors, quantizers
 from jaxpfl.uploads.robust import aggregation, attacks
 
@@ -99,7 +99,7 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "attack": (attacks.attack_of, ("scale:factor=10", "noise:scale=1", "sign-flip")),
     "planted": (planted.parse, ("planted:clients=50,clusters=5",)),
     "grid": (grid.parse, ("lr=log:1e-3:1:5", "cohort=0.1m,10", "adaped.psi_init=1,3.5", "lr=linear:0:1")),
-    "probability prior": (probability_priors.parse, ("beta:2,3", "truncated-normal:0.5,0.1")),
+    "probability prior": (bernoulli.parse_prior, ("beta:2,3", "truncated-normal:0.5,0.1")),
 }
 
 

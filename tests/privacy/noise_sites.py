@@ -28,7 +28,6 @@ RELEASES = {
     "estimators.histograms.private.noisy_sums": "a round's standardised sums",
     "estimators.histograms.clusters.noisy_moment": "the second moment",
     "estimators.histograms.printed.centering": "a call of Algorithm 3",
-    "estimators.empirical_bayes.private.central": "counts of cells",
     "estimators.clustering.noisy_lloyd.step": "a step of Lloyd's algorithm",
 }
 

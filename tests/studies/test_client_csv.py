@@ -11,17 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.studies.own_data import client_csv, output
-from jaxpfl.studies.own_data.client_csv import CsvLayout
+from jaxpfl.studies import own_clients
+from jaxpfl.studies.own_clients import CsvLayout
 from jaxpfl.support.errors import JaxpflError
 
 OTHER = {"encoding": "cp1252", "missing_words": "."}
 
 
-def read(folder: Path, text: str | bytes, layout: CsvLayout | None = None) -> client_csv.Clients:
+def read(folder: Path, text: str | bytes, layout: CsvLayout | None = None) -> own_clients.Clients:
     path = folder / "own.csv"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return client_csv.read(path, layout)
+    return own_clients.read(path, layout)
 
 
 def comma(cell: str) -> str:
@@ -190,7 +190,7 @@ def test_what_was_understood(tmp_path: Path):
         "samples": {"min": 1, "median": 1.5, "max": 2},
         "first": {"client": "10", "size": 2, "samples": [1.5, 2.5]},
     }
-    assert output.how_it_was_read({"read": found.understood}) == [
+    assert own_clients.how_it_was_read({"read": found.understood}) == [
         "read as: a row for each sample; separator semicolon, decimal comma",
         "clients: client; samples: value; not used: row",
         "2 clients of 1 to 2 (median 1.5) samples; the first, 10: 1.5, 2.5",
@@ -212,6 +212,6 @@ def test_a_row_of_sums_is_refused_whatever_its_name(counts, place):
     with_sum = np.insert(rows, place, rows.sum(axis=0), axis=0)
     names = [f"c{i}" for i in range(len(with_sum))]
     with pytest.raises(JaxpflError, match=f"client 'c{place}' is the sum of all others"):
-        client_csv.refuse_sum(Path("own.csv"), names, with_sum)
+        own_clients.refuse_sum(Path("own.csv"), names, with_sum)
     with_sum[place] += 0.01
-    client_csv.refuse_sum(Path("own.csv"), names, with_sum)
+    own_clients.refuse_sum(Path("own.csv"), names, with_sum)

@@ -22,7 +22,6 @@ from jaxpfl.estimators.empirical_bayes import (
 )
 from jaxpfl.studies import normal_means
 from jaxpfl.studies.normal_means import NormalMeansSettings
-from jaxpfl.studies.own_data import normal_means as own_means
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -253,7 +252,7 @@ def test_covariates_of_few_counts_and_without_a_file_are_refused(capsys, tmp_pat
 )
 def test_bad_files_are_refused_in_a_line(tmp_path, text, said):
     with pytest.raises(JaxpflError) as error:
-        own_means.read(csv_text.read(made(tmp_path, text)))
+        normal_means.read(csv_text.read(made(tmp_path, text)))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -265,15 +264,11 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
         ("one.csv: needs at least 2 clients, got 1", "--csv", one),
         ("prior is of estimate,se, and ones.csv has successes,trials", "--csv", ones, "--prior", "point-normal"),
         ("components is of estimate,se, and ones.csv has successes", "--csv", ones, "--components", "2"),
-        ("epsilon is of estimate,se, and ones.csv has successes", "--csv", ones, "--epsilon", "2"),
         ("truth is of simulated data", "--csv", one, "--truth", "normal"),
         ("level must be > 0 and < 1, got 2", "--csv", one, "--level", "2"),
         ("level requires --csv, got 0.5", "--level", "0.5"),
         ("No such file", "--csv", tmp_path / "none.csv"),
         ("did you mean npmle", "--csv", one, "--prior", "npml"),
-        ("range needs epsilon", "--csv", one, "--range", "-8", "8"),
-        ("center is without --epsilon", "--csv", one, "--epsilon", "1", "--center", "1"),
-        ("error_range must be two public numbers with", "--csv", one, "--epsilon", "1", "--range", "-8", "8"),
     ):
         assert said in refused(capsys, *arguments)
     with pytest.raises(JaxpflError, match="truth must be sparse, two-point, efron, normal, needles, got 'dense'"):
@@ -283,7 +278,7 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
 @pytest.mark.parametrize("client", [None, "region"])
 def test_clients_are_named_whatever_else_is_in_the_file(tmp_path, client):
     text = "id,region,estimate,se\n" + "".join(f"{9 - i},r{i},{i % 3}.5,1\n" for i in range(8))
-    found = own_means.read(csv_text.read(made(tmp_path, text)), client=client)
+    found = normal_means.read(csv_text.read(made(tmp_path, text)), client=client)
     assert found.names == ([f"r{i}" for i in range(8)] if client else [str(9 - i) for i in range(8)])
     assert (found.client, found.ignored) == ((client, ["id"]) if client else ("id", ["region"]))
 
@@ -295,23 +290,6 @@ def pupils(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     x = 1.5 * rng.normal(size=6)[group] + rng.normal(size=24)
     rows = "\n".join(f"p{i},s{group[i]},{x[i]},{s[i]},{i % 5}" for i in range(24))
     return made(tmp_path, f"id,School,estimate,se,people\n{rows}\n"), x, s, group
-
-
-@pytest.mark.slow
-def test_a_private_prior(capsys, tmp_path):
-    path = pupils(tmp_path)[0]
-    command = ["estimate", "normal-means", "--csv", str(path), "--epsilon", "2", "--range", "-8", "8"]
-    main([*command, "--error-range", "0.5", "1", "--delta", "1e-6", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["privacy"] == {
-        "epsilon": 2, "delta": 1e-6, "form": "central", "cells": 64, "range": [-8, 8], "error_range": [0.5, 1]
-    }  # fmt: skip
-    main([*command, "--error-range", "0.5", "1", "--prior", "normal"])
-    said = capsys.readouterr().out
-    said = " ".join(said.split())
-    assert "the prior alone is private: epsilon 2, pure, by a randomised bit of each client for each of 64" in said
-    assert "not private: all else in this summary" in said
-    assert "keep the seed to yourself" in said
 
 
 @pytest.mark.slow

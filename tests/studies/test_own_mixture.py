@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from jaxpfl.studies import mixture
 from jaxpfl.studies.mixture import MixtureSettings
-from jaxpfl.studies.own_data import mixture
 from jaxpfl.support.errors import JaxpflError
 
 CENTERS = np.array([[10.0, -2.0], [14.0, 1.0], [20.0, 0.0]])
@@ -34,7 +34,7 @@ GIVEN = MixtureSettings(components=3)
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[mixture.Kinds, np.ndarray]:
     folder = tmp_path_factory.mktemp("kinds")
     kinds = write(folder / "own.csv")
-    return mixture.run(folder / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size")), kinds
+    return mixture.fit_kinds(folder / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size")), kinds
 
 
 def test_kinds_are_found(made):
@@ -77,14 +77,14 @@ def test_probabilities_and_likelihood_are_those_of_the_samples(made, tmp_path: P
 def test_units_change_nothing(made, tmp_path: Path):
     found, _ = made
     write(tmp_path / "own.csv", units=(1000.0, 1e-6))
-    other = mixture.run(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size"))
+    other = mixture.fit_kinds(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(value="mass,size"))
     np.testing.assert_array_equal(other.kind, found.kind)
     np.testing.assert_allclose(other.personalized / (1000.0, 1e-6), found.personalized, rtol=1e-6)
 
 
 def test_files(made, tmp_path: Path):
     found, _ = made
-    assert [path.name for path in mixture.write(tmp_path / "plots", found)] == ["kinds.png"]
+    assert [path.name for path in mixture.write_kinds(tmp_path / "plots", found)] == ["kinds.png"]
     with open(tmp_path / "estimates.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 60
@@ -110,4 +110,4 @@ def test_refusals(tmp_path: Path, changes: dict, text: str, message: str):
     path = tmp_path / "own.csv"
     path.write_text("client,value\n" + text)
     with pytest.raises(JaxpflError, match=message):
-        mixture.run(path, MixtureSettings(**changes))
+        mixture.fit_kinds(path, MixtureSettings(**changes))

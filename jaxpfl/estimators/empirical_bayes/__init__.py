@@ -1,7 +1,7 @@
-"""Empirical Bayes beyond the papers: an annex with one door, which imports core, support and privacy only.
+"""Empirical Bayes beyond the papers: an annex with one door, which imports core and support only.
 
 One summary of each client: estimates with standard errors (`ebnm`; about covariates `fay_herriot`; in groups
-`ebnm_groups`; from private counts `private_ebnm`), successes of trials and events in exposures (`ebbinomial`,
+`ebnm_groups`), successes of trials and events in exposures (`ebbinomial`,
 `ebpoisson`, and `ebbinomial_regression`, `ebpoisson_regression` about covariates). Long samples about covariates:
 `unit_level`, and `random_coefficients` and `common_representation` where each client has coefficients of its own.
 Intervals that integrate over the population: `learned_gaussian`, `learned_rates`; for any population:
@@ -30,7 +30,6 @@ from jaxpfl.estimators.empirical_bayes.normal_means import (
     james_stein,
     posterior,
 )
-from jaxpfl.estimators.empirical_bayes.private import Cells, private_ebnm
 from jaxpfl.estimators.empirical_bayes.rates import (
     AtomRates,
     Rates,
@@ -47,7 +46,6 @@ __all__ = [
     "FAMILIES",
     "AreaMeans",
     "AtomRates",
-    "Cells",
     "Family",
     "GroupMeans",
     "Homogeneity",
@@ -75,7 +73,6 @@ __all__ = [
     "learned_rates",
     "level_within",
     "posterior",
-    "private_ebnm",
     "random_coefficients",
     "robust_intervals",
     "unit_level",

@@ -153,37 +153,3 @@ def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
 
 def _finite(degrees: np.ndarray | float) -> float:
     return float(np.minimum(degrees, 1e9))
-
-
-def of_regressions(x: np.ndarray, y: np.ndarray, users: np.ndarray) -> Test | None:
-    """F test that all clients have one regression: their own least squares against the pooled one.
-
-    With equal variances of normal labels the statistic has the F distribution, whatever the examples: degrees of
-    freedom are ranks, so that clients of few examples take part with as many as they have.
-
-    Args:
-      x: features with the intercept, [N, d].
-      y: labels, [N].
-      users: the client of each row, [N].
-
-    Returns:
-      The test; None where no client has more examples than its rank, or all together no more rank than one regression.
-
-    Reference: Chow 1960, "Tests of equality between sets of coefficients in two linear regressions".
-    """
-    from scipy import special
-
-    def fitted(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        theta, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
-        return float(((y - x @ theta) ** 2).sum()), int(rank)
-
-    order = np.argsort(users, kind="stable")
-    cuts = np.flatnonzero(np.diff(users[order])) + 1
-    own = [fitted(x[rows], y[rows]) for rows in np.split(order, cuts)]
-    left, rank = sum(of[0] for of in own), sum(of[1] for of in own)
-    together, rank_of_one = fitted(x, y)
-    more, free = rank - rank_of_one, len(y) - rank
-    if min(more, free) < 1 or left <= 0:
-        return None
-    statistic = max(together - left, 0) / more / (left / free)
-    return Test(f"F({more}, {free})", statistic, float(special.fdtrc(more, free, statistic)))

@@ -16,7 +16,7 @@ npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none  
 No family has a single message of fixed size that suffices for unequal s (for equal s the normal one has: the sum of x
 and of x^2). What a step of any fit needs is a sum over clients: of the likelihood's derivatives by two or three
 parameters, or of K gradients and K^2 curvatures of weights on a grid. A client's log likelihood is unbounded in its x,
-so that these sums have no private form; counts of cells of a public grid have (`private`).
+so that these sums have no private form.
 
 Every prior is a mixture of normals, atoms among them. Component k, N(c_k, t_k^2) with the weight pi_k, has the marginal
 N(c_k, t_k^2 + s^2) and the posterior

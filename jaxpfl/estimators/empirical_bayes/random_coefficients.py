@@ -15,8 +15,7 @@ at hand, then
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
 with the eigenvalues of Sigma and sigma^2 held above a floor; neither part lowers the likelihood. EM creeps where the
-likeliest Sigma is singular; `maximum_likelihood` climbs to the same maximum by a quasi-Newton method in L, in which a
-zero spread is an interior stationary point, and can restrict L to few columns (a subspace).
+likeliest Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
 joint Gaussian of known covariance in multi-task learning.
@@ -24,12 +23,10 @@ joint Gaussian of known covariance in multi-task learning.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Scalar
@@ -97,14 +94,6 @@ def pooled(messages: Message) -> Array:
 
 
 @full_precision.products
-def about(center: Array, messages: Message) -> Message:
-    """Messages of the residuals ``y - X center``, leaves [m, ...]; center [d]."""
-    fitted = messages.gram @ center
-    square = messages.square - 2 * messages.cross @ center + fitted @ center
-    return messages._replace(cross=messages.cross - fitted, square=jnp.maximum(square, 0))
-
-
-@full_precision.products
 def start(messages: Message) -> Coefficients:
     """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
 
@@ -121,29 +110,6 @@ def start(messages: Message) -> Coefficients:
 def posterior(population: Coefficients, sent: Message) -> Posterior:
     """Posterior of one client's coefficients."""
     return _posterior(population, _root(population.covariance), sent)
-
-
-@full_precision.products
-def squared_errors(population: Coefficients, messages: Message) -> Array:
-    r"""Covariance of every client's error, for known variances and a mean learned from all clients, [m, d, d].
-
-    .. math:: C_i + D_i V D_i^T, \qquad D_i = I - C_i A_i / \sigma^2, \qquad
-       V = \Big( \sum_i X_i^T (X_i \Sigma X_i^T + \sigma^2 I)^{-1} X_i \Big)^+
-
-    The second term is for the mean (the first two of Prasad and Rao's 1990 three); none is for the variances.
-
-    Args:
-      population: whose mean is that of generalised least squares, as `em` leaves it.
-      messages: of all clients, leaves [m, ...].
-
-    Reference: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model".
-    """
-    root = _root(population.covariance)
-    of = jax.vmap(lambda sent: _posterior(population, root, sent))(messages)
-    kept = jnp.eye(len(population.mean)) - of.covariance @ messages.gram / population.noise
-    seen = (messages.gram @ kept).sum(axis=0) / population.noise
-    spread = jnp.linalg.pinv((seen + seen.T) / 2, hermitian=True)
-    return of.covariance + kept @ spread @ kept.swapaxes(1, 2)
 
 
 @full_precision.products
@@ -168,109 +134,6 @@ def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -
         return Coefficients(at.mean, _above(covariance, floor), jnp.maximum(noise, floor))
 
     return jax.lax.fori_loop(0, steps, step, population)
-
-
-class Maximum(NamedTuple):
-    """Maximum of the likelihood.
-
-    Attributes:
-      population: its covariance may be singular.
-      root: L of the covariance, [d, k].
-      log_likelihood: summed ``log_evidence``, [].
-      converged: whether neither L, sigma^2, nor a direction that L lacks can raise the likelihood.
-    """
-
-    population: Coefficients
-    root: Array
-    log_likelihood: float
-    converged: bool
-
-
-_SLOPE = 1e-5
-"""Slope of the log likelihood per example at which it has converged."""
-_NO_SPREAD = 1e-8
-"""Eigenvalue of Sigma, relative to the labels' mean square, below which it is zero: a standard deviation of 1e-4."""
-_RESTARTS = 5
-
-
-def maximum_likelihood(messages: Message, floor: float, start: Array, mean: Array | None = None) -> Maximum:
-    """Fit the population by L-BFGS in L and log sigma^2; mu is that of generalised least squares at each step.
-
-    Runs on the host, in double precision; the likelihood and its gradient are one compiled program.
-
-    Args:
-      messages: messages of all clients, leaves [m, ...].
-      floor: least sigma^2, positive.
-      start: L to start from, [d, k], without zero columns; k < d restricts the coefficients to a subspace about mu.
-      mean: mu, [d], where it is known; learned unless given.
-    """
-    from scipy import optimize
-
-    shape, count = start.shape, float(messages.size.sum())
-    scale = float(messages.square.sum()) / count
-    half = float(_residual(messages, pooled(messages)[None] if mean is None else mean[None]).sum()) / count / 2
-
-    def minus(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _minus_log_likelihood(jnp.asarray(flat), messages, mean, shape=shape)
-        return float(value) / count, np.asarray(slope) / count
-
-    bounds = [(None, None)] * start.size + [(np.log(floor), None)]
-    at = np.append(np.asarray(start), np.log(max(half, floor)))
-    slope, rises = np.array(np.inf), True
-    for _ in range(_RESTARTS):
-        options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": _SLOPE / 100, "maxcor": 30}
-        found = optimize.minimize(minus, at, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        at, slope = found.x, np.array(found.jac)
-        if at[-1] == np.log(floor):  # where only a smaller sigma^2 could raise the likelihood
-            slope[-1] = min(slope[-1], 0)
-        values, vectors = np.linalg.eigh(_slope_of_covariance(jnp.asarray(at), messages, mean, shape=shape) / count)
-        rises = shape[0] == shape[1] and values[-1] * scale > _SLOPE
-        if not rises:
-            break
-        # A saddle: L lacks a direction in which a spread would raise the likelihood. Replace its least column.
-        root = at[:-1].reshape(shape)
-        left, sizes, _ = np.linalg.svd(root)
-        root = left * sizes
-        root[:, -1] += 0.1 * scale**0.5 * vectors[:, -1]
-        at = np.append(root, at[-1])
-    left, sizes, _ = np.linalg.svd(at[:-1].reshape(shape), full_matrices=False)
-    root = jnp.asarray(left * np.where(sizes**2 > _NO_SPREAD * scale, sizes, 0))
-    noise = jnp.exp(at[-1])
-    value, mu = _profile(root, noise, messages, mean)
-    converged = bool(np.abs(slope).max() < _SLOPE * max(1, scale**-0.5)) and not rises
-    return Maximum(Coefficients(mu, root @ root.T, noise), root, float(value), converged)
-
-
-@full_precision.products
-def _profile(root: Array, noise: Array, messages: Message, mean: Array | None) -> tuple[Array, Array]:
-    """Log likelihood at the likeliest mu, or at one that is known, and mu."""
-    at = Coefficients(jnp.zeros(len(root), root.dtype) if mean is None else mean, root @ root.T, noise)
-    if mean is None:
-        # At the likeliest mu the likelihood does not change with it, nor does its gradient need mu's.
-        still = jax.lax.stop_gradient((root, noise))
-        at = at._replace(mean=_generalised(at._replace(noise=still[1]), still[0], messages))
-    return jax.vmap(lambda sent: _posterior(at, root, sent).log_evidence)(messages).sum(), at.mean
-
-
-@partial(full_precision.jit, static_argnames="shape")
-@partial(jax.value_and_grad, argnums=0)
-def _minus_log_likelihood(flat: Array, messages: Message, mean: Array | None, *, shape: tuple[int, int]) -> Array:
-    return -_profile(flat[:-1].reshape(shape), jnp.exp(flat[-1]), messages, mean)[0]
-
-
-@partial(full_precision.jit, static_argnames="shape")
-def _slope_of_covariance(flat: Array, messages: Message, mean: Array | None, *, shape: tuple[int, int]) -> Array:
-    """Derivative of the log likelihood by Sigma, [d, d]: ``sum (X'V^-1 r r'V^-1 X - X'V^-1 X) / 2``."""
-    root, noise = flat[:-1].reshape(shape), jnp.exp(flat[-1])
-    at = Coefficients(_profile(root, noise, messages, mean)[1], root @ root.T, noise)
-
-    def own(sent: Message) -> Array:
-        shrunk = sent.gram @ _posterior(at, root, sent).covariance / noise
-        apart = sent.cross - sent.gram @ at.mean
-        score = (apart - shrunk @ apart) / noise
-        return (jnp.outer(score, score) - (sent.gram - shrunk @ sent.gram) / noise) / 2
-
-    return jax.vmap(own)(messages).sum(axis=0)
 
 
 def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterior:

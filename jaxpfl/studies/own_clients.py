@@ -1,0 +1,672 @@
+"""The user's own clients, from a CSV file with named columns: reading, held-out errors, tables and plots.
+
+Everything is computed in double precision: centering by the data would break the privacy of the private estimates, and
+single precision without centering would lose small differences.
+
+A held-out sample differs from the estimate by its own noise and by the estimate's error about the client's true mean.
+The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the former, so the mean squared difference
+minus :math:`s_i^2` is one of the latter; gains are computed from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.core import full_precision
+from jaxpfl.core.types import Array, Key
+from jaxpfl.data.sources import csv_text
+from jaxpfl.data.sources.csv_text import Decimal, Separator, Table
+from jaxpfl.estimators import base
+from jaxpfl.estimators.base import Estimated, Estimator, Samples
+from jaxpfl.studies.repetitions import measure, report
+from jaxpfl.studies.report import beside, estimator_table
+from jaxpfl.studies.study import Block, Options, Results, Settings, refuse_given
+from jaxpfl.support.console import COLORS, INK, literal, new_axes, save, unmarked
+from jaxpfl.support.errors import JaxpflError, printable, shown
+
+VALUE = "value"
+"""Column of samples that is taken without being asked for, in any case."""
+LEVEL = 0.95
+"""Level of intervals, unless another is asked for."""
+_SHOWN = 6
+"""Largest number of the first client's samples that are shown."""
+_SMALLEST, _LARGEST = 1e-70, 1e70
+"""Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
+
+
+@dataclass(frozen=True)
+class CsvTable(Options):
+    """Marks of a CSV file, and the column of its clients."""
+
+    client: str | None = None
+    """Column of --csv that names the clients; one called client or id is taken unless given."""
+    sep: Separator | None = None
+    """Separator of the cells of --csv, detected from its header unless given."""
+    decimal: Decimal | None = None
+    """Decimal mark of the numbers of --csv, detected unless given."""
+    encoding: str | None = None
+    """Encoding of --csv, such as latin-1; UTF-8 unless given."""
+    missing_words: str | None = None
+    """Words of --csv for missing values, with commas between them; NA, N/A, NaN, null and none unless given."""
+
+
+@dataclass(frozen=True)
+class CsvLayout(CsvTable):
+    """Columns of a CSV file with samples."""
+
+    value: str | None = None
+    """Columns of --csv with the samples, a row for each: NAME, or NAME,NAME for samples of several numbers; one called
+    value is taken unless given."""
+    values: str | None = None
+    """Columns of --csv with the samples of the client of each row: NAME,NAME or FIRST..LAST."""
+
+
+@dataclass(frozen=True)
+class OwnFile(CsvLayout):
+    """A CSV file of clients instead of simulated ones."""
+
+    csv: Path | None = None
+    """Clients of your own, by the names of its columns: --client, and --value or --values."""
+
+
+@dataclass(frozen=True)
+class OwnClients(OwnFile):
+    """A CSV file of clients, whose estimates have intervals."""
+
+    level: float = LEVEL
+    """Level of the intervals of clients of your own."""
+
+
+def own_or_simulated(
+    own: Callable[[Path, Any, Any], Results], simulated: Callable[[Any], Results]
+) -> Callable[[Any, Any], Results]:
+    """Results of a study on the clients of a file where its options name one, else on simulated clients.
+
+    Args:
+      own: ``(path, settings, options) -> Results``.
+      simulated: ``settings -> Results``.
+
+    Raises:
+      JaxpflError: by the results, for an option that is not at its default without a file.
+    """
+
+    def results(given: Any, options: Any) -> Results:
+        if options.csv is not None:
+            return own(options.csv, given, options)
+        refuse_given(options, [field.name for field in fields(options)], "requires --csv")
+        return simulated(given)
+
+    return results
+
+
+class Clients(NamedTuple):
+    """Clients of a file.
+
+    Attributes:
+      names: [m].
+      samples: a list of arrays [n_i, d], or [n_i] where a sample is one number.
+      columns: names of a sample's d numbers; ``["value"]`` for a row of samples.
+      understood: how the file was read, as JSON.
+    """
+
+    names: list[str]
+    samples: list[np.ndarray]
+    columns: list[str]
+    understood: dict[str, Any]
+
+
+def read(path: Path, given: CsvLayout | None = None) -> Clients:
+    """Read clients and their samples from a CSV file.
+
+    A long file has a row for each sample: one column names the client, ``value`` (one or several columns: samples of d
+    numbers) has the sample; a client's rows need not stand together. A wide file has a row for each client, and its
+    samples in the columns ``values``. Cells that are empty, lacking, or a word for missing values hold no sample: the
+    client has one less (of several numbers, the whole sample is left out), and clients without any are left out.
+
+    Raises:
+      JaxpflError: a file that cannot be read, clients or samples of which no column is named (with what to write), a
+        cell that is no finite number (with its line), a client that is the sum of all others, or no clients.
+    """
+    given = given or CsvLayout()
+    if given.value is not None and given.values is not None:
+        raise JaxpflError("value is of a row for each sample, values of a row for each client: give one of them")
+    table = csv_text.read(path, given.sep, given.decimal, given.encoding, given.missing_words)
+    long = given.values is None
+    chosen = given.value if long else given.values
+    chosen = VALUE if chosen is None and VALUE in map(str.lower, table.names) else chosen
+    if chosen is None:
+        raise _unnamed(table, given.client)
+    values = _several(table, chosen)
+    own = table.clients(given.client, values)
+    if own in values:
+        raise JaxpflError(f"{path}: column {shown(own)} cannot be both the client and a value")
+    names = table.texts(own) if long else distinct_clients(table, own)
+    numbers = np.stack([table.numbers(name, missing=True) for name in values], axis=1)
+    lacking = np.isnan(numbers)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for name, row, gap in zip(names, numbers, lacking, strict=True):
+        if not long:
+            rows[name] = [row[~gap]]
+        elif not gap.any():
+            rows[name].append(row[:1] if len(values) == 1 else row[None])
+    samples = {name: np.concatenate(own) for name, own in rows.items() if own and own[0].size}
+    if not samples:
+        raise JaxpflError(f"{path}: no client has a sample")
+    if len(set(map(len, samples.values()))) == 1 and not np.isin(numbers[~lacking], (0, 1)).all():
+        refuse_sum(path, list(samples), np.stack([each.ravel() for each in samples.values()]))
+    sizes = np.array([len(each) for each in samples.values()])
+    first, shown_first = next(iter(samples.items()))
+    understood = {
+        "layout": "long" if long else "wide",
+        "separator": table.separator,
+        "decimal": table.decimal,
+        "client": own,
+        "values": values,
+        "ignored": [name for name in table.names if name != own and name not in values],
+        "missing": int(lacking.sum()),
+        "without_samples": [name for name in rows if name not in samples],
+        "clients": len(samples),
+        "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "first": {"client": first, "size": len(shown_first), "samples": shown_first[:_SHOWN].tolist()},
+    }
+    return Clients(list(samples), list(samples.values()), values if long else [VALUE], understood)
+
+
+def distinct_clients(table: Table, column: str) -> list[str]:
+    """Names of the clients of a table with a row for each.
+
+    Raises:
+      JaxpflError: for an empty name, or one twice, with the line.
+    """
+    seen: dict[str, int] = {}
+    for line, name in zip(table.lines, table.texts(column), strict=True):
+        if name in seen:
+            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is in line {seen[name]} too")
+        seen[name] = line
+    return list(seen)
+
+
+def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
+    """Refuse a client whose numbers [k] are the sums of all others', a row of totals among the clients [m, k].
+
+    Raises:
+      JaxpflError: the first one.
+    """
+    apart = np.abs(2 * numbers - numbers.sum(axis=0)) <= 1e-12 * np.abs(numbers).sum(axis=0)
+    same = np.flatnonzero(apart.all(axis=1) & numbers.any(axis=1))
+    if len(names) > 2 and len(same):
+        raise JaxpflError(f"{path}: client {shown(names[same[0]])} is the sum of all others: remove that row")
+
+
+def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> None:
+    """Refuse columns [d] of samples whose squares would overflow or underflow in double precision.
+
+    Raises:
+      JaxpflError: the column, its largest number, and the range.
+    """
+    for column, values in zip(columns, _by_column(samples), strict=True):
+        largest = float(np.abs(values).max())
+        if largest and not _SMALLEST <= largest <= _LARGEST:
+            raise JaxpflError(
+                f"{path}: {printable(column)} must be of a size between {_SMALLEST:g} and {_LARGEST:g}, got "
+                f"{largest:g}: take another unit, squares of these cannot be computed"
+            )
+
+
+def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
+    """A line for each column of equal numbers."""
+    one = len(columns) == 1
+    return [
+        f"every sample {'of the file' if one else 'in column ' + printable(column)} is {values[0]:g}"
+        for column, values in zip(columns, _by_column(samples), strict=True)
+        if not np.ptp(values)
+    ]
+
+
+def _unnamed(table: Table, client: str | None) -> JaxpflError:
+    """The error for a table of which no column of samples is named, with what to write."""
+    rest = [name for name in table.names if name != client]
+    own = next((name for name in rest if name.lower() in csv_text.CLIENT_NAMES), None) if client is None else client
+    rest = [name for name in rest if name != own]
+    flag = "" if own is not None else "--client COLUMN "
+    if own is None and len(rest) == 2:
+        flag = f"--client {shlex.quote(rest.pop(0))} "
+    ways = f"{flag}--value {shlex.quote(rest[0]) if len(rest) == 1 else 'COLUMN[,COLUMN]'} (a row for each sample)"
+    if len(rest) > 1:
+        ends = f"{rest[0]}..{rest[-1]}" if own is not None else "FIRST..LAST"
+        ways += f", or {flag}--values {shlex.quote(ends)} (a row for each client)"
+    return JaxpflError(f"{table.path}: no column is called value, of {table.listed}: write {ways}")
+
+
+def _several(table: Table, text: str) -> list[str]:
+    """Columns by a list of names and ranges; the name of a single column may hold commas and points."""
+    found: list[str] = []
+    for part in [text] if text in table.names else text.split(","):
+        first, dots, last = part.strip().partition("..")
+        ends = [part.strip()] if not dots or part.strip() in table.names else [first, last]
+        places = [table.names.index(table.find(end)) for end in ends]
+        found += [name for name in table.names[places[0] : places[-1] + 1] if name not in found]
+    if not found:
+        raise JaxpflError(f"{table.path}: no column in {shown(text)}: the first of a range stands before its last")
+    return found
+
+
+def _by_column(samples: list[np.ndarray]) -> np.ndarray:
+    """Samples of all clients by column, [d, N]."""
+    return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
+
+
+_MOST_FOLDS = 20
+"""With fewer samples of every client, each sample is a fold."""
+
+_LEAST_SAMPLES = 3
+"""Least number of samples of some client for held-out scores: one of a pair gives no variance."""
+
+SIMULATED = ("clients", "samples", "uploads", "repetitions")
+
+
+class Learned(NamedTuple):
+    """Posterior of one column, besides its estimates.
+
+    Attributes:
+      facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      low, high: ends of every client's interval, [m].
+      stderr: posterior standard deviations of every client's parameter, [m].
+      local_stderr: those of the clients' own estimates, [m].
+      more: further columns of ``estimates.csv``, by name, [m] each.
+    """
+
+    facts: dict[str, Any]
+    low: np.ndarray
+    high: np.ndarray
+    stderr: np.ndarray
+    local_stderr: np.ndarray
+    more: dict[str, np.ndarray]
+
+
+def estimates(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, Estimated]:
+    """Run every estimator on the data, in one program."""
+    return full_precision.jit(lambda data: {name: base.estimate(each, key, data) for name, each in estimators.items()})(
+        data
+    )
+
+
+def summary(
+    study: str,
+    path: Path,
+    clients: Clients,
+    data: Samples,
+    estimators: dict[str, Estimator],
+    made: dict[str, Estimated],
+    key: Key,
+    learned: list[Learned],
+    facts: dict[str, Any],
+) -> Own:
+    """Result of a study: errors on held-out samples, and every client's estimates with their intervals.
+
+    Args:
+      study, path, clients: its name, the file, and its contents.
+      data: the samples, stacked.
+      estimators, made: by name, and what they made of the data.
+      key: of the estimators' randomness.
+      learned: of each column.
+      facts: of the study, as JSON.
+    """
+    names, sizes = clients.names, np.asarray(data.mask.sum(axis=1))
+    result: dict[str, Any] = {
+        "study": study,
+        "csv": path.name,
+        "clients": len(names),
+        "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+    } | facts
+    found = None
+    if sizes.max() < _LEAST_SAMPLES:
+        why = "of what is not held out, the clients' variance cannot be learned"
+        result["not_scored"] = f"no client has {_LEAST_SAMPLES} samples: {why}"
+    else:
+        left_out = "a sample" if sizes.max() <= _MOST_FOLDS else f"1/{_MOST_FOLDS}"
+        result["of"] = f"the true values, {left_out} of each client left out"
+        found = held_out_errors(estimators, key, data)
+    several = len(learned) > 1
+    columns: dict[str, list] = {"client": names, "samples": sizes.tolist()}
+    blocks: dict[str, dict[str, Any]] = {}
+    pictures = []
+    for number, (column, of) in enumerate(zip(clients.columns, learned, strict=True)):
+        at = {name: np.asarray(each.estimates).reshape(len(names), -1)[:, number] for name, each in made.items()}
+        # An estimate uses the moment estimate of the variance, its interval the posterior mean over all variances:
+        # if few clients leave the two far apart, the interval is extended to the estimate.
+        own, personal = at["local"], at["personalized"]
+        low, high = np.minimum(of.low, personal), np.maximum(of.high, personal)
+        facts_of = {"local": own, "local_stderr": of.local_stderr, "personalized": personal}
+        facts_of |= {"personalized_stderr": of.stderr}
+        facts_of |= {name: values for name, values in at.items() if name not in ("global", *facts_of)}
+        for name, values in (facts_of | {"low": low, "high": high} | of.more).items():
+            called = f"{name}_{column}" if several else name
+            if called in columns:
+                other = next(c for c in clients.columns if called.endswith(f"_{c}") and c != column)
+                names = f"{shown(other)} and {shown(column)}"
+                raise JaxpflError(f"{path}: columns {names} would both be {called} in estimates.csv: rename one")
+            columns[called] = values.tolist()
+        blocks[column] = of.facts | (_scores(found, number) if found is not None else {})
+        title, mean = column if several else "", float(of.facts["estimated"]["mean"])
+        pictures.append(Picture(title, own, personal, low, high, sizes, mean))
+    return Own(result | ({"columns": blocks} if several else blocks[clients.columns[0]]), columns, pictures)
+
+
+def refuse_simulated(given: Settings, names: tuple[str, ...]) -> None:
+    """Refuse settings of simulated clients that differ from their defaults.
+
+    Raises:
+      JaxpflError.
+    """
+    refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
+
+
+def without(given: Settings, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that apply to own data."""
+    return {name: value for name, value in vars(given).items() if name not in ignored}
+
+
+def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
+    """Numbers of samples, [m].
+
+    Raises:
+      JaxpflError: less than two clients, or none with two samples.
+    """
+    sizes = np.array([len(own) for own in samples])
+    if len(sizes) < 2:
+        raise JaxpflError(f"{path}: needs at least two clients, got {len(sizes)}")
+    if sizes.max() < 2:
+        raise JaxpflError(f"{path}: every client has a single sample: nothing can be learned of the clients' variance")
+    return sizes
+
+
+class HeldOut(NamedTuple):
+    """Held-out errors of the k clients with two samples or more, for each of d columns.
+
+    Attributes:
+      errors: mean squared differences of held-out samples from the estimates, by estimator, [k, d].
+      noise: the samples' variances s_i^2, [k, d].
+    """
+
+    errors: dict[str, np.ndarray]
+    noise: np.ndarray
+
+
+def held_out_errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
+    """Cross-validate the estimators.
+
+    Sample j is held out in fold j mod the number of folds. A client without training samples in a fold neither sends
+    nor is scored in it.
+    """
+    m, n = data.mask.shape
+    folds = min(n, _MOST_FOLDS)
+
+    @full_precision.jit
+    def totals(data: Samples) -> tuple[dict[str, Array], Array, Array]:
+        fold_of = jnp.cumsum(data.mask, axis=1) - 1
+
+        def fold(f: Array) -> tuple[dict[str, Array], Array]:
+            held = data.mask & (fold_of % folds == f)
+            train = Samples(data.x, data.mask & ~held)
+            scored = held & train.mask.any(axis=1, keepdims=True)
+
+            def score(estimator: Estimator) -> Array:
+                made = base.estimate(estimator, jax.random.fold_in(key, f), train, sent=train.mask.any(axis=1))
+                square = ((data.x - made.estimates[:, None]) ** 2).reshape(m, n, -1)
+                return jnp.where(scored[:, :, None], square, 0).sum(axis=1)
+
+            return {name: score(estimator) for name, estimator in estimators.items()}, scored.sum(axis=1)
+
+        sums, counts = jax.lax.map(fold, jnp.arange(folds))
+        scatter = jax.vmap(lambda own: own.scatter)(data).reshape(m, -1)
+        return jax.tree.map(lambda a: a.sum(axis=0), sums), counts.sum(axis=0), scatter
+
+    sums, counts, scatter = jax.tree.map(np.asarray, totals(data))
+    scored = counts > 0
+    of_all = counts[scored, None]
+    return HeldOut({name: sums[name][scored] / of_all for name in estimators}, scatter[scored] / (of_all - 1))
+
+
+def _scores(found: HeldOut, column: int) -> dict[str, Any]:
+    """Scores of one column, as JSON: ``mse`` about the clients' true means, ``gains`` over local, and
+    ``held_out_errors``.
+
+    Standard errors are over clients; ``held_out_errors`` include the samples' noise.
+    """
+    raw = {name: values[:, column] for name, values in found.errors.items()}
+    noise = found.noise[:, column]
+    held_out = {name: {"mean": of.mean, "stderr": of.stderr} for name, of in ((k, measure(v)) for k, v in raw.items())}
+    return report({name: values - noise for name, values in raw.items()}, {}) | {"held_out_errors": held_out}
+
+
+_SIGNIFICANT = 0.05
+_MOST_PICTURES = 12
+_FEW = 60  # clients, beyond which bars are fainter and points smaller
+_LISTED = 6
+
+
+class Picture(NamedTuple):
+    """Estimates and interval ends of a column, [m] each, numbers of samples [m], and the mean of all, for a plot."""
+
+    column: str
+    local: np.ndarray
+    personalized: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    sizes: np.ndarray
+    mean: float
+
+
+class Own(NamedTuple):
+    """Results for a file.
+
+    Attributes:
+      result: for the table and JSON. What is of one column is at the top where there is no other, else by the column's
+        name in ``columns``.
+      columns: one for each fact of a client, for ``estimates.csv``.
+      pictures: one for each column.
+      public: public settings of private Gaussian messages, by which they are clipped and accounted for.
+    """
+
+    result: dict[str, Any]
+    columns: dict[str, list]
+    pictures: list[Picture]
+    public: Any = None
+
+
+def file_results(
+    own: Own, tables: Callable[[], Sequence[Block]], files: Mapping[str, dict[str, list]] | None = None
+) -> Results:
+    """Results of a study of the user's own clients.
+
+    Args:
+      own: estimates, scores and pictures.
+      tables: function that makes the printed tables and lines.
+      files: further tables, by the name of their file.
+    """
+    more = {} if files is None else files
+
+    def plots(folder: Path) -> list[Path]:
+        for name, columns in more.items():
+            write_table(folder.parent / name, columns)
+        return write_estimates(folder, own)
+
+    return Results(
+        json=own.result,
+        tables=tables,
+        plots=plots,
+        files=", ".join(["summary.json", "estimates.csv", *more, "plots/"]),
+        hint=f"estimates of every client, with {percent(own.result['level'])} intervals: --output FOLDER",
+    )
+
+
+def how_it_was_read(result: dict[str, Any]) -> list[str]:
+    """Lines on the reading of a file of samples and its oddities, followed by an empty one."""
+    read = result["read"]
+    sizes, first = read["samples"], read["first"]
+    layout = "a row for each sample" if read["layout"] == "long" else "a row for each client"
+    lines = [
+        f"read as: {layout}; separator {read['separator']}, decimal {read['decimal']}",
+        f"clients: {printable(read['client'])}; samples: {_list(read['values'])}{_unused(read)}",
+    ]
+    range_ = f"{sizes['min']}" if sizes["min"] == sizes["max"] else f"{sizes['min']} to {sizes['max']}"
+    range_ += "" if sizes["min"] == sizes["max"] else f" (median {sizes['median']:g})"
+    numbers = ", ".join(_sample(x) for x in first["samples"])
+    more = ", ..." if first["size"] > len(first["samples"]) else ""
+    lines.append(
+        f"{read['clients']} clients of {range_} samples; the first, {printable(first['client'])}: {numbers}{more}"
+    )
+    if read["missing"]:
+        lines.append(f"cells without a number, left out: {read['missing']}")
+    if read["without_samples"]:
+        left = read["without_samples"]
+        lines.append(f"clients without a sample, left out: {len(left)} ({_list(left)})")
+    return [*lines, *result.get("notes", []), ""]
+
+
+def summaries_read(result: dict[str, Any]) -> str:
+    """A line on the reading of a file with a summary of each client."""
+    read = result["read"]
+    columns, client = ",".join(read["columns"]), printable(read["client"])
+    return f"read as: {columns} of {result['clients']} clients, named by {client}{_unused(read)}"
+
+
+def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
+    """Tables of errors on held-out samples by column, with ``notes`` below the last."""
+    title = printable(f"{result['csv']}: {result['clients']} clients")
+    found: list[Block] = how_it_was_read(result)
+    for column, block in (result.get("columns") or {"": result}).items():
+        of = f"{title}, {printable(column)}" if column else title
+        lines = said(block, result["level"])
+        if "not_scored" in result:
+            found += [of, f"no errors on held-out samples: {result['not_scored']}", *lines]
+        else:
+            about = f"{unmarked(of)}: squared error about {result['of']}; ± over clients"
+            found += estimator_table(block, about, lines)
+    return [*found, *notes]
+
+
+def said(block: dict[str, Any], level: float) -> list[str]:
+    """Lines below a column's table: population estimates, rounded by the samples' spread, and test results."""
+    estimated = dict(block["estimated"])
+    spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
+    texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
+    if ends is not None and ends[1] > 0:
+        texts["sigma_theta"] += f" ({percent(level)}: {ends[0]:.3g} to {ends[1]:.3g})"
+    test, noise = block["clients_differ"], block.get("noise")
+    differ = test["p_value"] < _SIGNIFICANT
+    lines = [
+        f"learned of all: {', '.join(texts.values())}",
+        f"{'clients differ' if differ else 'no sign that clients differ'}: {test['name']}, p = {test['p_value']:.2g}",
+    ]
+    if ends is not None and ends[1] == 0:
+        lines.append(
+            f"no sigma_theta at {percent(level)} explains the file: clients' means are closer to each other than their "
+            "samples' spread allows: check the file"
+        )
+    if noise is not None and not noise["one_for_all"]:
+        lines.append(
+            f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client's own "
+            f"sigma_x is taken, drawn to {noise['prior_sigma_x']:.4g} as by {noise['prior_degrees']:.3g} samples more"
+        )
+    return lines
+
+
+def said_test(test: dict[str, Any], what: str) -> str:
+    """A line on a test that clients, or groups, differ."""
+    differ = f"{what} differ" if test["p_value"] < _SIGNIFICANT else f"no sign that {what} differ"
+    return f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
+
+
+def said_of_privacy(privacy: dict[str, Any]) -> str:
+    """Facts that privacy takes for public, and results that are not private."""
+    public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
+    known = ", ".join([*public, "the clients' numbers of samples"])
+    return f"taken for public: {known}; not private: the rest, with what is learned of all and the intervals"
+
+
+def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:
+    """Coefficients, the intercept first, with standard errors and p-values, as JSON."""
+    from scipy import special
+
+    estimates, errors = np.asarray(beta), np.sqrt(np.diag(covariance))
+    p_values = 2 * special.ndtr(-np.abs(estimates) / errors)
+    return [
+        {"name": name, "estimate": float(b), "stderr": float(error), "p_value": float(p)}
+        for name, b, error, p in zip(("intercept", *covariates), estimates, errors, p_values, strict=True)
+    ]
+
+
+def said_coefficients(result: dict[str, Any]) -> str:
+    """A line on the coefficients of a result."""
+    terms = ", ".join(
+        f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
+    )
+    return f"regression: {terms}; ± is a standard error"
+
+
+def percent(level: float) -> str:
+    """A level, as 95 %."""
+    return f"{100 * level:g} %"
+
+
+def write_estimates(folder: Path, own: Own) -> list[Path]:
+    """Write ``estimates.csv`` beside the folder of plots, and plot each client's own and personalised estimate."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder.parent / "estimates.csv", own.columns)
+    title = literal(f"{own.result['csv']}: {own.result['clients']} clients")
+    alone = len(own.pictures) == 1
+    return [
+        _draw(picture, folder, title, own.result["level"], "shrinkage" if alone else f"shrinkage-{number}")
+        for number, picture in enumerate(own.pictures[:_MOST_PICTURES], start=1)
+    ]
+
+
+def write_table(path: Path, columns: dict[str, list]) -> None:
+    """Write columns of the same length under their names."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
+    """Draw personalised estimates over the clients' own, with intervals and the mean of all."""
+    title = f"{title}, {literal(of.column)}" if of.column else title
+    figure, axes = new_axes("local estimate", "personalised estimate", title)
+    ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
+    axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
+    few = min(1.0, _FEW / len(of.sizes))
+    bars = {"color": COLORS[1], "alpha": 0.15 + 0.4 * few, "linewidth": 0.6 + few}
+    axes.vlines(of.local, of.low, of.high, label=f"{percent(level)} interval", **bars)
+    points = {"s": (4 + 40 * of.sizes / of.sizes.max()) * (0.3 + 0.7 * few), "alpha": 0.5 + 0.4 * few, "linewidths": 0}
+    label = "a client, larger for more samples"
+    axes.scatter(of.local, of.personalized, color=COLORS[1], zorder=3, label=label, **points)
+    axes.axhline(of.mean, color=COLORS[3], linewidth=1, linestyle="--", zorder=2, label="estimated mean of all")
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
+    return save(figure, folder, name)
+
+
+def _unused(read: dict[str, Any]) -> str:
+    return f"; not used: {_list(read['ignored'])}" if read["ignored"] else ""
+
+
+def _list(names: list[str]) -> str:
+    names = [*map(printable, names)]
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})"
+
+
+def _sample(x: Any) -> str:
+    return f"({', '.join(f'{entry:g}' for entry in x)})" if isinstance(x, list) else f"{x:g}"
