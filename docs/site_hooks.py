@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 from jaxpfl.cli import help
 from jaxpfl.cli.app import by_name
 from jaxpfl.cli.parsing import flags_of
+from jaxpfl.core import exclusions
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "notebooks/*.ipynb", "benchmarks/results/*.json")
@@ -34,8 +35,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links to files beside ``docs``, and from them into it, lead to their places in the site."""
+    """Let links to files beside ``docs``, and from them into it, lead to their places in the site; fill in tables."""
     del config, files
+    markdown = markdown.replace("<!-- exclusions -->", exclusions.table())
     inside = page.file.src_uri
     if inside.startswith("benchmarks/"):
         return markdown.replace("](../docs/", "](../")

@@ -78,7 +78,7 @@ def test_uploads_take_the_bits_of_their_code(federation):
     np.testing.assert_array_equal(result.history["upload_bits"], np.full((2, 5), 3 * (32 + entries)))
     with pytest.warns(jaxpfl.JaxpflWarning, match="compress = sign changes nothing"):
         assert "upload_bits" not in fit(federation, "local", compress="sign").history
-    with pytest.raises(JaxpflError, match="there is no upload to compress"):
+    with pytest.raises(JaxpflError, match="pools the data"):
         fit(federation, "pooled", compress="sign")
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork
+from jaxpfl.core import exclusions
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Reduced, Server, Stacked, Upload
 from jaxpfl.core.types import Array, Federation, PyTree
@@ -20,7 +21,7 @@ from jaxpfl.engine.build import Assembled, build, work_of
 from jaxpfl.engine.state import server_context
 from jaxpfl.models import Task
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal, SiloMechanism
+from jaxpfl.privacy import Mechanism, PrivacyPlan, SiloMechanism
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -145,7 +146,7 @@ class Subject:
             raise JaxpflError(f"{self.run.spec.method.name} uploads nothing: there is no claim to audit")
         (plan,) = self.run.released(1) or (None,)
         if plan is None:
-            raise Refusal.NO_NOISE.error()
+            raise JaxpflError(exclusions.NO_NOISE)
         assert isinstance(plan, PrivacyPlan)
         return plan
 
@@ -208,12 +209,16 @@ def subject_of(run: Assembled, name: str) -> Subject:
     if mechanism is None:
         what = "uploads nothing" if spec.is_private else "is not private: give --privacy.epsilon, or a noise multiplier"
         raise JaxpflError(f"{name} {what}")
-    if isinstance(mechanism, SiloMechanism):
-        raise JaxpflError("an audit is of users' uploads: there is none of privacy.unit = example")
-    if mechanism.noise == "banded" or run.cohorts.cycle is not None:
-        raise JaxpflError(
-            "an audit assumes independent noise and cohorts: there is none of noise = banded or participation = cyclic"
-        )
+    silos = isinstance(mechanism, SiloMechanism)
+    exclusions.check(
+        {
+            "an audit": True,
+            "unit": "example" if silos else "user",
+            "noise": None if silos else mechanism.noise,
+            "participation": None if run.cohorts.cycle is None else "cyclic",
+        }
+    )
+    assert isinstance(mechanism, Mechanism)
     work = replace(work_of(spec, run.federation), privacy=mechanism, graph=run.work.graph)
     subject = Subject(replace(run, work=work, unseen=None))
     _ = subject.claim

@@ -16,6 +16,7 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.algorithms.parts import augmentation, descents, schedules
 from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
+from jaxpfl.core import exclusions
 from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
@@ -37,9 +38,7 @@ from jaxpfl.privacy import (
     Mechanism,
     PrivacyConfig,
     PrivacyPlan,
-    Refusal,
     SiloMechanism,
-    check_compressible,
     plan_of,
     poisson_cap,
     privatize,
@@ -283,15 +282,15 @@ class Assembled:
             algorithm, values = schedules.scheduled(algorithm, values, schedule)
         if isinstance(self.mechanism, SiloMechanism):
             algorithm = guard_examples(algorithm, method.name, self.mechanism)
-        asked_for = {
-            "make private": privacy is not None,
-            "compress": compressor is not None,
-            "aggregate robustly": spec.is_robust,
-            "attack": lies,
-        }
-        for what, asked in asked_for.items():
-            if algorithm.pooled and asked:
-                raise JaxpflError(f"{method.name} pools the data: there is no upload to {what}")
+        exclusions.check(
+            {
+                "pooled data": algorithm.pooled and method.name,
+                "privacy": privacy is not None,
+                "compress": compressor is not None,
+                "aggregate": spec.aggregate if spec.is_robust else None,
+                "attack": lies and spec.attack,
+            }
+        )
         if privacy is not None and method.uploads:
             _check_private(method, algorithm, self.task, work, privacy)
             if method.releases is None:
@@ -301,10 +300,7 @@ class Assembled:
         if method.uploads:
             algorithm = robust.robust(algorithm, robust.resolve(spec.aggregate), method.name)
         if compressor is not None and method.uploads:
-            if privacy is not None:
-                check_compressible(privacy.noise)
-                if compressor.feedback:
-                    raise Refusal.PRIVATE_FEEDBACK.error()
+            exclusions.check({"privacy": privacy is not None, "feedback": compressor.feedback})
             feedback = None if privacy is None else False
             algorithm = compression.compressed(algorithm, compressor, one, feedback=feedback)
         if algorithm.noise is not None:
@@ -350,18 +346,19 @@ def _is_registered(method: Method) -> bool:
 
 def _check_private(method: Method, algorithm: Algorithm, task: Task, work: LocalWork, privacy: Mechanism) -> None:
     """Refuse a method whose uploads the mechanism does not cover."""
-    if privacy.step_noise is not None and not method.step_noise:
-        able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
-        raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+    able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
+    exclusions.check(
+        {
+            "privacy": True,
+            "noise": privacy.noise,
+            "steps without noise": not method.step_noise and f"{method.name}; methods that can: {able}",
+            "running statistics": task.statistics is not None and not method.keeps_statistics and method.name,
+        }
+    )
     if privacy.step_noise is not None and algorithm.local_steps != work.steps:
         raise JaxpflError(
             f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, and noise in every step is "
             f"accounted for local_steps = {work.steps}: build it with the steps that it is given"
-        )
-    if task.statistics is not None and not method.keeps_statistics:
-        raise JaxpflError(
-            f"{method.name} sends the model's running statistics (BatchNorm): noise of steps does not cover "
-            "them, and that of clipped updates drowns them: use GroupNorm, or fedbn, whose clients keep them"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jaxpfl.algorithms import Method
+from jaxpfl.core import exclusions
 from jaxpfl.core.settings import Kind, check_kind, instance_of, keywords_of, part_of
 from jaxpfl.core.types import Federation
 from jaxpfl.engine.build import assemble
@@ -32,7 +33,6 @@ from jaxpfl.privacy import (
     Accountant,
     PrivacyConfig,
     PrivacyPlan,
-    Refusal,
     SiloMechanism,
     Statement,
     noise,
@@ -98,7 +98,7 @@ class Fit(NamedTuple):
             raise JaxpflError("nothing was private: give fit privacy=Mechanism(...), and a method that uploads")
         plan = self.privacy[run]
         if plan is None:
-            raise Refusal.NO_NOISE.error()
+            raise JaxpflError(exclusions.NO_NOISE)
         if delta is None:
             delta = self.delta
         if delta is None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.core import exclusions
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message
 from jaxpfl.core.settings import is_default
@@ -91,24 +92,20 @@ def mechanism_for(
     """
     config, method = spec.privacy, spec.method.name
     assert isinstance(config, PrivacyConfig)
-    if spec.method.pooled:
-        raise JaxpflError(f"{method} pools the examples of all clients: privacy.unit = example is of silos")
-    graph = spec.graph
-    if spec.method.graph and (graph is None or (isinstance(graph, str) and graph in SPACES)):
-        raise JaxpflError(
-            f"graph = {graph or 'data'} is made of the clients' examples: with privacy.unit = example give {method} a "
-            "public one"
-        )
-    if not is_default(spec, "draw"):
-        raise JaxpflError(f"draw = {spec.draw}: with privacy.unit = example every batch is a Poisson draw")
+    graph = "data" if spec.graph is None else spec.graph
+    of_data = spec.method.graph and isinstance(graph, str) and graph in SPACES
+    exclusions.check(
+        {
+            "unit": "example",
+            "graph of the data": of_data and graph,
+            "draw": None if is_default(spec, "draw") else spec.draw,
+        }
+    )
     ledgers = uses_of(build(), method, hp, federation, participation)
     rounds = [ledger for ledger in ledgers if ledger.call in ("update", "idle")]
     after = [ledger for ledger in ledgers if ledger.call == "personalize"]
-    if config.noise_seed == "secret" and any(ledger.accesses for ledger in after):
-        raise JaxpflError(
-            f"privacy.noise_seed = secret: {method} trains on examples once more when it is scored or exported, and "
-            "the seed is gone by then"
-        )
+    again = config.noise_seed == "secret" and any(ledger.accesses for ledger in after)
+    exclusions.check({"unit": "example", "noise_seed = secret and training at the end": again and method})
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
         """``n_i -> batches`` of the call that draws most; a client is in the cohort of a round or outside it."""

@@ -16,7 +16,7 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
-from jaxpfl.core import participation
+from jaxpfl.core import exclusions, participation
 from jaxpfl.core.participation import Availability, Failures
 from jaxpfl.core.settings import (
     BY_NAME,
@@ -39,7 +39,7 @@ from jaxpfl.core.types import PyTree
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.models import Model, Task, metrics
 from jaxpfl.models.base import module_adapter
-from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
+from jaxpfl.privacy import Mechanism, PrivacyConfig
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads import robust
@@ -290,9 +290,7 @@ class RunSpec(Settings):
         schedules.of(self.lr_schedule, self.rounds)
         if self.augment is not None:
             augmentation.parse(self.augment)
-        self._check_noise_and_steps()
-        self._check_uploads()
-        self._check_robustness()
+        self._check_exclusions()
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
             if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
@@ -301,55 +299,25 @@ class RunSpec(Settings):
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _check_noise_and_steps(self) -> None:
-        clip, private = self.clip_gradients, self.privacy
-        if self.local_epochs is not None and private is not None and private.noise == "per_step":
-            raise JaxpflError(
-                f"local_epochs = {self.local_epochs}: under privacy.noise = per_step a client's number of noisy "
-                "steps would show its number of examples: give local_steps"
-            )
-        if clip is not None and private is not None and (self.guards_examples or private.noise == "per_step"):
-            what = "privacy.unit = example" if self.guards_examples else "privacy.noise = per_step"
-            raise JaxpflError(
-                f"clip_gradients = {clip:g} would clip the noise of {what}, which itself clips gradients, to "
-                "privacy.clipping_norm: leave one out"
-            )
-        if self.augment is not None and self.guards_examples:
-            raise JaxpflError(
-                f"augment = {self.augment} is of batches, and privacy.unit = example takes the gradient of each "
-                "example by itself: leave it out"
-            )
-
-    def _check_uploads(self) -> None:
-        if self.is_private and self.weighting == "examples":
-            raise Refusal.WEIGHTED_MEAN.error()
-        if self.is_private and self.participation in ("replacement", "with-replacement"):
-            raise Refusal.WITH_REPLACEMENT.error()
-        if self.options.get("fednova") and self.is_private:
-            raise JaxpflError(
-                "fednova uploads each client's number of steps, which privacy would distort: leave one out"
-            )
-        if self.method.asynchronous:
-            for what, given, why in (
-                ("privacy", self.is_private or self.guards_examples, "no accountant covers cohorts that follow time"),
-                ("compress", self.compress is not None, "arrivals need an upload's length before it is made"),
-            ):
-                if given:
-                    raise JaxpflError(f"{self.method.name} has asynchronous rounds, without {what}: {why}")
-
-    def _check_robustness(self) -> None:
-        if self.is_robust:
-            if self.options.get("fednova"):
-                raise JaxpflError(f"fednova divides a sum of uploads, which aggregate = {self.aggregate} is not")
-            if self.is_private:
-                raise Refusal.ROBUST_AGGREGATE.error()
-            if self.weighting == "examples":
-                raise JaxpflError(
-                    f"weighting = examples: under aggregate = {self.aggregate} clients count the same, as a weight is "
-                    "a client's own word; give uniform, or leave it out"
-                )
-        if self.attack is not None and self.is_private:
-            raise Refusal.ATTACKERS.error()
+    def _check_exclusions(self) -> None:
+        private, replaced = self.privacy, self.participation in ("replacement", "with-replacement")
+        exclusions.check(
+            {
+                "privacy": self.is_private,
+                "unit": "example" if self.guards_examples else None,
+                "noise": private.noise if private is not None and self.is_private else None,
+                "participation": "replacement" if replaced else self.participation,
+                "weighting": self.weighting,
+                "fednova": bool(self.options.get("fednova")),
+                "aggregate": self.aggregate if self.is_robust else None,
+                "attack": self.attack,
+                "asynchronous rounds": self.method.asynchronous and self.method.name,
+                "compress": self.compress if isinstance(self.compress, str) else self.compress is not None,
+                "local_epochs": self.local_epochs,
+                "clip_gradients": self.clip_gradients,
+                "augment": self.augment,
+            }
+        )
 
     @property
     def hp(self) -> Any:

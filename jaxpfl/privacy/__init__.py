@@ -3,7 +3,7 @@
 from jaxpfl.privacy import audit
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, Relation, accountant_named, calibrate
-from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampling_of
+from jaxpfl.privacy.claim import calibrated, plan_of, sampling_of
 from jaxpfl.privacy.descriptions import (
     CentralNoise,
     Cyclic,
@@ -17,7 +17,6 @@ from jaxpfl.privacy.descriptions import (
 from jaxpfl.privacy.mechanism import Mechanism, NoiseSettings, StepNoise
 from jaxpfl.privacy.privacy_config import PrivacyConfig
 from jaxpfl.privacy.private_sum import PrivateHyper, privatize
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.silos import SiloMechanism
 from jaxpfl.privacy.statement import Statement
 
@@ -35,7 +34,6 @@ __all__ = [
     "PrivacyConfig",
     "PrivacyPlan",
     "PrivateHyper",
-    "Refusal",
     "Relation",
     "SiloMechanism",
     "Statement",
@@ -44,7 +42,6 @@ __all__ = [
     "audit",
     "calibrate",
     "calibrated",
-    "check_compressible",
     "local",
     "plan_of",
     "poisson_cap",

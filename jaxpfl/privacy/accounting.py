@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, exclusions
 from jaxpfl.privacy import descriptions
 from jaxpfl.privacy.descriptions import (
     CentralNoise,
@@ -33,15 +33,11 @@ from jaxpfl.privacy.descriptions import (
     Poisson,
     Sampling,
 )
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 
 Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
 """Neighbouring relation of two data sets: with and without a user; with a user's data and with none of it, while the
@@ -57,16 +53,24 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
       JaxpflError: if the combination cannot be accounted, or not under the relation asked for.
     """
     by_clients = not isinstance(noise, CentralNoise)
-    if isinstance(noise, CentralNoise):
-        if noise.bands > 1:
-            _check_bands(noise.bands, sampling)
-    else:
-        if isinstance(sampling, Cyclic):
-            raise Refusal.CLIENT_NOISE_IN_TURNS.error()
-        if isinstance(sampling, Poisson):
-            raise Refusal.CLIENT_NOISE_UNDER_POISSON.error()
-        if sampling.cohort is not None and noise.min_uploads > sampling.cohort:
-            raise JaxpflError(f"min_uploads must be at most {sampling.cohort}, got {noise.min_uploads}")
+    bands = noise.bands if isinstance(noise, CentralNoise) else 1
+    cycle = sampling.cycle if isinstance(sampling, Cyclic) else None
+    exclusions.check(
+        {
+            "noise of the clients": by_clients,
+            "participation": sampling.name,
+            "noise": "banded" if bands > 1 else None,
+            "cohorts without turns": cycle is None,
+        }
+    )
+    if cycle is not None and bands > cycle:
+        raise JaxpflError(
+            f"bands must be at most {cycle}, the rounds from one turn of a client to the next, got {bands}"
+        )
+    if isinstance(noise, DistributedNoise | PerStepNoise) and isinstance(sampling, Full | FixedSize):
+        cohort = sampling.cohort
+        if cohort is not None and noise.min_uploads > cohort:
+            raise JaxpflError(f"min_uploads must be at most {cohort}, got {noise.min_uploads}")
     if isinstance(sampling, FixedSize):
         supported: tuple[Relation, ...] = ("replace-one",)
     elif isinstance(sampling, Poisson):
@@ -89,96 +93,12 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     )
 
 
-def _check_bands(bands: int, sampling: Sampling) -> None:
-    if not isinstance(sampling, Cyclic):
-        raise JaxpflError(
-            f"banded noise needs participation = cyclic, got {sampling.name}: its bound requires {bands} rounds (the "
-            "bands) from one turn of a client to the next"
-        )
-    if bands > sampling.cycle:
-        raise JaxpflError(
-            f"bands must be at most {sampling.cycle}, the rounds from one turn of a client to the next, got {bands}"
-        )
-
-
-def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
-    """Check that an accountant supports the sampling.
-
-    Raises:
-      JaxpflError: for pld with cohorts of a fixed size, and for rdp with Poisson cohorts that a cap can cut.
-    """
-    if isinstance(sampling, FixedSize) and accountant == "pld":
-        raise JaxpflError("fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event")
-    if isinstance(sampling, Poisson) and sampling.truncated and accountant == "rdp":
-        raise JaxpflError("poisson cohorts that a cap can cut are accounted by pld: rdp has no such event")
-
-
-def event(
-    noise: Noise, sampling: Sampling, rounds: int, relation: Relation, accountant: SoundAccountant = "pld"
-) -> DpEvent:
-    """A run's releases as an event of dp-accounting.
-
-    Implements: Ozkara et al. 2023, Lemma 2.
-
-    Args:
-      noise, sampling: of every round.
-      rounds: R.
-      relation: from `relation_of`.
-      accountant: the accountant of dp-accounting that it is for.
-
-    Raises:
-      JaxpflError: for a noise multiplier of 0, and for anything that the accountant does not support.
-    """
-    import dp_accounting as dp
-
-    checks.count("rounds", rounds)
-    check_accountant(sampling, accountant)
-    multiplier = noise.multiplier
-    if multiplier == 0:
-        raise Refusal.NO_NOISE.error()
-    if relation == "replace-one" and accountant == "rdp":
-        multiplier /= 2
-    gaussian = dp.GaussianDpEvent(multiplier)
-    one_round: DpEvent
-    if isinstance(sampling, Full):
-        one_round = gaussian
-    elif isinstance(sampling, FixedSize):
-        one_round = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, sampling.cohort, gaussian)
-    elif isinstance(sampling, Poisson) and sampling.truncated:
-        assert sampling.num_clients is not None
-        assert sampling.cap is not None
-        one_round = dp.TruncatedSubsampledGaussianDpEvent(sampling.num_clients, sampling.rate, sampling.cap, multiplier)
-    else:
-        one_round = gaussian if sampling.rate == 1 else dp.PoissonSampledDpEvent(sampling.rate, gaussian)
-    return dp.SelfComposedDpEvent(one_round, releases_about_one(sampling, rounds))
-
-
-def releases_about_one(sampling: Sampling, rounds: int) -> int:
-    """Rounds that can be about one client: all, or its turns.
-
-    With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a client's
-    turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2 and 4).
-    """
-    return sampling.turns(rounds) if isinstance(sampling, Cyclic) else rounds
-
-
-def neighbouring(relation: Relation, sampling: Sampling) -> Any:
-    """Name of a relation in dp-accounting.
-
-    In blocks that do not depend on who is there, a user without data and an absent one leave the same sums; the
-    accountant samples under the second name only.
-    """
-    from dp_accounting import NeighboringRelation
-
-    if isinstance(sampling, Cyclic):
-        relation = "add-or-remove-one"
-    return {
-        "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
-        "zero-out": NeighboringRelation.REPLACE_SPECIAL,
-        "replace-one": NeighboringRelation.REPLACE_ONE,
-    }[relation]
-
-
+_NEIGHBOURING = {
+    "add-or-remove-one": "ADD_OR_REMOVE_ONE",
+    "zero-out": "REPLACE_SPECIAL",
+    "replace-one": "REPLACE_ONE",
+}
+"""Names of the relations in dp-accounting."""
 SMALLEST_DELTA = 1e-12
 """Least delta of the PLD accountant: its convolutions truncate tails of 1e-15, which is also their rounding error."""
 FINE, SETTLED = 2e-3, 3e-4
@@ -364,8 +284,13 @@ class PrivacyPlan:
 
     @property
     def releases_about_one(self) -> int:
-        """Rounds that can be about one client: R, or its turns."""
-        return releases_about_one(self.sampling, self.rounds)
+        """Rounds that can be about one client: R, or its turns.
+
+        With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a
+        client's turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2
+        and 4).
+        """
+        return self.sampling.turns(self.rounds) if isinstance(self.sampling, Cyclic) else self.rounds
 
     @property
     def noise_ratio(self) -> float:
@@ -387,8 +312,34 @@ class PrivacyPlan:
         return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
-        """The run as an event of dp-accounting, which depends on the accountant (see `events.event`)."""
-        return event(self.noise, self.sampling, self.rounds, self._relation, accountant)
+        """The run's releases as an event of dp-accounting, for one of its accountants.
+
+        Implements: Ozkara et al. 2023, Lemma 2.
+
+        Raises:
+          JaxpflError: for a noise multiplier of 0, and for anything that the accountant does not support.
+        """
+        import dp_accounting as dp
+
+        sampling, multiplier = self.sampling, self.noise_multiplier
+        cut = isinstance(sampling, Poisson) and sampling.truncated
+        exclusions.check({"accountant": accountant, "participation": sampling.name, "cohorts that a cap can cut": cut})
+        if multiplier == 0:
+            raise JaxpflError(exclusions.NO_NOISE)
+        if self.relation == "replace-one" and accountant == "rdp":
+            multiplier /= 2
+        gaussian = dp.GaussianDpEvent(multiplier)
+        one_round: DpEvent = gaussian
+        if isinstance(sampling, FixedSize):
+            one_round = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, sampling.cohort, gaussian)
+        elif isinstance(sampling, Poisson) and cut:
+            assert sampling.num_clients is not None
+            assert sampling.cap is not None
+            clients, cap = sampling.num_clients, sampling.cap
+            one_round = dp.TruncatedSubsampledGaussianDpEvent(clients, sampling.rate, cap, multiplier)
+        elif sampling.rate != 1:
+            one_round = dp.PoissonSampledDpEvent(sampling.rate, gaussian)
+        return dp.SelfComposedDpEvent(one_round, self.releases_about_one)
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """eps of the whole run at this delta.
@@ -399,12 +350,12 @@ class PrivacyPlan:
         """
         checks.probability("delta", delta)
         if self.noise_multiplier == 0:
-            raise Refusal.NO_NOISE.error()
+            raise JaxpflError(exclusions.NO_NOISE)
         accountant = accountant_named(accountant)
         if accountant == "paper":
             slope = theorem5_slope(self.noise, self.sampling, self.rounds)
-            if slope is None:
-                raise JaxpflError("accountant paper has no adaptive clipping and no turns: take pld or rdp")
+            exclusions.check({"accountant": accountant, "adaptive clipping or turns": slope is None})
+            assert slope is not None
             return theorem5_epsilon(slope, delta)
         if accountant == "pld" and delta < SMALLEST_DELTA:
             raise JaxpflError(f"pld resolves no delta below {SMALLEST_DELTA:g}, got {delta:g}: take rdp")
@@ -417,7 +368,10 @@ class PrivacyPlan:
         """
         import dp_accounting as dp
 
-        relation = neighbouring(self._relation, self.sampling)
+        # In blocks that do not depend on who is there, a user without data and an absent one leave the same sums; the
+        # accountant samples under the second name only.
+        same = "add-or-remove-one" if isinstance(self.sampling, Cyclic) else self._relation
+        relation = dp.NeighboringRelation[_NEIGHBOURING[same]]
         if kind == "rdp":
             return dp.rdp.RdpAccountant(rdp_orders(), relation)
         return dp.pld.PLDAccountant(relation, step or self._pld_step)

@@ -6,10 +6,11 @@ Both are read from the objects that the round itself uses, so that the accountin
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Required, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
+from jaxpfl.core import exclusions
 from jaxpfl.core.participation import Participation
 from jaxpfl.privacy import descriptions
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, calibrate
@@ -25,19 +26,7 @@ from jaxpfl.privacy.descriptions import (
     Sampling,
 )
 from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.support.errors import JaxpflError, warn
-
-
-class Run(TypedDict, total=False):
-    """The keywords of `plan_of`, which explains them."""
-
-    rounds: Required[int]
-    steps: int | None
-    scales: int | None
-    releases: int
-    linear: bool
-    compressed: bool
 
 
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
@@ -55,22 +44,9 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     """
     if mechanism.noise != "banded" or mechanism.coefficients is not None:
         return mechanism
-    if mechanism.bands is None and cycle is None:
-        raise JaxpflError("noise = banded needs clients that take turns: participation = cyclic")
+    exclusions.check({"noise": "banded", "cohorts without turns": mechanism.bands is None and cycle is None})
     bands = mechanism.bands if mechanism.bands is not None else min(cycle or 1, rounds)
     return replace(mechanism, bands=bands, coefficients=descriptions.banded_coefficients(bands, rounds))
-
-
-def check_compressible(noise: str) -> None:
-    """Refuse noise that clients do not add themselves before they compress: `Mechanism.noise` must be distributed.
-
-    Raises:
-      JaxpflError: with the reason.
-    """
-    if noise in ("central", "banded"):
-        raise Refusal.COMPRESSED_BEFORE_NOISE.error()
-    if noise == "per_step":
-        raise Refusal.COMPRESSED_STEP_NOISE.error()
 
 
 def plan_of(
@@ -102,8 +78,14 @@ def plan_of(
       JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step
         without ``steps`` or ``scales``.
     """
-    if compressed:
-        check_compressible(mechanism.noise)
+    exclusions.check(
+        {
+            "compress": compressed,
+            "noise": mechanism.noise,
+            "noise of the clients": not mechanism.by_server,
+            "several releases in a round": releases > 1,
+        }
+    )
     noise = _noise(mechanism, participation, steps, scales, releases, linear, rounds)
     plan = PrivacyPlan(noise, sampling_of(participation), rounds)
     if not compressed:
@@ -119,7 +101,7 @@ def calibrated(
     delta: float,
     *,
     accountant: Accountant = "pld",
-    **run: Unpack[Run],
+    **run: Any,
 ) -> Mechanism:
     """Mechanism with the least noise whose eps over the run is at most the target.
 
@@ -174,8 +156,6 @@ def _noise(
     if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
         raise JaxpflError("a plan is of one noise multiplier and one clipping norm; make one for each run")
     clip = float(np.asarray(mechanism.clipping_norm))
-    if releases > 1 and not mechanism.by_server:
-        raise JaxpflError(f"several releases in a round are accounted with central noise, not {mechanism.noise}")
     if mechanism.noise == "banded":
         c = planned(mechanism, rounds, participation.cycle).coefficients
         assert c is not None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, exclusions
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.accounting import PrivacyPlan, Relation
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -55,7 +54,7 @@ def theorem5_beside_sound(
     for name, stddev in [("sigma1", sigma1), *([("sigma2", sigma2)] if c2 else [])]:
         checks.not_negative(name, stddev)
         if stddev == 0:
-            raise Refusal.NO_NOISE.error()
+            raise JaxpflError(exclusions.NO_NOISE)
     checks.count("clients", clients)
     checks.count("clients_per_round", clients_per_round, most=clients)
     checks.count("tau", tau)

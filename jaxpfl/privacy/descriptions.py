@@ -32,7 +32,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, exclusions
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -71,11 +71,13 @@ class CentralNoise:
             checks.positive("count_stddev", self.count_stddev)
         checks.count("releases", self.releases)
         check_coefficients(self.coefficients, self.bands)
-        if self.bands > 1 and (self.releases > 1 or self.count_stddev is not None):
-            raise JaxpflError(
-                "banded noise is accounted for one sum a round of a fixed clipping norm: leave out quantile, and "
-                "methods that release several sums"
-            )
+        exclusions.check(
+            {
+                "noise": "banded" if self.bands > 1 else None,
+                "several releases in a round": self.releases > 1,
+                "quantile": self.count_stddev is not None,
+            }
+        )
 
     @property
     def bands(self) -> int:

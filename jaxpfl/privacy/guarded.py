@@ -22,7 +22,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core import trees
+from jaxpfl.core import exclusions, trees
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,
@@ -273,8 +273,7 @@ def guard_examples(
     Raises:
       JaxpflError: for pooled examples; and when a client's function is traced that uses an example otherwise.
     """
-    if algorithm.pooled:
-        raise JaxpflError(f"{method} pools the examples of all clients: there is no silo to protect them in")
+    exclusions.check({"pooled data": algorithm.pooled and method, "unit": "example"})
 
     def opened(call: str) -> Ledger:
         ledger = Ledger(method, call)

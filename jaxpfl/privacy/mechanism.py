@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, exclusions
 from jaxpfl.core.protocol import NoiseStream
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.settings import about, documents_itself, read_help, setting
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.privacy import descriptions
 from jaxpfl.privacy.noise import add_gaussian, clip
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 NOISE_SEEDS = ("run", "secret")
@@ -157,11 +156,18 @@ class Mechanism(NoiseSettings):
             )
         if self.noise not in ("central", "distributed", "per_step", "banded"):
             raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {shown(self.noise)}")
+        exclusions.check(
+            {
+                "noise": self.noise,
+                "noise of the clients": not self.by_server and self.noise,
+                "noise_seed": self.noise_seed,
+                "quantile": self.quantile,
+                "several noise multipliers or norms": bool(z.ndim or np.ndim(self.clipping_norm)),
+            }
+        )
         self._check_bands()
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
-        if self.noise == "per_step" and (z.ndim or np.ndim(self.clipping_norm)):
-            raise JaxpflError("noise = per_step takes one noise_multiplier and one clipping_norm for all runs")
         if self.noise == "distributed" and self.min_uploads is None:
             raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
         if self.by_server and self.min_uploads is not None:
@@ -176,8 +182,6 @@ class Mechanism(NoiseSettings):
             if self.bands is not None or self.coefficients is not None:
                 raise JaxpflError(f"bands and coefficients are for noise = banded, got noise = {self.noise}")
             return
-        if self.noise_seed == "secret":
-            raise Refusal.SECRET_BANDS.error()
         if self.bands is not None:
             checks.count("bands", self.bands)
         if self.coefficients is not None:
@@ -193,8 +197,6 @@ class Mechanism(NoiseSettings):
     def _check_adaptive(self, quantile: float, z: float) -> None:
         checks.probability("quantile", quantile)
         checks.positive("quantile_lr", self.quantile_lr)
-        if self.noise != "central":
-            raise JaxpflError(f"adaptive clipping has central noise only: leave out quantile, or noise = {self.noise}")
         if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
             raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
         if 2 * self.count_stddev <= z:

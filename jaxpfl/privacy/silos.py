@@ -21,10 +21,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxpfl.core import checks
+from jaxpfl.core import checks, exclusions
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named, calibrate
 from jaxpfl.privacy.descriptions import CentralNoise, Full, Poisson, poisson_cap
-from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError
 
@@ -112,8 +111,7 @@ class SiloMechanism:
         Raises:
           JaxpflError: as `PrivacyPlan.epsilon`.
         """
-        if accountant_named(accountant) == "paper":
-            raise JaxpflError("accountant paper is of user-level privacy: take pld or rdp")
+        exclusions.check({"accountant": accountant_named(accountant), "unit": "example"})
         return _epsilons(self, delta, accountant)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
@@ -216,7 +214,7 @@ def _threshold(examples: int, batch_size: int) -> int:
 @lru_cache(maxsize=64)
 def _epsilons(mechanism: SiloMechanism, delta: float, accountant: Accountant) -> tuple[float, ...]:
     if mechanism.noise_multiplier == 0:
-        raise Refusal.NO_NOISE.error()
+        raise JaxpflError(exclusions.NO_NOISE)
     return tuple(mechanism.plan(silo).epsilon(delta, accountant) for silo in mechanism.silos)
 
 

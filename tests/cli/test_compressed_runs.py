@@ -69,18 +69,8 @@ def test_private_uploads_are_claimed_by_their_own_noise(capsys, tmp_path):
         ("fedavg", ["--compress", "sing"], "unknown compressor 'sing': did you mean 'sign'?"),
         ("fedavg", ["--compress", "tv"], "compressor tv needs gamma"),
         ("local", ["--compress", "top-k:share=2"], "top-k:share must be > 0 and <= 1, got 2.0"),
-        ("pooled", ["--compress", "sign"], "pooled pools the data: there is no upload to compress"),
+        ("pooled", ["--compress", "sign"], "pooled data (pooled) with compress"),
         ("fedavg", ["--compress", "sign", *BUDGET], "cannot be compressed under central noise"),
-        (
-            "fedavg",
-            ["--compress", "sign", "--cohort", "6", *BUDGET, "--privacy.noise", "per_step"],
-            "with noise in every step cannot be compressed",
-        ),
-        (
-            "fedavg",
-            ["--compress", "sign:feedback=true", *BUDGET, *DISTRIBUTED],
-            "private uploads have no error feedback",
-        ),
     ],
 )
 def test_refusals_are_one_line(capsys, tmp_path, method, flags, message):

@@ -142,12 +142,15 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "lr=.1", "--data", "digit"], "did you mean 'digits'?"),
         (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
         (["local", "--grid", "lr=.1", "--select", "test"], "unknown select 'test'"),
-        (["local", "--grid", "clients=5,6", "--halving", "2"], "clients cannot be an axis too"),
+        (["local", "--grid", "clients=5,6", "--halving", "2"], "halving = 2 with an axis of the problem (clients)"),
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
         (["local", "--grid", "lr=.1", "--retry"], "--retry is for --resume"),
         (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster there"),
         (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
-        (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),
+        (
+            ["local", "--grid", "lr=.1", "--eval-every", "1"],
+            "a sweep with eval_every = 1: a sweep scores each run at its end",
+        ),
         (["local", "--grid", "lr=.1", "--patience", "2"], "patience is of run and compare: give --halving"),
     ],
 )

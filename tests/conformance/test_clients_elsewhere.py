@@ -1,4 +1,4 @@
-"""Clients in host memory: every registered method that is served, to the bit, and why the others are not."""
+"""Clients in host memory: methods of every kind, to the bit, and why others are not served."""
 
 from functools import partial
 
@@ -20,7 +20,8 @@ REFUSED = {
     "fedbuff": "its rounds are asynchronous",
     "pooled": "one client trains",
 }
-SERVED = sorted(METHODS.keys() - REFUSED)
+SERVED = ("adaped", "adamix", "ditto", "fedem", "fedper", "knn-per", "local", "network-lasso", "persfl", "scaffold")
+"""One of each kind of state, upload and message that is served."""
 SEES_CLIENTS = {"adamix", "fedamp", "fedpac", "network-lasso", "cfl"}
 """Methods whose servers see each upload, or send each client its own message."""
 

@@ -44,7 +44,6 @@ ELSEWHERE = ("fedpac",)
 CASES = {name: (name, OPTIONS.get(name, {})) for name in METHODS if name not in ELSEWHERE} | MORE
 BY_FEATURES = ("fedproto", "knn-per", "moon", "feddbe")
 """Methods that read features: their models are cut before the head."""
-"""Two models and idle clients."""
 
 
 class Tally:

@@ -65,19 +65,6 @@ def test_states_of_the_server_count_too(federation, monkeypatch):
             simulation.init(seeds)
 
 
-def test_unknown_memory_is_no_limit(federation, monkeypatch):
-    monkeypatch.setattr(memory, "free", lambda devices: None)
-    simulation = simulate(METHODS["fedavg"], federation)
-    simulation.advance(simulation.init([0]), 1)
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"), [(10, "10 B"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**42, "4.1e+03 GiB")]
-)
-def test_readable(amount, text):
-    assert memory.readable(amount) == text
-
-
 @pytest.mark.slow
 def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federation, monkeypatch):
     """The draws of all clients' models take several times the states; the numbers do not depend on the blocks."""

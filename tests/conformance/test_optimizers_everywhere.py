@@ -8,7 +8,7 @@ import optax
 import pytest
 from problem import assert_close, outcome, simulate
 
-from jaxpfl import METHODS, ExecutionPlan, Method
+from jaxpfl import METHODS, Method
 from jaxpfl.algorithms.parts.servers import Served
 
 ONE_BY_ONE = ("ifca",)
@@ -47,22 +47,6 @@ def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     if learns(method):
         got["state"] = got["state"]._replace(server=got["state"].server.state)
     assert_close(got, want, 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_any_plan_gives_the_same_numbers(method, federation):
-    asked = []
-
-    def adam(rate):
-        asked.append(rate)
-        return optax.adam(rate)
-
-    chosen = choose(method, optimizer=adam, server_optimizer="fedavgm")
-    plans = ExecutionPlan(clients="map", runs="map", devices=1), ExecutionPlan(clients="3", runs="vmap", devices=2)
-    want, got = (outcome(simulate(chosen, federation, plan=p, dtype=np.float64), 3, (1, 2)) for p in plans)
-    assert_close(got, want, 1e-9)
-    assert asked
 
 
 @pytest.mark.slow

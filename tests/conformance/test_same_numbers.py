@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from problem import ORDER, assert_close, outcome, padded, reference, reordered, simulate, spoiled
-from toys import CASES, CORE
+from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
 from jaxpfl.data.passes import size_classes
@@ -35,7 +35,7 @@ def test_everything_that_must_not_matter_at_once(method, federation):
     assert_close(outcome(other, 3, (1, 2)), want, 1e-9)
 
 
-IN_PARTS = (*CORE, "adamix", "fedem", "fedpac", "lg-fedavg", "network-lasso", "scaffold")
+IN_PARTS = ("toy clusters", "toy medians", "adamix", "fedpac", "scaffold")
 """Methods that between them have every part of the engine, single uploads, stacks of models and two kinds of upload."""
 
 
@@ -53,14 +53,10 @@ def test_models_in_parts_on_two_devices_give_the_same(federation, name):
 @pytest.mark.parametrize(
     ("plan", "name"),
     [
-        ("all at once", "adaped"),
         ("all at once", "toy medians"),
-        ("cohort at once", "fedavg"),
         ("cohort at once", "toy clusters"),
         ("blocks of 3 of all", "local"),
-        ("blocks of 3 of all", "toy medians"),
         ("short calls, nothing donated", "adaped"),
-        ("short calls, nothing donated", "toy clusters"),
     ],
 )
 def test_any_plan_gives_the_same_numbers(federation, plan, name):
@@ -85,7 +81,7 @@ def test_with_full_batches_neither_padding_nor_order_change_anything(method, fed
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("name", "clients"), [("fedem", "3"), ("ifca", "3"), ("ifca", "map"), ("persfl", "3")])
+@pytest.mark.parametrize(("name", "clients"), [("fedem", "3"), ("ifca", "map")])
 def test_chunks_of_passes_change_nothing(federation, name, clients):
     """Passes over all examples in chunks of 2, also where several clients' chunks are one list, and runs an axis."""
     short = federation._replace(

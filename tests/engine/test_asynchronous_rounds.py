@@ -22,11 +22,6 @@ FEDBUFF = METHODS["fedbuff"]
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"compress": "sign"}, "fedbuff has asynchronous rounds, without compress: arrivals need an upload's length"),
-        (
-            {"privacy": jaxpfl.privacy.Mechanism(1.0, 0.1)},
-            "fedbuff has asynchronous rounds, without privacy: no accountant covers cohorts that follow time",
-        ),
         ({"plan": ExecutionPlan(clients_in="host")}, "clients_in = host: .* as its rounds are asynchronous"),
         ({"options": {"in_flight": 1}}, "in_flight must be 0 or between 2, the clients in a round, and all 4 clients"),
     ],

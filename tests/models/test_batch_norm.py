@@ -165,7 +165,7 @@ def federation():
     [
         ("adaped", {}, r"adaped does not carry the model's running statistics .* one of local, fedavg"),
         ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova is of steps"),
-        ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, "fedavg sends the model's running statistics"),
+        ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, r"running statistics \(fedavg\)"),
         ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes those of a batch"),
     ],
 )

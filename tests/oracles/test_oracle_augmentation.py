@@ -10,7 +10,6 @@ import jaxpfl
 from jaxpfl import JaxpflError, Model
 from jaxpfl.algorithms.parts import augmentation
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.privacy import PrivacyConfig
 
 B, H, W, C, CLASSES = 40, 5, 6, 2, 3
 
@@ -166,8 +165,6 @@ def test_what_it_is_not_for_is_refused():
         fitted(augment="crop", data=vectors)
     with pytest.raises(JaxpflError, match="augment = mixup is of classes, and the task is regression"):
         fitted(augment="mixup", task="regression", num_classes=None, data=federation(), model="linear")
-    with pytest.raises(JaxpflError, match=r"augment = flip is of batches, and privacy\.unit = example takes"):
-        fitted(augment="flip", privacy=PrivacyConfig(noise_multiplier=1.0, delta=1e-3, unit="example"))
     for method, why in (
         ("fedem", "does not mix what this method knows"),
         ("fedproto", "fedproto reads them"),

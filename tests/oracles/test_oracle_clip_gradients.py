@@ -10,7 +10,6 @@ from oracle_setup import SIZES, assert_same, classification_problem, clients, on
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.privacy import Mechanism, PrivacyConfig
 
 ROUNDS, STEPS, RATE, PULL, WEIGHT_DECAY, BETA = 2, 3, 0.4, 0.7, 0.02, 0.8
 CLIP = 0.3
@@ -87,16 +86,3 @@ def test_a_bound_that_is_never_met_changes_nothing(problem):
 def test_a_bound_out_of_range_is_refused(problem, clip):
     with pytest.raises(JaxpflError, match="clip_gradients must be > 0 and finite, got"):
         fitted("fedavg", problem, clip)
-
-
-@pytest.mark.parametrize(
-    ("privacy", "what"),
-    [
-        (Mechanism(1.0, noise="per_step"), "privacy.noise = per_step"),
-        (PrivacyConfig(noise_multiplier=1.0, delta=1e-3, noise="per_step"), "privacy.noise = per_step"),
-        (PrivacyConfig(noise_multiplier=1.0, delta=1e-3, unit="example"), "privacy.unit = example"),
-    ],
-)
-def test_private_steps_have_their_own_clipping(problem, privacy, what):
-    with pytest.raises(JaxpflError, match=f"clip_gradients = 0.3 would clip the noise of {what}"):
-        fitted("fedavg", problem, CLIP, privacy=privacy)

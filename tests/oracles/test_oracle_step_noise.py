@@ -106,7 +106,7 @@ def test_adaped(joint):
 
 
 def test_a_method_without_such_steps_is_refused():
-    with pytest.raises(JaxpflError, match=r"ditto cannot add noise in every step; those that can: .*adaped"):
+    with pytest.raises(JaxpflError, match=r"ditto; methods that can: .*adaped.*: such a method"):
         fit("ditto", classification_problem(), rounds=1, privacy=Mechanism(1.0, 1.0, "per_step"))
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxpfl.benchmarks.papers import board, others, registry, results, run
+from jaxpfl.benchmarks.papers import board, registry, results, run
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Training
 from jaxpfl.benchmarks.papers.train import config_of
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
@@ -78,13 +78,3 @@ def test_boards_have_rates_by_steps_alone_so_that_a_short_run_is_the_beginning_o
         assert all({"lr_decay=1", "decay_every=60"} & set(row.set) for row in case.contenders)
         assert "local" in {row.method for row in case.contenders}
         assert 0 < len(case.rows(quick=True)) <= 2
-
-
-def test_benchmarks_of_others_take_an_epoch_in_a_round_and_five_seeds():
-    cases = [case for one in others.EXPERIMENTS for case in one.cases if isinstance(case, Training)]
-    assert {(case.config["local_epochs"], case.config["seeds"]) for case in cases} == {(1, 5)}
-
-
-def test_printed_values_of_the_board_are_of_its_best_rounds():
-    of = {row.label: row.printed.value for row in registry.get("pfllib-fashion").cases[0].contenders}
-    assert (of["Ditto"], of["FedAvg"], of["local"]) == (97.47, 85.85, None)

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflWarning
 from jaxpfl.benchmarks.papers import reaching, results, run
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.benchmarks.papers.reaching import reached
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
 from jaxpfl.runs.sweep.progress import Reporter
-from jaxpfl.support import files
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}
 SMALL |= {"batch_size": 5, "rounds": 12, "seeds": 3, "validation_share": 0.2}
@@ -115,40 +113,3 @@ def test_a_row_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path):
     assert not unfinished.exists()
     assert (list(range(3, 13, 3)), rows) == session("whole", np.inf)
     assert kept("parts") == kept("whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["read", "state", "settings"])
-def test_unfinished_runs_that_cannot_be_gone_on_with_begin_anew(tmp_path: Path, damage: str):
-    case = Reaching("digits", Training("digits", SMALL, (Contender("local", "local"),)), stops=4)
-    one = Experiment("rounds", "a paper", "rounds", 1, (case,))
-    looks = iter(range(100))
-    with pytest.raises(Interrupted):
-        run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: next(looks) >= 2))
-    folder = tmp_path / "rounds" / "runs" / "digits-local" / "reaching.unfinished"
-    stored = files.read_checksummed(folder / "read.json")
-    if damage == "read":
-        (folder / "read.json").write_text("{")
-    elif damage == "state":
-        for path in folder.glob("*/SHA256SUMS"):
-            path.write_text("")
-    else:
-        files.write_checksummed(folder / "read.json", stored | {"asked": stored["asked"] | {"jaxpfl": "0.0"}})
-    with pytest.warns(JaxpflWarning, match="begin anew"):
-        found = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
-    assert found == run.run(one, Way(results.place(tmp_path / "whole", one, quick=False))).rows
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxpfl.JaxpflWarning")
-def test_runs_that_diverge_have_no_value_and_say_so(tmp_path: Path):
-    one = Experiment(
-        "rounds",
-        "a paper",
-        "rounds",
-        1,
-        (Reaching("digits", Training("digits", SMALL | {"lr": 1e38}, (Contender("fedavg", "FedAvg", Printed(5)),))),),
-    )
-    rounds, uploaded = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
-    assert (rounds.ours, uploaded.ours) == (None, None)
-    assert "clients diverged" in rounds.note

@@ -64,19 +64,11 @@ def test_markdown_has_every_row_its_notes_and_its_origin():
     assert show.QUICK not in text
 
 
-def test_a_quick_run_says_so_in_its_title():
-    assert show.QUICK in show.markdown([a_result(quick=True)])
-
-
 def test_tidy_table_of_all_results(tmp_path):
     results.write_tidy(tmp_path, [a_result(), a_result(quick=True)])
     lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert lines[0].startswith("name,paper,method,setting,ours,std,printed,printed_std,difference,note,quick")
     assert len(lines) == 5
-
-
-def test_later_results_take_the_place_of_earlier_ones():
-    assert len(results.latest([a_result()], [a_result(), a_result(quick=True)])) == 2
 
 
 def test_results_that_come_with_the_package_can_be_read():

@@ -2,19 +2,15 @@
 
 import json
 import math
-from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.benchmarks.papers import registry, results, run, train
+from jaxpfl.benchmarks.papers import registry, results, run
 from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Students, Training
 from jaxpfl.benchmarks.papers.users import over_users
 from jaxpfl.benchmarks.papers.way import Interrupted, Way
-from jaxpfl.runs.sweep.definition import read as read_definition
-from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import files
 
 TABLE_2 = [85.5, 78.2, 82.2, 82.1, 79.4, 77.1, 75.6, 79.7, 87.7, 91.0]
@@ -74,33 +70,3 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
         path.write_text(text)
         with pytest.raises(JaxpflError, match=r"users\.json.*without the file it is run again"):
             run.run(EXPERIMENT, way(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_row_without_a_choice_has_no_value_and_leaves_the_others(tmp_path, monkeypatch):
-    """Its search's runs all diverged, say."""
-
-    def none_of_the_first(records, seeds):
-        (method,) = {record.method for record in records}
-        found = select(records, seeds)
-        return {method: found[method]._replace(settings=None, reason="all diverged")} if method == "local" else found
-
-    monkeypatch.setattr(train, "select", none_of_the_first)
-    rows = (Contender("local", "local", Printed(50.0)), Contender("fedavg", "FedAvg"))
-    one = Experiment("search", "a paper", "accuracy", 1, (replace(TRAINING, contenders=rows, search={"lr": (0.1,)}),))
-    first, second = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
-    assert (first.ours, first.std, first.printed, first.note) == (
-        (None, None, 50.0, "no setting can be chosen: all diverged")
-    )
-    assert second.ours is not None
-
-
-@pytest.mark.slow
-def test_records_that_the_table_did_not_ask_for_do_not_count(tmp_path):
-    """A record of another seed, in the journal of a row's runs."""
-    one = Experiment("runs", "a paper", "accuracy", 1, (replace(TRAINING, spread="runs"),))
-    rows = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
-    folder = tmp_path / "runs" / "runs" / "digits-FedAvg" / "final"
-    journal = Sweep.open(folder, read_definition(folder), resume=True).journal()
-    journal.append([replace(record, seed=7) for record in journal.read()[:1]])
-    assert run.run(one, Way(results.place(tmp_path, one, quick=False))).rows == rows

@@ -102,7 +102,6 @@ def test_runs_of_several_clipping_norms_are_calibrated_at_once():
 @pytest.mark.parametrize(
     ("mechanism", "participation", "message"),
     [
-        (Mechanism(1.0, 1.0, "distributed", 3), poisson(10, 0.5), "cannot be accounted with poisson"),
         (Mechanism(1.0, 1.0, "per_step"), poisson(10, 0.5), "cannot be accounted with poisson"),
         (Mechanism((1.0, 2.0)), full(10), "one noise multiplier"),
         (Mechanism(1.0, (1.0, 2.0)), full(10), "one clipping norm"),
@@ -121,7 +120,6 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1e-20, "clipping_norm": 1e-15}, "must be at least 1e-30 or 0, got 1e-35"),
         ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, -1.0)}, "clipping_norm must be > 0"),
-        ({"noise_multiplier": 1.0, "clipping_norm": (1.0, 2.0), "noise": "per_step"}, "for all runs"),
         ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed, per_step or banded"),
         ({"noise_multiplier": 1.0, "noise": "distributed"}, "needs min_uploads"),
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),
@@ -129,10 +127,6 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1.0, "quantile": 1.0, "count_stddev": 1.0}, "quantile must be > 0 and < 1"),
         ({"noise_multiplier": 1.0, "quantile": 0.5}, "count_stddev must be > 0"),
         ({"noise_multiplier": 4.0, "quantile": 0.5, "count_stddev": 2.0}, "above noise_multiplier / 2"),
-        (
-            {"noise_multiplier": 1.0, "noise": "distributed", "min_uploads": 3, "quantile": 0.5},
-            "adaptive clipping has central noise only",
-        ),
     ],
 )
 def test_mechanisms_that_make_no_sense_are_refused(arguments, message):
@@ -185,18 +179,6 @@ def test_calibrated_noise_of_compressed_uploads_keeps_the_budget():
     summed = calibrated(mechanism, full(10), 2.0, 1e-4, rounds=5)
     assert plan_of(alone, full(10), rounds=5, compressed=True).epsilon(1e-4) == pytest.approx(2.0, rel=1e-3)
     assert float(np.asarray(alone.noise_multiplier)) == pytest.approx(3 * float(np.asarray(summed.noise_multiplier)))
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "message"),
-    [
-        (Mechanism(1.0, 1.0), "cannot be compressed under central noise"),
-        (Mechanism(1.0, 1.0, "per_step"), "with noise in every step cannot be compressed"),
-    ],
-)
-def test_noise_that_compressing_would_undo_is_refused(mechanism, message):
-    with pytest.raises(JaxpflError, match=message):
-        plan_of(mechanism, full(10), rounds=5, compressed=True)
 
 
 def test_a_way_to_draw_that_is_not_known_is_refused():

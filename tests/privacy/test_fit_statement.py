@@ -100,9 +100,6 @@ def test_noise_of_steps_is_hidden_by_others_only_where_steps_do_not_stretch_it()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cohort": 2, "privacy": Mechanism(1.0, 1.0, "distributed", 2)}, "cannot be accounted with poisson"),
-        ({"cohort": 2, "privacy": Mechanism(1.0, noise="per_step")}, "cannot be accounted with poisson"),
-        ({"privacy": Mechanism(1.0), "participation": "with-replacement"}, "with replacement cannot be accounted"),
         ({"privacy": Mechanism((1.0, 2.0)), "seeds": 3}, "noise_multiplier has 2 values for 3 runs"),
         ({"privacy": Mechanism(1.0, (1.0, 2.0)), "seeds": 3}, "clipping_norm has 2 values for 3 runs"),
     ],
@@ -196,10 +193,7 @@ def test_cohorts_that_are_cut_are_said():
     [
         ("fedavg", 1000, False),
         ("fedavg", 5, True),
-        *(
-            pytest.param(method, 1000, remembers, marks=pytest.mark.slow)
-            for method, remembers in (("fedavg-ft", False), ("adaped", True))
-        ),
+        ("adaped", 1000, True),
     ],
 )
 def test_cut_cohorts_are_said_where_uploads_depend_on_what_clients_keep(federation, method, batch_size, remembers):
@@ -235,9 +229,8 @@ def test_noise_is_secret_with_a_function_of_the_users(federation):
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [
-        ("fedavg", jnp.bfloat16),
-        pytest.param("fedavg", jnp.float16, marks=pytest.mark.slow),
-        pytest.param("adamix", jnp.bfloat16, marks=pytest.mark.slow),
+        ("fedavg", jnp.float16),
+        ("adamix", jnp.bfloat16),
     ],
 )
 def test_models_of_few_digits_are_clipped_and_noised_in_float32(federation, method, dtype):
@@ -285,3 +278,23 @@ def test_the_delta_of_a_config_is_that_of_its_statement(federation):
     assert result.statement(1e-2).epsilon < result.statement().epsilon
     with pytest.raises(JaxpflError, match="delta must be given"):
         jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(2.0)).statement()
+
+
+@pytest.mark.slow
+def test_each_run_has_its_own(federation):
+    seeds, noise_of, norms = (3, 4, 5), (0.0, 0.7, 2.0), (0.5, 0.05, 0.2)
+
+    def server(mechanism, seeds):
+        return jaxpfl.fit("fedavg", federation, **SETTING, seeds=seeds, privacy=mechanism).state.server.state
+
+    together = server(Mechanism(noise_of, norms), seeds)
+    for i, (seed, z, limit) in enumerate(zip(seeds, noise_of, norms, strict=True)):
+        alone = server(Mechanism(z, limit), (seed,))
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b[0], rtol=2e-5, atol=1e-6), together, alone)
+    first, last = server(Mechanism(noise_of, norms[::-1]), seeds), together
+    assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (first, last)), strict=True)) > 1e-2
+
+
+def test_adamix_takes_one(federation):
+    with pytest.raises(JaxpflError, match="adamix takes one noise_multiplier and one clipping_norm"):
+        jaxpfl.fit("adamix", federation, **SETTING, seeds=[0, 0], privacy=Mechanism((1.0, 2.0)))

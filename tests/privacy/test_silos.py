@@ -109,5 +109,5 @@ def test_refusals(change, message):
 def test_nothing_to_protect_is_refused():
     with pytest.raises(JaxpflError, match="no client has a training example"):
         mechanism_of(np.zeros(3), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
-    with pytest.raises(JaxpflError, match="accountant paper is of user-level privacy"):
+    with pytest.raises(JaxpflError, match="accountant = paper with unit = example"):
         silos().epsilons(DELTA, "paper")

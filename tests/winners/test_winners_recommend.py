@@ -10,7 +10,7 @@ from jaxpfl.benchmarks.winners.nearest import Asked
 from jaxpfl.benchmarks.winners.recommend import recommend
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.errors import JaxpflError
 
 CONFIG = RunConfig(data="digits", clients=20, classes_per_client=3, pool_test=True)
 
@@ -74,61 +74,10 @@ def test_the_command_holds_the_split_and_the_chosen_settings(open_map):
     assert "fedavg-ft.fine_tune_steps=90" in half.commands.compare
 
 
-def words_of(found):
-    return shlex.split(found.commands.compare), shlex.split(found.commands.sweep)
-
-
-def test_methods_take_the_asked_steps_or_their_gradients_are_said(open_map):
-    """The nearest cell's fine-tuning of 60 steps was printed for any number of steps."""
-    place = next(one for one in open_map.places if one.measures.examples == 72)
-    found = recommend(dataclasses.replace(open_map, places=(place,)), of(place, steps=40), 20, CONFIG)
-    assert found.method == "ditto"
-    compare, sweep = words_of(found)
-    assert flag(compare, "--rounds") == flag(sweep, "--rounds") == "3"
-    assert "fedavg-ft.fine_tune_steps=6" in compare
-    assert any("local 30, fedavg-ft 36, ditto 60" in text for text in found.caveats)
-    assert any("for 40 gradients each" in text and "local 4, ditto 2" in text for text in found.caveats)
-
-
-def test_the_search_has_the_settings_of_the_comparison_but_for_the_rates(open_map):
-    place = next(one for one in open_map.places if one.partition == "clusters")
-    found = recommend(open_map, of(place, clusters=5), 20, CONFIG)
-    compare, sweep = words_of(found)
-    assert {"ifca.clusters=5", "fedavg-ft.fine_tune_steps=60"} <= set(sweep) < {*compare, *sweep}
-    assert "ifca.lr=0.12" in compare
-    assert not any(".lr=" in word for word in sweep)
-    adaped = next(one for one in open_map.places if one.heterogeneity == "2 classes" and one.measures.examples == 10)
-    assert "adaped.psi_init=1" in words_of(recommend(open_map, of(adaped), 20, CONFIG))[1]
-
-
 def test_more_rounds_than_a_run_can_have_are_refused(open_map):
     asked = of(open_map.places[0], participation=0.05, steps=2_000_000_000)
     with pytest.raises(JaxpflError, match=r"steps = 2000000000 are 3400000000 rounds .* at most 2147483647"):
         recommend(open_map, asked, 1, CONFIG)
-
-
-def test_the_commands_carry_what_a_config_file_says():
-    found = atlas.read()
-    place = next(one for one in found.places if one.epsilon is not None)
-    privacy = PrivacyConfig(delta=1e-4, clipping_norm=0.5, accountant="rdp")
-    given = dataclasses.replace(CONFIG, privacy=privacy, local_steps=5, rounds=50, lr=0.2, eval_every=7)
-    said = recommend(found, of(place), 100, given)
-    for words in words_of(said):
-        assert flag(words, "--privacy.clipping-norm") == "0.5"
-        assert flag(words, "--privacy.accountant") == "rdp"
-        assert (flag(words, "--local-steps"), flag(words, "--rounds")) == ("5", "17")
-        assert flag(words, "--eval-every") == "7"
-        assert "--lr" not in words
-    assert "rounds = 50 of the config file is not taken: --steps says how long the run is" in said.caveats
-    assert any(text.startswith("lr = 0.2 of the config file is not taken") for text in said.caveats)
-
-
-def test_a_delta_of_a_random_client_warns():
-    found = atlas.read()
-    place = next(one for one in found.places if one.epsilon is not None)
-    given = dataclasses.replace(CONFIG, privacy=PrivacyConfig(delta=0.01))
-    with pytest.warns(JaxpflWarning, match=r"privacy.delta = 0.01 is not below 1 / clients = 0.01"):
-        recommend(found, of(place), 100, given)
 
 
 @pytest.mark.parametrize(

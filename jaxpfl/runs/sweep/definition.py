@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.core import exclusions
 from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
@@ -116,9 +117,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
         raise unknown_name("budget", search.budget, BUDGETS)
     grid = named(grid, methods)
     names = [axis.name for axis in grid.axes]
-    for wrong, reason in _exclusions(config, search, names):
-        if wrong:
-            raise JaxpflError(reason)
+    _check_exclusions(config, search, names)
     if search.budget == "steps":
         for name in methods:
             # Refuses a method whose gradients are not known.
@@ -139,23 +138,27 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     return found
 
 
-def _exclusions(config: RunConfig, search: Search, axes: Sequence[str]) -> list[tuple[bool, str]]:
-    """Settings that cannot go together in a sweep, each with its reason."""
-    problem, halving = next(iter(problem_axes(axes)), ""), search.halving > 0
-    scored = "is of no use in a sweep: it scores each run at its end, and records it then"
-    rounds = "rounds cannot be an axis too"
-    return [
-        (config.plan.clients_in == "disk", "plan.clients_in = disk is for a single run: give host or device"),
-        (not is_default(config, "eval_every"), f"eval_every {scored}"),
-        (not is_default(config, "checkpoint_every"), f"checkpoint_every {scored}"),
-        (config.patience is not None or "patience" in axes, "patience is of run and compare: give --halving"),
-        (search.halving == 1, "halving must be 0 or at least 2, got 1"),
-        (halving and search.select == "none", "halving chooses on validation examples: leave out --select none"),
-        (search.halving_first is not None and not halving, "halving_first is for --halving"),
-        (halving and problem != "", f"halving compares settings on the same clients: {problem} cannot be an axis too"),
-        (halving and "rounds" in axes, f"halving ends runs early: {rounds}"),
-        (search.budget == "steps" and "rounds" in axes, f"budget = steps sets the rounds of each method: {rounds}"),
-    ]
+def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) -> None:
+    """Refuse settings that cannot go together in a sweep."""
+    halving = search.halving or None
+    if halving == 1:
+        raise JaxpflError("halving must be 0 or at least 2, got 1")
+    if search.halving_first is not None and halving is None:
+        raise JaxpflError("halving_first is for --halving")
+    exclusions.check(
+        {
+            "a sweep": True,
+            "plan.clients_in": config.plan.clients_in,
+            "eval_every": None if is_default(config, "eval_every") else config.eval_every,
+            "checkpoint_every": None if is_default(config, "checkpoint_every") else config.checkpoint_every,
+            "patience": "an axis" if "patience" in axes else config.patience,
+            "halving": halving,
+            "select": search.select,
+            "an axis of the problem": next(iter(problem_axes(axes)), None),
+            "an axis of rounds": "rounds" in axes,
+            "budget": search.budget,
+        }
+    )
 
 
 def _check_values(definition: Definition, method: Method) -> None:

@@ -1,0 +1,156 @@
+"""Settings that cannot go together: one table, from which refusals, their documentation and their tests are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpfl.support.errors import JaxpflError
+
+EXCLUSIONS: Mapping[tuple[str, str], str] = {
+    ("privacy", "weighting = examples"): (
+        "a weighted mean cannot be accounted: weights such as example counts are unbounded private data that enter "
+        "the sensitivity; give every client the same weight"
+    ),
+    ("privacy", "participation = replacement"): (
+        "sampling clients with replacement cannot be accounted: one user may be in a cohort several times; sample by "
+        "poisson, or uniformly without replacement"
+    ),
+    ("privacy", "fednova"): "fednova uploads each client's number of steps, which privacy would distort: leave one out",
+    ("privacy", "aggregate"): (
+        "a robust aggregate cannot be private: the noise is calibrated to a sum of clipped uploads, which one client "
+        "changes by at most the clipping norm, and no such bound is known here of a median or of a selection; use "
+        "aggregate = mean"
+    ),
+    ("privacy", "attack"): (
+        "attackers and privacy cannot be combined: the claim assumes that every client clips its upload and adds its "
+        "share of the noise, which an attacker need not do"
+    ),
+    ("privacy", "feedback"): (
+        "private uploads have no error feedback: the memory kept by a client whose work failed would depend on its "
+        "data; leave feedback out"
+    ),
+    ("privacy", "running statistics"): (
+        "noise of steps does not cover a model's running statistics (BatchNorm), and that of clipped updates drowns "
+        "them: use GroupNorm, or fedbn, whose clients keep them"
+    ),
+    ("noise_multiplier = 0", "a claim"): (
+        "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
+    ),
+    ("noise of the clients", "participation = poisson"): (
+        "noise that the clients add cannot be accounted with poisson participation: the cohort would determine the "
+        "amount of noise; use full or fixed-size cohorts, or central noise"
+    ),
+    ("noise of the clients", "participation = cyclic"): (
+        "noise that the clients add is not accounted with cyclic participation: use full or fixed-size cohorts, or "
+        "noise of the server (central or banded)"
+    ),
+    ("noise = banded", "noise_seed = secret"): (
+        "banded noise has noise_seed = run only: the state that each round leaves holds the noise of the last ones"
+    ),
+    ("noise = banded", "cohorts without turns"): (
+        "banded noise needs participation = cyclic: its bound requires as many rounds as bands from one turn of a "
+        "client to the next"
+    ),
+    ("noise = banded", "quantile, several releases in a round"): (
+        "banded noise is accounted for one sum a round of a fixed clipping norm: leave out quantile, and methods that "
+        "release several sums"
+    ),
+    ("noise of the clients", "quantile"): "adaptive clipping has central noise only: leave out quantile, or the noise",
+    ("noise of the clients", "several releases in a round"): (
+        "several releases in a round are accounted with central noise"
+    ),
+    ("noise = per_step", "several noise multipliers or norms"): (
+        "noise = per_step takes one noise_multiplier and one clipping_norm for all runs"
+    ),
+    ("noise = per_step", "local_epochs"): (
+        "a client's number of noisy steps would show its number of examples: give local_steps"
+    ),
+    ("noise = per_step", "steps without noise"): "such a method cannot add noise in every step",
+    ("compress", "noise = central, noise = banded"): (
+        "uploads cannot be compressed under central noise: the server adds it to the sum, after the clients' "
+        "compression; let the clients add it (noise = distributed)"
+    ),
+    ("compress", "noise = per_step"): (
+        "uploads with noise in every step cannot be compressed: the claim relies on the exact sum of the local steps; "
+        "use noise = distributed"
+    ),
+    ("clip_gradients", "noise = per_step, unit = example"): (
+        "gradients would be clipped after the noise, which itself clips them to privacy.clipping_norm: leave one out"
+    ),
+    ("unit = example", "augment"): (
+        "augmentation is of batches, and the gradient of each example is taken by itself: leave it out"
+    ),
+    ("unit = example", "draw"): "every batch is a Poisson draw: leave draw out",
+    ("unit = example", "graph of the data"): "the graph is made of the clients' examples: give a public one",
+    ("unit = example", "noise_seed = secret and training at the end"): (
+        "the method trains on examples once more when it is scored or exported, and the seed is gone by then"
+    ),
+    ("pooled data", "privacy, unit = example, compress, aggregate, attack"): (
+        "a method that pools the data has neither uploads nor silos: leave one out"
+    ),
+    ("asynchronous rounds", "privacy, unit = example"): "no accountant covers cohorts that follow time",
+    ("asynchronous rounds", "compress"): "arrivals need an upload's length before it is made",
+    ("aggregate", "fednova"): "fednova divides a sum of uploads, which a robust aggregate is not",
+    ("aggregate", "weighting = examples"): (
+        "clients count the same under a robust aggregate, as a weight is a client's own word; give uniform, or leave "
+        "it out"
+    ),
+    ("accountant = pld", "participation = uniform"): (
+        "fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event"
+    ),
+    ("accountant = rdp", "cohorts that a cap can cut"): (
+        "poisson cohorts that a cap can cut are accounted by pld: rdp has no such event"
+    ),
+    ("accountant = paper", "adaptive clipping or turns, unit = example"): (
+        "accountant paper has no adaptive clipping, no turns and no examples: take pld or rdp"
+    ),
+    ("a sweep", "plan.clients_in = disk"): "plan.clients_in = disk is for a single run: give host or device",
+    (
+        "a sweep",
+        "eval_every, checkpoint_every",
+    ): "a sweep scores each run at its end, and records it then: leave it out",
+    ("a sweep", "patience"): "patience is of run and compare: give --halving",
+    ("halving", "select = none"): "halving chooses on validation examples: leave out --select none",
+    ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change them",
+    ("an axis of rounds", "halving, budget = steps"): "the rounds of each run are set by the other: leave the axis out",
+    ("an audit", "unit = example, noise = banded, participation = cyclic"): (
+        "an audit assumes users' uploads, and independent noise and cohorts"
+    ),
+}
+"""Combinations that cannot be accounted or computed: (a setting, others that cannot go with it) -> the reason, and what
+to write instead. Each is a setting that is on (``compress``), a setting with its value (``noise = central``), or a
+property of the run in words (``asynchronous rounds``)."""
+
+NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a claim"]
+"""Reason why a mechanism without noise has no claim."""
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot go together.
+
+    Args:
+      settings: values by name, in the words of `EXCLUSIONS`; None and False are off.
+
+    Raises:
+      JaxpflError: with both settings, and the reason.
+    """
+    shown: dict[str, str] = {}
+    for name, value in settings.items():
+        if value is not None and value is not False:
+            text = f"{name} ({value})" if " " in name else f"{name} = {value}"
+            shown |= {name: name if value is True else text, text: text}
+    for what, other, why in rows():
+        if what in shown and other in shown:
+            raise JaxpflError(f"{shown[what]} with {shown[other]}: {why}")
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Pairs of settings that cannot go together, with the reason."""
+    return [(what, other, why) for (what, others), why in EXCLUSIONS.items() for other in others.split(", ")]
+
+
+def table() -> str:
+    """The table in Markdown."""
+    lines = [f"| {what} | {others} | {why} |" for (what, others), why in EXCLUSIONS.items()]
+    return "\n".join(["| setting | not with | why |", "|---|---|---|", *lines])
