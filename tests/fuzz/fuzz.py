@@ -23,6 +23,7 @@ from typing import Any
 import folder_targets
 import good_runs
 import jax
+import pyarrow
 from folder_targets import FOLDERS
 from fuzz_target import Target, outcome
 from own_targets import OWN
@@ -52,6 +53,8 @@ def run(name: str, count: int, first: int) -> dict[str, Any]:
         target.begin(folder)
         if name in FOLDERS:  # whole; and what it needs is loaded
             target.read(folder)
+        # Arrow's own pool reserves a gibibyte of address space, whatever it holds: more than the limit leaves.
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, resource.getrlimit(resource.RLIMIT_AS)[1]))
         for case in range(first, first + cases(name, count)):

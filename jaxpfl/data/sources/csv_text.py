@@ -7,7 +7,6 @@ given instead. What a column holds is never guessed: its name says it.
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import math
 import re
@@ -256,11 +255,16 @@ def text_of(path: Path, encoding: str | None = None) -> str:
         ) from None
 
 
+def _quoted(mark: str) -> str:
+    """Pattern of a quoted cell, whose marks divide nothing."""
+    return rf'(?:(?<=^)|(?<={re.escape(mark)})) *"(?:[^"]|"")*+"'
+
+
 def _separator(first: str) -> Separator:
     """The mark that divides a first line most; space only where no other does."""
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
-    counts = [len(next(csv.reader([first], delimiter=SEPARATORS[name], skipinitialspace=True))) for name in marks]
-    if max(counts) > 1:
+    counts = [re.sub(_quoted(SEPARATORS[name]), "", first).count(SEPARATORS[name]) for name in marks]
+    if max(counts) > 0:
         return marks[counts.index(max(counts))]
     return "whitespace" if " " in first.strip() and '"' not in first else "comma"
 
