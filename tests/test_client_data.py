@@ -8,7 +8,7 @@ import pytest
 import jaxpfl
 from jaxpfl import ClientData, JaxpflError
 from jaxpfl.core import types
-from jaxpfl.core.types import Examples, chunk_of
+from jaxpfl.core.types import chunk_of
 from jaxpfl.engine.placement import place, put
 
 SIZES = (3, 0, 5, 1)
@@ -104,11 +104,6 @@ def test_a_tree_whose_leaves_were_cut_is_refused():
 )
 def test_chunks_follow_the_median_client(sizes, chunk):
     assert chunk_of(np.array(sizes)) == chunk
-
-
-def test_stacked_clients_without_examples_point_into_the_store():
-    data = ClientData.stacked(Examples(np.zeros((3, 1)), np.zeros(3, np.int32)), [0, 3, 0])
-    assert data.start.tolist() == [0, 0, 0]
 
 
 def test_rows_that_there_are_not_and_an_id_twice_are_refused():

@@ -148,7 +148,7 @@ def test_diverged_predictions_score_worst():
     assert (result.mean("perplexity") == np.inf).all()
 
 
-OPTIONS = {name: {"distill_steps": 2} for name in ("persfl", "persfl-gd")}
+OPTIONS = {"persfl": {"distill_steps": 2}}
 REFUSED = {
     "fedrod": "fedrod balances classes by their counts: the task 'next-token' has none",
     "fedproto": "fedproto needs prototypes of classes: the task 'next-token' has none",
@@ -178,9 +178,9 @@ def simulation(method, data, model, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in REFUSED])
-def test_each_method_trains_it(method):
-    """One round of each registered method, traced: none is left out, and shapes fit."""
+@pytest.mark.parametrize("method", ["ditto", "fedem", "persfl", "adaped", "scaffold", "fedbuff", "network-lasso"])
+def test_methods_trace_it(method):
+    """Of each kind of state and upload one: one round, traced."""
     assert simulation(METHODS[method], federation(), "transformer:8,1").program("cpu").eqns
 
 
@@ -203,21 +203,10 @@ def test_options_of_classes_are_refused(method, options, message):
         simulation(METHODS[method], federation(), "gru:4", **options)
 
 
-def of_examples():
-    """A model with one prediction for an example."""
-    return Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))
-
-
 @pytest.mark.parametrize(
     ("data", "given", "message"),
     [
-        (
-            {},
-            {"model": "mlp"},
-            "the model 'mlp' predicts one label, next-token needs .* gru or transformer",
-        ),
         ({}, {"num_classes": 3}, "there are 3 tokens, but labels go up to 6"),
-        ({}, {"task": None}, "labels are several for each example.* multilabel, regression or next-token"),
         ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token are integers \[n, T\].* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
         ({"y": lambda y: y + 0.5}, {}, r"got float32 \[8, 5\]"),
@@ -226,7 +215,6 @@ def of_examples():
             {"model": Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))},
             "at each position",
         ),
-        ({}, {"model": "transformer:10,1"}, "the width a multiple of twice the heads .4 unless given., got 10,1"),
         ({}, {"augment": "mixup"}, "augment = mixup is of inputs that are numbers"),
         ({}, {"attack": "label-flip", "attackers": 0.5}, "flips labels that are classes: the task is 'next-token'"),
         ({}, {"label_smoothing": 0.1}, "label_smoothing = 0.1 is of classes, and the task is next-token"),
@@ -240,12 +228,6 @@ def test_what_does_not_fit_is_refused(data, given, message):
         jaxpfl.fit("fedavg", jaxpfl.stack_clients(made, test=made), **settings)
 
 
-def test_labels_below_minus_one_are_refused():
-    x, y = sequences(4, 1)
-    with pytest.raises(JaxpflError, match=r"client 0, train: labels must be integers >= -1 .*, got -2"):
-        jaxpfl.stack_clients([(x, np.where(y < 0, -2, y))])
-
-
 def test_newcomers_tokens_are_known_or_refused():
     """A token that only an unseen client reads, never as a label."""
     splits = ([(np.full((3, T), V + 2), np.zeros((3, T), int))] for _ in range(3))
@@ -255,11 +237,3 @@ def test_newcomers_tokens_are_known_or_refused():
     assert np.isfinite(fit.unseen["after"]["loss"]).all()
     with pytest.raises(JaxpflError, match=f"the model reads tokens 0 .. {V - 1}, the data have {V + 2}"):
         jaxpfl.fit("fedavg", federation(), num_classes=V, **given)
-
-
-def test_other_tasks_refuse_minus_one():
-    x, y = sequences(4, 1)
-    own = [(x.astype(float), np.minimum(y, 1))]
-    data = jaxpfl.stack_clients(own, test=own)
-    with pytest.raises(JaxpflError, match="labels of the task multilabel must be 0 or 1, got -1"):
-        jaxpfl.fit("fedavg", data, task="multilabel", model="linear", **QUICK)

@@ -57,12 +57,6 @@ def test_an_axis_of_text_and_numbers_keeps_both(tmp_path: Path):
     assert plain[:5] == ["0.1m", "10", "2.5", "true", "1"]
 
 
-def test_a_number_and_its_text_are_two_values(tmp_path: Path):
-    table, _ = both(tmp_path, [record(cohort="10"), record(cohort=10)])
-    assert table.cohort.tolist() == ["10", 10]
-    assert pandas.read_parquet(tmp_path / "results.parquet").cohort.tolist() == ['"10"', "10"]
-
-
 def test_a_sweep_without_records_is_an_empty_table(tmp_path: Path):
     write_results(tmp_path / "results.parquet", [])
     assert read_results(tmp_path / "results.parquet").empty

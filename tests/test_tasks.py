@@ -7,11 +7,12 @@ import pytest
 
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Model, Task
-from jaxpfl.models.losses import LOSSES
+from jaxpfl.engine import build
+from jaxpfl.engine.spec import RunSpec
 
 FEATURES = 3
 QUICK = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 4, "lr": 0.05}
-OPTIONS = {name: {"distill_steps": 2} for name in ("persfl", "persfl-gd")}
+OPTIONS = {"persfl": {"distill_steps": 2}}
 
 
 def clients_of(label, *, seed=0, sizes=(5, 9, 7)):
@@ -35,24 +36,20 @@ LABELS = {
 }
 
 
+METRICS = {
+    "regression": ["loss", "mae", "r2", "rmse"],
+    "binary": ["accuracy", "auc", "calibration_error", "loss"],
+    "multilabel": ["accuracy", "loss", "macro_f1"],
+    "ranking": ["auc", "loss"],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "names"),
-    [
-        ("regression", ["loss", "mae", "r2", "rmse"]),
-        pytest.param("binary", ["accuracy", "auc", "calibration_error", "loss"], marks=pytest.mark.slow),
-        ("multilabel", ["accuracy", "loss", "macro_f1"]),
-        ("ranking", ["auc", "loss"]),
-    ],
-)
-def test_a_task_is_learned(task, names):
+@pytest.mark.parametrize("task", METRICS)
+def test_a_task_is_learned(task):
     federation = clients_of(LABELS[task], sizes=(60, 80, 70))
-    before, after = (
-        jaxpfl.fit("fedavg", federation, task=task, **{**QUICK, "rounds": rounds, "lr": 0.3}) for rounds in (1, 40)
-    )
-    assert sorted(set(after.scores["global"])) == names
-    gain = after.mean() - before.mean()
-    assert (gain < -0.1).all() if task == "regression" else (gain > 0.02).all()
+    after = jaxpfl.fit("fedavg", federation, task=task, **{**QUICK, "rounds": 40, "lr": 0.3})
+    assert sorted(set(after.scores["global"])) == METRICS[task]
     assert (after.mean() < 0.7).all() if task == "regression" else (after.mean() > 0.8).all()
 
 
@@ -63,15 +60,8 @@ def test_vectors_of_labels_are_learned():
     assert (result.mean("r2", model="global") > 0.8).all()
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        "poisson",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "poisson"),
-        "quantile:q=0.9",
-    ],
-)
-def test_every_loss_trains(loss):
+@pytest.mark.parametrize("loss", ["poisson", pytest.param("quantile:q=0.9", marks=pytest.mark.slow)])
+def test_losses_train(loss):
     federation = clients_of(lambda s: np.abs(s[:, 0]))
     result = jaxpfl.fit("fedavg", federation, task="regression", loss=loss, **QUICK)
     assert np.isfinite(result.personalized_score).all()
@@ -100,12 +90,7 @@ def test_labels_without_a_named_task_are_refused():
         ("binary", {"metrics": {"mine": lambda p, y: y.mean()}}, "metric 'mine' must be one number for each of"),
         ("binary", {"metrics": {"mine": jaxpfl.per_client(lambda p, y, valid: y)}}, "'mine' must be one number for a"),
         ("binary", {"task": 3}, "task must be a name or a Task, got 3"),
-        ("regression", {"task": "ranking"}, "labels of the task ranking must be 0 or 1, got"),
-        ("multilabel", {"task": "ranking"}, r"ranking are \[n\], got 2 for each example: use multilabel"),
-        ("binary", {"metrics": "aucc"}, "unknown metric 'aucc': did you mean 'auc'"),
-        ("binary", {"metrics": ["rmse"]}, "the metric rmse needs labels that are numbers"),
         ("binary", {"metrics": {"mine": "rmse"}}, "the metric rmse needs labels that are numbers"),
-        ("binary", {"metrics": {"loss": "auc"}}, "the metric 'loss' is the task's own"),
         ("binary", {"metrics": 3}, "metrics must be names, or a dictionary of functions by name, got 3"),
     ],
 )
@@ -128,25 +113,14 @@ def test_models_return_one_array_of_real_numbers(output, what):
         jaxpfl.fit("fedavg", clients_of(lambda s: np.arange(len(s)) % 3), **QUICK | {"model": model})
 
 
-def test_whole_labels_of_a_regression_that_lose_digits_are_said():
-    y = 1_700_000_000 + np.arange(30)
-    far = jaxpfl.stack_clients([(np.zeros((30, 1)), y)], [(np.ones((30, 1)), y)])
-    with pytest.warns(jaxpfl.JaxpflWarning, match="of the labels 30 distinct values become 1 in single precision"):
-        jaxpfl.fit("fedavg", far, task="regression", rounds=1, model="linear")
-
-
 @pytest.mark.parametrize(
     ("labels", "shape", "given", "message"),
     [
         ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, and 3 classes need \[n, 3\]$"),
-        ("classes", (None, 1), {}, r"returns \[n, 1\] for n examples, and 3 classes need \[n, 3\]$"),
-        ("classes", (3, None), {}, r"returns \[3, 2\] for n examples, and 3 classes need \[n, 3\]$"),
         ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, and 5 classes need \[n, 5\]$"),
         ("binary", (None,), {}, r"returns \[n\] for n examples, and 2 classes need \[n, 2\], or task = binary"),
         ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* and binary with labels \[n\] needs 1 of each"),
-        ("binary", (None, 2), {"task": "ranking"}, r"ranking with labels \[n\] needs 1 of each"),
         ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] needs 2 of each"),
-        ("regression", (None, 2), {"task": "regression"}, r"regression with labels \[n\] needs 1 of each"),
     ],
 )
 def test_models_of_fewer_or_other_outputs_are_refused(labels, shape, given, message):
@@ -260,18 +234,14 @@ REFUSED = {
     ("knn-per", "squared"): "knn-per lets examples vote for classes: the task 'regression' has none",
     ("fedpac", "squared"): "fedpac aligns features by classes: the task 'regression' has none",
     ("fedem", "absolute"): "fedem mixes densities",
-    ("fedem", "huber"): "fedem mixes densities",
-    ("fedem", "quantile"): "fedem mixes densities",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if (name, "squared") not in REFUSED])
-def test_each_method_trains_a_regression(method):
-    """One round of each registered method, traced: none is left out, and shapes fit."""
-    federation = clients_of(LABELS["regression"])
-    spec = simulation_of(method, federation, "squared")
-    assert spec.program("cpu").eqns
+@pytest.mark.parametrize("method", ["ditto", "scaffold", "perfedavg", "mr-mtl", "fedbuff", "network-lasso"])
+def test_methods_trace_a_regression(method):
+    """Of each kind of state and upload one, beside those that distil or mix (below): one round, traced."""
+    assert simulation_of(method, clients_of(LABELS["regression"]), "squared").program("cpu").eqns
 
 
 @pytest.mark.parametrize(("method", "loss"), REFUSED)
@@ -299,10 +269,7 @@ def test_options_of_classes_are_refused(method, options, message):
 
 
 def simulation_of(method, federation, loss, options=None):
-    from jaxpfl.engine.build import simulation_of
-    from jaxpfl.engine.spec import RunSpec
-
-    return simulation_of(
+    return build.simulation_of(
         RunSpec(
             method=METHODS[method],
             options=OPTIONS.get(method, {}) | (options or {}),
@@ -323,8 +290,9 @@ def simulation_of(method, federation, loss, options=None):
 @pytest.mark.parametrize(
     ("method", "task"),
     [
-        *((method, "regression") for method in ("adaped", "fml", "quped", "persfl", "persfl-gd", "map-kd", "fedem")),
-        *((method, task) for method in ("adaped", "fedem") for task in ("binary", "multilabel")),
+        *((method, "regression") for method in ("persfl", "map-kd", "fedem")),
+        ("adaped", "binary"),
+        ("fedem", "multilabel"),
     ],
 )
 def test_distillation_and_mixtures_improve_every_task(method, task):

@@ -7,7 +7,7 @@ groups in place of batch normalisation, unless ``batch`` is set.
 
 from __future__ import annotations
 
-import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,41 +64,29 @@ def linear(num_classes: int) -> Model:
 class MLP(nn.Module):
     """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
 
-    With `normalise` each hidden layer is normalised before its relu (Ba et al. 2016, "Layer Normalization"), with
-    ``batch`` by batch normalisation.
+    Each hidden layer may be normalised before its relu: by "layer" (Ba et al. 2016, "Layer Normalization") or "batch".
     """
 
     num_classes: int
     hidden: tuple[int, ...] = (64,)
-    normalise: bool = False
-    batch: bool = False
+    norm: Literal["layer", "batch"] | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.hidden):
             x = Dense(width, name=f"dense{i}")(x)
-            if self.batch:
+            if self.norm == "batch":
                 x = BatchNorm(name=f"norm{i}")(x.T).T
-            elif self.normalise:
+            elif self.norm == "layer":
                 x = LayerNorm(name=f"norm{i}")(x)
             x = jax.nn.relu(x)
         return Dense(self.num_classes, name="head")(x)
 
 
-def mlp(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
+def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer", "batch"] | None = None) -> Model:
     """A perceptron with the given hidden widths; PersFL's MNIST network (784-100-10) has ``(100,)``."""
-    return from_linen(MLP(num_classes, check_widths(hidden)), is_head)
-
-
-def mlp_ln(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
-    """`mlp` with layer normalisation in each hidden layer."""
-    return from_linen(MLP(num_classes, check_widths(hidden), normalise=True), is_head, is_norm)
-
-
-def mlp_bn(num_classes: int, hidden: tuple[int, ...] = (64,)) -> Model:
-    """`mlp` with batch normalisation in each hidden layer."""
-    return from_linen(MLP(num_classes, check_widths(hidden), batch=True), is_head, is_norm)
+    return from_linen(MLP(num_classes, check_widths(hidden), norm), is_head, norm and is_norm)
 
 
 class CNN(nn.Module):
@@ -107,69 +95,47 @@ class CNN(nn.Module):
     Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension, and the
     features of the dense part come in the order (C, H, W), as PyTorch flattens.
 
-    With `normalise` each convolution is followed by a group normalisation in place of its bias, or by a batch
-    normalisation where ``batch`` is set.
+    A normalisation, by "group" (two groups) or "batch", may follow each convolution in place of its bias.
     """
 
     num_classes: int
     filters: tuple[int, ...] = (6, 16)
     hidden: tuple[int, ...] = (120, 84)
-    size: int = 5
-    normalise: bool = False
-    batch: bool = False
+    norm: Literal["group", "batch"] | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        norm = BatchNorm if self.batch else GroupNorm
-        check_image_shape("CNN", x.shape[1:], smallest_for_cnn(len(self.filters), self.size))
+        norm = BatchNorm if self.norm == "batch" else GroupNorm
+        check_image_shape("CNN", x.shape[1:], SMALLEST_FOR_CNN)
         x = batch_minor(x)
         for i, features in enumerate(self.filters):
-            if self.normalise:
-                x = Conv(features, self.size, bias=False, name=f"conv{i}")(x)
+            if self.norm is not None:
+                x = Conv(features, bias=False, name=f"conv{i}")(x)
                 x = max_pool(jax.nn.relu(norm(name=f"norm{i}")(x)))
             else:
-                x = ConvPool(features, self.size, name=f"conv{i}")(x)
+                x = ConvPool(features, name=f"conv{i}")(x)
         x = x.reshape(-1, x.shape[-1])
         for i, width in enumerate(self.hidden):
             x = jax.nn.relu(FeatureDense(width, name=f"dense{i}")(x))
         return FeatureDense(self.num_classes, name="head")(x).T
 
 
-def smallest_for_cnn(convolutions: int = 2, size: int = 5) -> int:
-    """Side of the smallest images, which the network reduces to a single pixel."""
-    return functools.reduce(lambda side, _: 2 * side + size - 1, range(convolutions), 1)
+SMALLEST_FOR_CNN = 16
+"""Side of the smallest images, which two convolutions of 5 x 5 and two pools reduce to a single pixel."""
 
 
-def cnn(num_classes: int) -> Model:
-    """The papers' network for MNIST, FEMNIST and CIFAR-10.
+def cnn(
+    num_classes: int,
+    filters: tuple[int, int] = (6, 16),
+    hidden: tuple[int, ...] = (120, 84),
+    norm: Literal["group", "batch"] | None = None,
+) -> Model:
+    """A network of two 5 x 5 convolutions, each with relu and maxpool2, and dense layers.
 
-    conv5x5(6) and conv5x5(16), each with relu and maxpool2, then dense layers of 120, 84 and `num_classes`.
-    44,426 parameters for 28 x 28 x 1 and ten classes; 62,006 for 32 x 32 x 3.
+    By default the papers' network for MNIST, FEMNIST and CIFAR-10: 44,426 parameters for 28 x 28 x 1 and ten classes,
+    62,006 for 32 x 32 x 3. A normalisation stands between each convolution and its relu.
     """
-    return from_linen(CNN(num_classes), is_head)
-
-
-def cnn_fedavg(num_classes: int) -> Model:
-    """The network of McMahan et al. 2017 as PFLlib has it: conv5x5(32) and conv5x5(64), then 512.
-
-    Without padding: 582,026 parameters for 28 x 28 x 1 and ten classes.
-    """
-    return from_linen(CNN(num_classes, filters=(32, 64), hidden=(512,)), is_head)
-
-
-def cnn_cifar100(num_classes: int = 100) -> Model:
-    """The papers' network for CIFAR-100: two conv5x5(64), each with relu and maxpool2, then 384, 192."""
-    return from_linen(CNN(num_classes, filters=(64, 64), hidden=(384, 192)), is_head)
-
-
-def cnn_gn(num_classes: int) -> Model:
-    """`cnn` with group normalisation, two groups, between each convolution and its relu: 44,448 parameters."""
-    return from_linen(CNN(num_classes, normalise=True), is_head, is_norm)
-
-
-def cnn_bn(num_classes: int) -> Model:
-    """`cnn` with batch normalisation between each convolution and its relu: 44,448 parameters, and 44 statistics."""
-    return from_linen(CNN(num_classes, normalise=True, batch=True), is_head, is_norm)
+    return from_linen(CNN(num_classes, filters, hidden, norm), is_head, norm and is_norm)
 
 
 class Block(nn.Module):

@@ -10,19 +10,13 @@ from jaxpfl.models.base import Model
 from jaxpfl.models.images import (
     CIFAR_WIDTHS,
     RESNET18_WIDTHS,
+    SMALLEST_FOR_CNN,
     check_image_shape,
     cnn,
-    cnn_bn,
-    cnn_cifar100,
-    cnn_fedavg,
-    cnn_gn,
     linear,
     mlp,
-    mlp_bn,
-    mlp_ln,
     resnet,
     resnet18,
-    smallest_for_cnn,
     smallest_for_resnet,
 )
 from jaxpfl.models.sequences import check_token_shape, gru, transformer
@@ -58,19 +52,19 @@ def _resnet(num_classes: int, depth: Shape = (8,), *, batch: bool = False) -> Mo
     return resnet(num_classes, depth[0], batch=batch)
 
 
-_CNN = _images("CNN", smallest_for_cnn())
+_CNN = _images("CNN", SMALLEST_FOR_CNN)
 _SMALL = _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS))
 _BUILDERS: dict[str, _Entry] = {
     "linear": _Entry(linear),
     "mlp": _Entry(mlp, example="mlp:128,64"),
-    "mlp-ln": _Entry(mlp_ln, example="mlp-ln:128,64"),
-    "mlp-bn": _Entry(mlp_bn, example="mlp-bn:128,64"),
-    "mlp-persfl": _Entry(lambda num_classes: mlp(num_classes, hidden=(100,))),
+    "mlp-ln": _Entry(partial(mlp, norm="layer"), example="mlp-ln:128,64"),
+    "mlp-bn": _Entry(partial(mlp, norm="batch"), example="mlp-bn:128,64"),
+    "mlp-persfl": _Entry(partial(mlp, hidden=(100,))),
     "cnn": _Entry(cnn, _CNN),
-    "cnn-fedavg": _Entry(cnn_fedavg, _CNN),
-    "cnn-gn": _Entry(cnn_gn, _CNN),
-    "cnn-bn": _Entry(cnn_bn, _CNN),
-    "cnn-cifar100": _Entry(cnn_cifar100, _CNN),
+    "cnn-fedavg": _Entry(partial(cnn, filters=(32, 64), hidden=(512,)), _CNN),  # McMahan et al. 2017, as in PFLlib
+    "cnn-gn": _Entry(partial(cnn, norm="group"), _CNN),
+    "cnn-bn": _Entry(partial(cnn, norm="batch"), _CNN),
+    "cnn-cifar100": _Entry(partial(cnn, filters=(64, 64), hidden=(384, 192)), _CNN),  # of the papers
     "resnet": _Entry(_resnet, _SMALL, "resnet:20"),
     "resnet-bn": _Entry(partial(_resnet, batch=True), _SMALL, "resnet-bn:20"),
     "resnet18": _Entry(resnet18, _images("ResNet", smallest_for_resnet(RESNET18_WIDTHS))),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import real
 
 from jaxpfl.data import available, federate, load
 from jaxpfl.support.errors import JaxpflError
@@ -69,16 +66,6 @@ def test_cifar10_is_the_same_in_every_format(tmp_path: Path, kind: str, place: s
     assert {entry.name: entry.present for entry in available(str(tmp_path))}["cifar10"]
 
 
-def test_colours_are_standardized_channel_by_channel(tmp_path: Path) -> None:
-    write_npz(tmp_path / "cifar10.npz")
-    raw, source = (load("cifar10", str(tmp_path), standardize=flag) for flag in (False, True))
-    np.testing.assert_allclose(source.x_train.mean(axis=(0, 1, 2)), 0, atol=1e-5)
-    np.testing.assert_allclose(source.x_train.std(axis=(0, 1, 2)), 1, atol=1e-5)
-    assert raw.x_test is not None
-    by_hand = (raw.x_test - raw.x_train.mean(axis=(0, 1, 2))) / raw.x_train.std(axis=(0, 1, 2))
-    np.testing.assert_allclose(source.x_test, by_hand, atol=1e-4)
-
-
 FINE = np.arange(200) % 100
 TABLE = RNG.permutation(np.repeat(np.arange(20), 5))
 
@@ -127,18 +114,3 @@ def test_truncated_and_missing_batches(tmp_path: Path) -> None:
     (folder / "data_batch_2.bin").write_bytes(b"")
     with pytest.raises(JaxpflError, match=r"data_batch_2.bin: no images"):
         load("cifar10", str(tmp_path / "bin"))
-
-
-@pytest.mark.slow
-def test_real_cifar10_by_the_command_that_the_error_names(tmp_path: Path) -> None:
-    root = real("CIFAR-10", "cifar10", "cifar10_q75_jpegscans.npz")
-    subprocess.run([sys.executable, str(Path(root, "unpack_cifar10.py")), str(tmp_path / "cifar10.npz")], check=True)
-    source = load("cifar10", str(tmp_path))
-    assert source.y_test is not None
-    assert source.x_train.shape == (50000, 32, 32, 3)
-    np.testing.assert_array_equal(np.bincount(source.y_train), 5000)
-    np.testing.assert_array_equal(np.bincount(source.y_test), 1000)
-    np.testing.assert_array_equal(source.y_train[:5], [6, 9, 9, 4, 1])
-    np.testing.assert_allclose(source.x_train.std(axis=(0, 1, 2), dtype=np.float64), 1, atol=1e-4)
-    federation = federate(source, clients=50, classes_per_client=4)
-    assert {len(np.unique(y[mask])) for y, mask in zip(federation.test.y, federation.test.mask, strict=True)} == {4}

@@ -39,11 +39,6 @@ def test_other_separators(tmp_path: Path, mark: str) -> None:
     np.testing.assert_array_equal(source.y_train, np.float32([10.5, 9.25, 7, 12]))
 
 
-def test_decimal_commas_of_a_table_with_semicolons(tmp_path: Path) -> None:
-    source = table(tmp_path, (HEAD + ROWS).replace(",", ";").replace(".", ","))
-    np.testing.assert_array_equal(source.y_train, np.float32([10.5, 9.25, 7, 12]))
-
-
 @pytest.mark.parametrize(
     ("target", "task", "classes", "words"),
     [
@@ -92,11 +87,6 @@ def test_other_data_have_no_columns_and_a_missing_file_is_named(tmp_path: Path, 
 def test_a_column_may_be_left_out(tmp_path: Path) -> None:
     source = table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=("heating",)))
     np.testing.assert_array_equal(source.x_train, [[80], [60], [40], [90]])
-
-
-def test_a_value_may_be_missing_from_an_ignored_column(tmp_path: Path) -> None:
-    source = table(tmp_path, HEAD + ROWS + "Bern,20,,2\n", BY_CITY._replace(ignore=("heating",)))
-    assert source.x_train.shape == (5, 1)
 
 
 TAGS = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"

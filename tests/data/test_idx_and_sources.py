@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data import available, data_directory, load
+from jaxpfl.data import available, load
 from jaxpfl.data.sources.idx import read_idx, read_idx_pair
 from jaxpfl.data.sources.registry import known_sources
-from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 
 IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
@@ -94,14 +93,6 @@ def test_the_list_names_what_load_knows_and_every_gap_is_one_line(tmp_path: Path
     assert set(known_sources()) - named == prefixed
 
 
-def test_the_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXPFL_DATA_DIR", "from-variable")
-    assert data_directory("from-argument") == Path("from-argument")
-    assert data_directory() == Path("from-variable")
-    monkeypatch.delenv("JAXPFL_DATA_DIR")
-    assert data_directory() == Path("data")
-
-
 def test_digits() -> None:
     pytest.importorskip("sklearn")
     source = load("digits", standardize=False)
@@ -155,20 +146,3 @@ def test_a_gzip_stream_is_not_inflated_beyond_its_header(tmp_path: Path) -> None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**23
-
-
-def test_an_image_file_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + np.array([64, 1024, 1024], ">u4").tobytes() + bytes(2**26)))
-    monkeypatch.setattr(host_memory, "free", lambda: 2**25)
-    with pytest.raises(JaxpflError, match="what it holds needs 64 MiB of memory, 32 MiB are free"):
-        read_idx(path, 3)
-
-
-def test_a_reader_that_runs_out_of_memory_says_of_which_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("jaxpfl.data.sources.planted.draw_planted", draw)
-    with pytest.raises(JaxpflError, match="data set 'planted': cannot be read: MemoryError"):
-        load("planted")

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from data_files import real
 
 import jaxpfl
 from jaxpfl.data import Source, load, pooled, scaled, scaling_of
@@ -102,14 +101,6 @@ def test_sets_that_are_read_at_once_can_be_in_files(tmp_path: Path) -> None:
     assert_same(*(jaxpfl.federate(s, clients=5, classes_per_client=3) for s in (memory, there)))
 
 
-@pytest.mark.slow
-def test_writers_of_mnist() -> None:
-    root = real("MNIST by writers", "writers", "mnist_by_writer.npz")
-    memory, there = both("mnist-writers", Path(root))
-    given = {"partition": "natural", "users_per_client": 3, "test_share": 0.12}
-    assert_same(*(jaxpfl.federate(s, **given) for s in (memory, there)))
-
-
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive(tmp_path / "a.npz", x_train=RNG.normal(size=(400, 300)), y_train=RNG.integers(5, size=400))
     full = type("Usage", (), {"free": 1000})
@@ -128,12 +119,3 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         load("npz:a.npz", str(tmp_path), in_files=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-
-
-def test_changes_of_a_private_mapping_stay(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros(2**16, np.float32))
-    private = np.load(tmp_path / "a.npy", mmap_mode="c")
-    private[:] = 1
-    host_memory.give_back(private)
-    assert not host_memory.is_mapped(private)
-    assert all((part == 1).all() for part in host_memory.in_parts(private, 1000))

@@ -54,19 +54,6 @@ def test_whole_numbers_are_numbers_and_classes_keep_their_names(tmp_path: Path, 
     assert load("leaf:own", str(tmp_path), in_files=in_files, tokens=True).inputs == "tokens"
 
 
-@pytest.mark.parametrize("in_files", [False, True])
-def test_time_stamps_keep_their_digits_until_they_are_standardized(tmp_path: Path, in_files: bool) -> None:
-    users = {f"u{i:02}": ([[1.7e9 + 2 * i, i], [1.7e9 + 2 * i + 1, 0.5]], [0, 1]) for i in range(20)}
-    write(tmp_path / "own" / "train" / "a.json", users)
-    write(tmp_path / "own" / "test" / "a.json", users)
-    source = load("leaf:own", str(tmp_path), in_files=in_files)
-    assert len(np.unique(source.x_train[:, 0])) == 40
-    with pytest.warns(JaxpflWarning, match="40 of 40 test examples are training examples too"):
-        made = federate(source, partition="natural", standardize=True)
-    assert made.train.examples.x.dtype == np.float32
-    assert len(np.unique(made.train.examples.x[:, 0])) == 40
-
-
 def test_femnist_in_several_files(tmp_path: Path) -> None:
     train, test = writers(), writers({"f0003_41": 2, "f0002_07": 1})
     first = dict(list(train.items())[:1])
@@ -108,15 +95,6 @@ def test_test_users_that_are_not_trained_are_said_and_come_unseen(tmp_path: Path
         own = np.concatenate([others.train.examples.x, others.test.examples.x])
         wanted = source.x_test[np.isin(source.users_test, [1, 3])]
         np.testing.assert_array_equal(np.sort(own, axis=0), np.sort(wanted, axis=0))
-
-
-def test_users_without_examples_are_left_out_and_said(tmp_path: Path) -> None:
-    write(tmp_path / "own" / "train" / "a.json", {"e": ([], []), "f": ([], [])} | writers({"u": 3, "w": 5}, d=7))
-    write(tmp_path / "own" / "test" / "a.json", {"e": ([], []), "w": ([], [])} | writers({"f": 4, "u": 1}, d=7))
-    with pytest.warns(JaxpflWarning, match=r"own: left out 1 clients without examples \(e\)"):
-        source = load("leaf:own", str(tmp_path))
-    assert source.user_names is not None
-    assert source.user_names.tolist() == ["f", "u", "w"]
 
 
 @pytest.mark.parametrize("place", ["own", "own/data", "own/all_data"])
@@ -254,19 +232,6 @@ def test_reddit_with_a_label_at_each_position(tmp_path: Path) -> None:
     assert words[source.y_train].tolist() == [WORDS[1:6], [*WORDS[6:], "-", "-", "-"]]
     assert source.y_test is not None
     assert words[source.y_test].tolist() == [["the", "-", "sat", "<EOS>", "-"]]  # "dog" is unknown: no label
-
-
-def test_a_folder_of_another_kind_and_labels_beyond_the_classes(tmp_path: Path) -> None:
-    write(tmp_path / "femnist" / "train" / "a.json", speakers())
-    with pytest.raises(JaxpflError, match="holds text, but 'femnist' is images"):
-        load("femnist", str(tmp_path))
-    write(tmp_path / "femnist" / "train" / "a.json", {"a": ([[0.5] * 784], [62])})
-    with pytest.raises(JaxpflError, match="label 62, but the data set has 62 classes"):
-        load("femnist", str(tmp_path))
-    write(tmp_path / "femnist" / "train" / "a.json", {"a": ([[0.5] * 784], [61])})
-    write(tmp_path / "femnist" / "test" / "a.json", {"a": ([[0.5] * 9], [61])})
-    with pytest.raises(JaxpflError, match=r"test inputs are \(9,\) but training inputs \(784,\)"):
-        load("femnist", str(tmp_path))
 
 
 def test_one_long_sequence_does_not_make_all_windows_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

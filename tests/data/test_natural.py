@@ -45,13 +45,6 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
     assert sorted(np.asarray(federation.train.size) + np.asarray(federation.test.size)) == sorted(SIZES)
 
 
-def test_cells_in_a_column_are_the_same(tmp_path):
-    x, y = write_school(tmp_path)
-    row = load("school", str(tmp_path))
-    write_school(tmp_path, x, y, X=cells(x, column=True))
-    np.testing.assert_array_equal(load("school", str(tmp_path)).x_train, row.x_train)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -39,17 +39,6 @@ def test_writers_are_numbered_over_both_parts(tmp_path: Path, key: str) -> None:
     assert {entry.name: entry.present for entry in available(str(tmp_path))}["mnist-writers"]
 
 
-def test_an_archive_of_ones_own(tmp_path: Path) -> None:
-    save(tmp_path / "a.npz", x_train=X.astype(np.float64), y_train=Y)
-    source = load("npz:a.npz", str(tmp_path))
-    assert (source.x_train.dtype, source.inputs, source.num_classes) == (np.float32, "features", 3)
-    np.testing.assert_array_equal(source.x_train, X)
-    save(tmp_path / "a.npz", x_train=X.astype(np.int64), y_train=Y)
-    source = load(f"npz:{tmp_path / 'a.npz'}", "elsewhere")
-    assert (source.x_train.dtype, source.inputs) == (np.float32, "features")
-    np.testing.assert_array_equal(source.x_train, X)
-
-
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.float64])
 def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: Path, kind: type) -> None:
     answers = X.reshape(6, -1) % 2

@@ -77,14 +77,7 @@ def test_the_largest_client_has_all_examples_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [None, NETWORK])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
-def test_all_orders_of_a_small_client_are_equally_likely(size: int, sizes: orders.Sizes | None) -> None:
-    assert is_uniform(order_counts(some(60_000, size, size, sizes=sizes)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [None, NETWORK])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("size", [3, 7])
 def test_all_orders_of_a_small_client_are_equally_likely_in_a_million(size: int, sizes: orders.Sizes | None) -> None:
     counts = [order_counts(some(250_000, size, size, k, sizes)) for k in range(0, 10**6, 250_000)]
     assert is_uniform(np.sum(counts, axis=0))
@@ -118,14 +111,6 @@ def test_neighbours_and_fixed_points_are_as_rare_as_in_a_random_order(size: int,
         assert abs(seen - expected) < 6 * math.sqrt(expected)
 
 
-def test_the_parity_of_orders_is_even() -> None:
-    for size in (2, 3, 10, 37):
-        rows = some(20_000, size, size)
-        i, j = np.triu_indices(size, 1)
-        odd = (rows[:, i] > rows[:, j]).sum(1) % 2
-        assert abs(odd.mean() - 0.5) < 6 * 0.5 / math.sqrt(20_000)
-
-
 def test_consecutive_keys_give_independent_orders() -> None:
     """Pairs of orders of 4 from keys folded with e and e + 1: all 576 are equally likely."""
     numbers = [np.unique(some(100_000, 4, 4, first), axis=0, return_inverse=True)[1].ravel() for first in (0, 1)]
@@ -144,7 +129,7 @@ def test_several_orders_are_those_of_their_keys() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 5, 37, 63, 64, 65, 200])
+@pytest.mark.parametrize("size", [1, 37, 65])
 def test_bounds_of_sizes_change_no_order(size: int) -> None:
     keys, place = jax.random.split(jax.random.key(4), 3), jnp.arange(size)
     bounds = {orders.ANY, orders.Sizes.of(np.array([size])), orders.Sizes.of(np.array([size, 50]))}
@@ -153,13 +138,6 @@ def test_bounds_of_sizes_change_no_order(size: int) -> None:
     for rows in found:
         np.testing.assert_array_equal(rows, found[0])
         np.testing.assert_array_equal(np.reshape(several, (3, size)), rows)
-
-
-def test_an_order_depends_on_no_other_place() -> None:
-    key, size = jax.random.key(3), jnp.int32(999)
-    whole = np.asarray(order_at(key, size, jnp.arange(999)))
-    some_places = np.array([998, 0, 17, 17])
-    np.testing.assert_array_equal(order_at(key, size, jnp.asarray(some_places)), whole[some_places])
 
 
 @pytest.mark.parametrize("rounds", [3, 6])

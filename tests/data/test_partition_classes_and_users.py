@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-import jax
 import numpy as np
 import pytest
 from data_files import check_partition, places, source_of
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.core.types import Federation
-from jaxpfl.data import Source, federate, seen, stack_clients, summary
+from jaxpfl.data import Source, federate, seen, summary
 from jaxpfl.data.federate import hold_out
 from jaxpfl.data.partition.deals import (
     _deal_greedily,
@@ -20,12 +19,10 @@ from jaxpfl.data.partition.deals import (
     deal_classes,
     deal_superclasses,
     examples_of,
-    iid,
     present_classes,
     shards,
     split_by_class,
 )
-from jaxpfl.data.partition.registry import PARTITIONS, PartitionOptions, check_options, options_of
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
@@ -88,23 +85,6 @@ def test_pairs_of_classes_are_mixed() -> None:
     assert np.abs(pairs - 400).max() < 100
 
 
-@SETTINGS
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**32))
-def test_iid_deals_evenly(n: int, m: int, seed: int) -> None:
-    parts = iid(np.zeros(n, np.int32), m, np.random.default_rng(seed))
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
-
-
-def test_labels_out_of_range_and_classes_without_examples() -> None:
-    with pytest.raises(JaxpflError, match=r"lie in 0 .. 2"):
-        classes_per_client(np.array([0, 3]), 1, 1, 3, np.random.default_rng(0))
-    labels = np.repeat([1, 2, 4], 20)
-    parts = classes_per_client(labels, 6, 2, 5, np.random.default_rng(0))
-    assert {len(np.unique(labels[part])) for part in parts} == {2}
-
-
 def toy_source(*, official_test: bool = False) -> Source:
     labels = np.random.default_rng(7).permutation(np.arange(600) % 6).astype(np.int32)
     return source_of(labels, (np.arange(120) % 6).astype(np.int32) if official_test else None)
@@ -151,11 +131,6 @@ def test_hold_out_is_stratified(labels: list[int], share: float, seed: int) -> N
         assert abs(held[y == label].sum() - share * np.sum(y == label)) <= 1 + 1e-9
 
 
-def test_the_validation_share_leaves_the_test_examples_alone() -> None:
-    for a, b in zip(places(split_of(), "test"), places(split_of(validation_share=0.3), "test"), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def checksum(federation: Federation) -> str:
     digest = hashlib.sha256()
     for split in ("train", "validation", "test"):
@@ -169,28 +144,6 @@ def test_a_seed_is_a_split_on_every_platform() -> None:
     assert checksum(split_of(test_share=0.25, validation_share=0.1)) == "43c6839fcc4ed961"
     assert checksum(split_of(test_share=0.25, official_test=True, split_seed=3)) == "f7b83a193776e9ad"
     assert checksum(split_of(test_share=0.25, partition="iid")) == "c094d1526ad3c713"
-
-
-def test_seeds() -> None:
-    assert checksum(split_of(split_seed=1)) == checksum(split_of(split_seed=1))
-    assert len({checksum(split_of(split_seed=seed)) for seed in range(5)}) == 5
-
-
-def test_a_bad_source_is_named() -> None:
-    source = toy_source(official_test=True)
-    assert source.x_test is not None
-    source.x_test[17] = np.nan
-    with pytest.raises(JaxpflError, match="data set 'toy', test: example 17 holds a NaN"):
-        federate(source, partition="iid", clients=3)
-    source = toy_source()
-    with pytest.raises(JaxpflError, match=r"labels must lie in 0 .. 2"):
-        federate(source._replace(num_classes=3), partition="iid", clients=3)
-    with pytest.raises(JaxpflError, match="labels must be integers"):
-        federate(source._replace(y_train=source.y_train + 0.5), partition="iid", clients=3)
-    with pytest.raises(JaxpflError, match="give x_test and y_test, or neither"):
-        federate(source._replace(x_test=source.x_train), partition="iid", clients=3)
-    with pytest.raises(JaxpflError, match="600 inputs but 5 labels"):
-        federate(source._replace(y_train=source.y_train[:5]), partition="iid", clients=3)
 
 
 def test_inputs_are_stored_in_one_type_and_refused_where_they_do_not_fit() -> None:
@@ -210,38 +163,6 @@ def test_inputs_are_stored_in_one_type_and_refused_where_they_do_not_fit() -> No
     ):
         with pytest.raises(JaxpflError, match=message):
             federate(source._replace(x_test=inputs), partition="iid", clients=3)
-
-
-def test_federate_is_stacking_the_parts() -> None:
-    """The same federation, put together by hand."""
-    source = toy_source()
-    federation = split_of()
-    own = [places(federation, split) for split in ("train", "test")]
-    train, test = ([(source.x_train[i], source.y_train[i]) for i in part] for part in own)
-    by_hand = stack_clients(train, test=test)
-    for split in ("train", "test"):
-        got, want = getattr(federation, split), getattr(by_hand, split)
-        jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
-
-
-@SETTINGS
-@given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 90), st.integers(1, 6), st.integers(0, 2**32))
-def test_shards(m: int, s: int, more: int, num_classes: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(num_classes, size=m * s + more)
-    parts = shards(labels, m, s, rng)
-    check_partition(parts, len(labels))
-    sizes = np.array([len(part) for part in parts])
-    assert len(parts) == m
-    assert sizes.max() - sizes.min() <= s
-    # A shard lies in the sorted labels, so s shards touch at most s classes and the boundaries inside them.
-    edges = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=num_classes))])
-    longest = -(-len(labels) // (m * s))
-    across = 1 + max(np.sum((edges > start) & (edges < start + longest)) for start in range(len(labels)))
-    assert max(len(np.unique(labels[part])) for part in parts) <= s * across
 
 
 def test_shards_as_in_the_paper() -> None:
@@ -290,18 +211,6 @@ def test_superclasses_of_a_source_with_a_test_set() -> None:
     for train, test in zip(places(federation, "train"), places(federation, "test"), strict=True):
         assert set(labels[train]) == set(labels[test])
         assert len(set(superclasses[labels[train]])) == 2
-    for options, message in [
-        ({}, "needs the number of superclasses per client"),
-        ({"superclasses_per_client": 4}, "superclasses per client must be 1 to 3, got 4"),
-        ({"superclasses_per_client": 1, "clients": 2}, "2 clients with 1 superclasses each cannot hold all 3"),
-    ]:
-        with pytest.raises(JaxpflError, match=message):
-            federate(source, partition="superclasses", **{"clients": 6, **options})
-    with pytest.raises(JaxpflError, match="data set 'toy' has no superclasses"):
-        federate(source_of(labels), partition="superclasses", superclasses_per_client=1, clients=6)
-    bad = source._replace(superclasses=superclasses[:3])
-    with pytest.raises(JaxpflError, match=r"superclasses must be \[6\]"):
-        federate(bad, partition="superclasses", superclasses_per_client=1, clients=6)
 
 
 @SETTINGS
@@ -361,27 +270,3 @@ def test_a_test_set_of_other_users_leaves_the_clients_to_be_split() -> None:
     assert min(len(test) for test in parts[1]) >= 1
     # Without a test share nobody is refused.
     assert federate(seen(source), partition="natural", test_share=0.0).num_clients == 6
-
-
-def test_some_users_of_many() -> None:
-    source = source_of(np.arange(600) % 3, users=np.arange(600) // 6)
-    federation = federate(source, partition="natural", clients=12, users_per_client=3)
-    held = [places(federation, split) for split in ("train", "test")]
-    owners = [np.unique(np.concatenate(own) // 6) for own in zip(*held, strict=True)]
-    assert [len(own) for own in owners] == [3] * 12
-    assert len(np.unique(np.concatenate(owners))) == 36
-    assert summary(federation, 3, source).unused == 64 * 6
-    other = federate(source, partition="natural", clients=12, users_per_client=3, split_seed=1)
-    assert not np.array_equal(other.train.x, federation.train.x)
-
-
-def test_every_partition_says_what_it_takes() -> None:
-    fields = set(vars(PartitionOptions()))
-    for name in PARTITIONS:
-        assert set(options_of(name)) <= fields
-        for other in fields - set(options_of(name)):
-            with pytest.raises(JaxpflError, match=f"the partition {name!r} takes .*, not {other.replace('_', ' ')}"):
-                check_options(name, PartitionOptions(**{other: 1}))
-    assert fields == {option for name in PARTITIONS for option in options_of(name)}
-    with pytest.raises(JaxpflError, match="unknown partition 'natrual': did you mean 'natural'"):
-        options_of("natrual")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from data_files import check_partition, places, source_of
 
 from jaxpfl.data import (
     PlantedSettings,
-    describe,
     draw_planted,
     federate,
-    format_description,
     load,
     set_apart,
-    summary,
     true_clusters,
 )
 from jaxpfl.data.sources import planted
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.support.errors import JaxpflError
 
 LABELS = np.arange(600, dtype=np.int32) % 5
 
@@ -49,25 +43,6 @@ def test_who_is_set_apart_keeps_its_cluster() -> None:
         for client, x, y, mask in zip(part.client_ids, part.train.x, part.train.y, part.train.mask, strict=True):
             names = truth.labels[truth.member[client]]
             np.testing.assert_array_equal(y[mask], names[LABELS[x[mask, 0].astype(int)]])
-
-
-def test_the_description_shows_the_clusters() -> None:
-    federation = federate(source_of(LABELS), partition="clusters", clusters=3, clients=30)
-    truth = true_clusters(30, 3, 5)
-    described = describe(summary(federation, 5, member=truth.member))
-    assert described["clusters"] == [np.flatnonzero(truth.member == c).tolist() for c in range(3)]
-    json.dumps(described)
-    lines = format_description(described, most_clients=4).splitlines()
-    start = lines.index("clients of each cluster")
-    first = " ".join(map(str, described["clusters"][0][:4]))
-    assert lines[start + 1] == f"0       {first} and 6 more"
-    assert "clusters" not in describe(summary(federation, 5))
-
-
-def test_two_classes_have_two_permutations() -> None:
-    np.testing.assert_array_equal(np.sort(true_clusters(6, 2, 2).labels, axis=0), [[0, 0], [1, 1]])
-    with pytest.raises(JaxpflError, match=r"clusters must be 1 to 2 \(the 2 permutations of 2 classes\), got 3"):
-        true_clusters(6, 3, 2)
 
 
 def test_planted_clients_follow_their_clusters_model() -> None:

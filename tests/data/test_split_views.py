@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +30,6 @@ from jaxpfl.data import (
     take,
 )
 from jaxpfl.data.federate import set_apart
-from jaxpfl.data.plot import _by_class
-from jaxpfl.support.errors import JaxpflError
 
 
 def counts_of(m: int, num_classes: int, **options: object) -> Summary:
@@ -43,7 +39,7 @@ def counts_of(m: int, num_classes: int, **options: object) -> Summary:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("m", "num_classes"), [(1, 2), (10, 10), (59, 40), (300, 10), (1000, 150)])
+@pytest.mark.parametrize(("m", "num_classes"), [(1, 2), (1000, 150)])
 def test_sizes_of_splits(tmp_path: Path, m: int, num_classes: int) -> None:
     image = pytest.importorskip("PIL.Image")
     path = plot_split(counts_of(m, num_classes, validation_share=0.2), tmp_path / "new" / "split.png")
@@ -53,36 +49,6 @@ def test_sizes_of_splits(tmp_path: Path, m: int, num_classes: int) -> None:
         assert (picture.format, picture.width) == ("PNG", 1500)
         assert 500 < picture.height < 1300
         assert len(picture.convert("RGB").getcolors(2**20)) > 50
-
-
-def test_equal_clients_and_empty_cells(tmp_path: Path) -> None:
-    plot_split(counts_of(4, 3, partition="shards", alpha=None, test_share=0.0), tmp_path / "a.png", title="Shards")
-
-
-def test_many_clients_are_sorted_by_their_most_frequent_class() -> None:
-    table = np.array([[0, 3, 1], [5, 0, 0], [0, 4, 0], [2, 1, 0], [0, 0, 0]])
-    assert _by_class(table).tolist() == [1, 3, 4, 2, 0]
-
-
-@pytest.mark.slow
-def test_a_file_that_cannot_be_written_and_no_matplotlib(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(JaxpflError, match=r"cannot write to .*file/a.png"):
-        plot_split(counts_of(3, 2), tmp_path / "file" / "a.png")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(JaxpflError, match=r"cannot write to .*folder: it is a folder"):
-        plot_split(counts_of(3, 2), tmp_path / "folder")
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}  # nothing half-written beside them
-    script = """
-import sys
-sys.modules["matplotlib"] = None
-import numpy as np, pytest
-from jaxpfl import JaxpflError, data, stack_clients
-counts = data.summary(stack_clients([(np.zeros((3, 1)), np.arange(3))]), 3)
-with pytest.raises(JaxpflError, match="pip install matplotlib"):
-    data.plot_split(counts, "a.png")
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, cwd=tmp_path)
 
 
 def test_a_table_of_many_classes_counts_them() -> None:
@@ -177,12 +143,3 @@ def test_from_a_source_to_a_batch() -> None:
     # The labels are the examples' own, and a row of tokens names its example.
     np.testing.assert_array_equal(x["tokens"][:, 0] // 4 % 4, y)
     assert federate(pooled(source), partition="iid", clients=2).train.x["tokens"].shape[0] == 2
-
-
-def test_no_array_at_all_and_lists() -> None:
-    with pytest.raises(JaxpflError, match="client 0, train: inputs without an array"):
-        stack_clients([({}, np.zeros(2, int))])
-    federation = stack_clients([([[1, 2], [3, 4]], [0, 1]), (([5, 6],), (1,))])  # lists and tuples are arrays
-    assert (federation.train.x.shape, federation.train.x.dtype) == ((2, 2, 2), np.int32)
-    mixed = stack_clients([({"a": np.zeros((2, 1), int)}, [0, 1]), ({"a": np.zeros((2, 1))}, [0, 1])])
-    assert mixed.train.x["a"].dtype == np.float32

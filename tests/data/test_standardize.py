@@ -53,10 +53,6 @@ def test_trees_of_inputs_and_many_blocks(monkeypatch):
         np.testing.assert_allclose(real.std(axis=0), 1, atol=1e-6)
 
 
-def clients_of(x, y) -> jaxpfl.Federation:
-    return jaxpfl.stack_clients(list(zip(np.split(x, 4), np.split(y, 4), strict=True)))
-
-
 STAMPS = 1.7e12 + np.cumsum(np.random.default_rng(0).integers(1, 30_000, 400)).astype(float)
 """Times in milliseconds, which single precision tells apart by two minutes."""
 

@@ -63,12 +63,6 @@ def test_inputs_of_several_arrays_and_on_devices(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_whole_numbers_are_kept_as_numbers(tmp_path: Path) -> None:
-    answers = np.arange(12).reshape(4, 3) % 2
-    jaxpfl.save_federation(jaxpfl.stack_clients([(answers, [0, 1, 1, 0])]), tmp_path / "f")
-    assert open_stored(tmp_path / "f").source.inputs == "features"
-
-
 def test_the_source_is_kept(tmp_path: Path) -> None:
     source = jaxpfl.load("digits")
     whole = jaxpfl.federate(source, clients=5, classes_per_client=3)
@@ -116,13 +110,6 @@ def test_nothing_half_written_has_the_folders_name(
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda place: type("Usage", (), {"free": 100}))
-    with pytest.raises(JaxpflError, match=r"the federation needs 320 B in .*f, 100 B are free there"):
-        jaxpfl.save_federation(federation(), tmp_path / "f")
-    assert not list(tmp_path.iterdir())
-
-
 def changed(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -137,29 +124,18 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
         return json.dumps(manifest | more)
 
     entries = manifest["splits"]
-    mixed = entries | {"train": entries["train"] | {"y": entries["test"]["y"]}}
     small = entries | {"train": entries["train"] | {"capacity": 3}}
     cases: list[tuple[str, Any, str]] = [
         ("federation.json", Path.unlink, "no federation: it has no federation.json"),
         ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json: no JSON"),
-        ("federation.json", lambda path: path.write_text("[]"), "is damaged, or not of a federation"),
         ("federation.json", lambda path: path.write_text(said(format=2)), "has format 2, this version reads 1"),
-        ("federation.json", lambda path: path.write_text(said(splits={})), "federation.json is damaged"),
-        ("federation.json", lambda path: path.write_text(said(splits=3)), "federation.json is damaged"),
         ("federation.json", lambda path: path.write_text(said(splits=small)), "no capacity of 3 and chunks"),
         ("federation.json", lambda path: path.write_text(said(classes="x")), "federation.json is damaged"),
         ("federation.json", lambda path: path.write_text(said(split={"clients": "x"})), "damaged: clients = 'x'"),
-        (
-            "federation.json",
-            lambda path: path.write_text(said(splits=mixed)),
-            "train-y.npy is damaged: it has 188 bytes, 148 were written",
-        ),
-        ("train-x-0.npy", Path.unlink, "train-x-0.npy is missing or damaged: No such file"),
         ("train-x-0.npy", lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged: it has 307 bytes, 308"),
         ("train-x-0.npy", lambda path: changed(path, 3), "train-x-0.npy is missing or damaged"),
         ("train-y.npy", lambda path: np.save(path, np.zeros(15, np.uint32)), "is damaged: it holds .* of <u4"),
         ("train-size.npy", lambda path: changed(path, -4), "train-size.npy is damaged: its checksum"),
-        ("client_ids.npy", lambda path: changed(path, -4), "client_ids.npy is damaged: its checksum"),
         ("train-x-0.npy", lambda path: changed(path, -4), "train-x-0.npy is damaged: its checksum"),
     ]
     for name, damage, message in cases:
@@ -169,11 +145,6 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
             jaxpfl.open_federation(tmp_path / "bad", check=True)
         assert "\n" not in str(error.value)
         shutil.rmtree(tmp_path / "bad")
-
-
-def test_load_says_that_it_is_split_already(tmp_path: Path) -> None:
-    with pytest.raises(JaxpflError, match="'federation:x' is a saved federation, split already: open it by"):
-        jaxpfl.load("federation:x", str(tmp_path))
 
 
 @pytest.mark.slow

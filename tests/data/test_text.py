@@ -88,13 +88,6 @@ def test_the_last_windows_of_each_user_of_a_client_are_held_out(tmp_path):
     assert found == [(5, 2, 3), (5, 1, 3), (1, 0, 0), (2, 1, 2)]
 
 
-def test_the_first_byte_of_a_window_is_no_label_and_all_others_are(tmp_path):
-    """A planted defect, windows that overlap by their last byte, would have a test label among training inputs."""
-    source = load(written(tmp_path, {"a": numbered(100)}), window=T)
-    assert len(np.unique(source.y_train)) == source.y_train.size == 80
-    assert not np.isin(source.x_train[1:], source.y_train[0]).any()
-
-
 def test_clients_without_text_are_left_out_and_said(tmp_path):
     name = written(tmp_path, {"a/x": b"", "a/y": b"", "b": b"long enough"})
     with pytest.warns(JaxpflWarning, match=r"left out 1 clients without examples \(a\)"):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl.data import available, load
+from jaxpfl.data import load
 from jaxpfl.support.errors import JaxpflError
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -76,23 +74,6 @@ def test_a_prepared_set(tmp_path: Path, name: str) -> None:
     assert "tensorflow" not in sys.modules
 
 
-def test_the_mock_of_tfds(tmp_path: Path) -> None:
-    """Made-up examples of the true metadata: 60 in every split."""
-    write_set(tmp_path, {"train": 9, "validation": 4})
-    with tfds.testing.mock_data(num_examples=60, data_dir=str(tmp_path)):
-        source = load("tfds:tiny_images", str(tmp_path))
-    assert (source.x_train.shape, source.x_train.dtype) == ((60, 4, 4, 3), np.float32)
-    assert source.x_test is not None  # from the split "validation"
-    assert source.x_test.shape == (60, 4, 4, 3)
-    assert set(source.y_train.tolist()) <= set(range(5))
-    np.testing.assert_allclose(source.x_train.mean(axis=(0, 1, 2)), 0, atol=1e-5)
-
-
-def test_without_a_test_split(tmp_path: Path) -> None:
-    write_set(tmp_path, {"train": 3})
-    assert load("tfds:tiny_images", str(tmp_path)).x_test is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,8 +100,10 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("place", ["top", "inner", "older"])
-@pytest.mark.parametrize("name", ["data.evil.Image", "evil.Image", "tensorflow_datasets_evil.Image"])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("top", "data.evil.Image"), ("inner", "evil.Image"), ("older", "tensorflow_datasets_evil.Image")],
+)
 def test_a_class_that_a_set_names_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, name: str
 ) -> None:
@@ -166,25 +149,3 @@ def test_an_unknown_name_and_a_set_that_is_not_prepared(tmp_path: Path, monkeypa
             load(f"tfds:{name}", str(tmp_path))
     with pytest.raises(JaxpflError, match="tfds:mnist/none: "):
         load("tfds:mnist/none", str(tmp_path))
-
-
-def test_the_log_level_is_given_back(tmp_path: Path) -> None:
-    write_set(tmp_path)
-    before = logging.getLogger("absl").level
-    load("tfds:tiny_images", str(tmp_path))
-    assert logging.getLogger("absl").level == before
-
-
-def test_without_the_package() -> None:
-    script = """
-import sys
-sys.modules["tensorflow_datasets"] = None
-import jaxpfl, pytest
-with pytest.raises(jaxpfl.JaxpflError, match="pip install tensorflow-datasets"):
-    jaxpfl.load("tfds:mnist")
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
-
-
-def test_it_is_listed() -> None:
-    assert {entry.name: entry.present for entry in available()}["tfds:NAME"]

@@ -31,11 +31,6 @@ def csv(tmp_path: Path) -> TokenCounts:
     return token_counts.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
 
 
-def test_csv(csv: TokenCounts):
-    assert of(csv) == {(u, t): c for u, t, c in ROWS}
-    np.testing.assert_array_equal(csv.sizes, [5, 5, 6])
-
-
 def test_csv_in_any_order(tmp_path: Path):
     """Users' rows lie anywhere in the file."""
     rng = np.random.default_rng(0)
@@ -46,32 +41,6 @@ def test_csv_in_any_order(tmp_path: Path):
     assert found.users.tolist() == list(dict.fromkeys(u for u, _, _ in rows))
     assert found.vocabulary.tolist() == list(dict.fromkeys(t for _, t, _ in rows))
     assert all((np.diff(found.indices[a:b]) > 0).all() for a, b in zip(found.indptr, found.indptr[1:], strict=False))
-    twice = [*rows[:60], rows[20], rows[5]]
-    path = written(tmp_path / "b.csv", *(f"{u},{t},{c}" for u, t, c in twice))
-    with pytest.raises(JaxpflError, match=f"line 62: user '{rows[20][0]}' has the token '{rows[20][1]}' twice"):
-        token_counts.read_counts_csv(path)
-
-
-@pytest.mark.parametrize(
-    ("separator", "order", "numbered"), [(";", (0, 1, 2), False), ("\t", (2, 0, 1), False), (",", (1, 2, 0), True)]
-)
-def test_csv_of_other_programs(tmp_path: Path, csv: TokenCounts, separator: str, order: tuple, numbered: bool):
-    """Other separators, columns in another order, and R's numbers of rows."""
-    header = separator.join(['""'] * numbered + [f'"{token_counts.HEADER[j]}"' for j in order])
-    lines = [
-        separator.join([f'"{i}"'] * numbered + [str(row[j]) for j in order]) for i, row in enumerate(ROWS, start=1)
-    ]
-    found = token_counts.read_counts_csv(written(tmp_path / "b.csv", *lines, header=header))
-    assert of(found) == of(csv)
-
-
-def test_no_csv(tmp_path: Path):
-    with pytest.raises(JaxpflError, match="cannot read"):
-        token_counts.read_counts_csv(tmp_path / "none.csv")
-    (tmp_path / "bytes.csv").write_bytes(b"user,token,count\n\xff\xfe,a,1\n")
-    with pytest.raises(JaxpflError, match=r"bytes.csv line 2: byte 0xff is not UTF-8: .* --encoding latin-1"):
-        token_counts.read_counts_csv(tmp_path / "bytes.csv")
-    assert token_counts.read_counts_csv(tmp_path / "bytes.csv", "latin-1").users.tolist() == ["ÿþ"]
 
 
 def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCounts):

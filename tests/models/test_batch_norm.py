@@ -77,15 +77,6 @@ def test_ours_is_that_of_flax():
         assert_near(own, stats)
 
 
-def test_a_module_without_train_uses_its_statistics_in_evaluation():
-    model, params = made(nn.Sequential([nn.Dense(4), nn.BatchNorm(use_scale=False, use_bias=False)]))
-    a = X @ params["layers_0"]["kernel"] + params["layers_0"]["bias"]
-    assert_near(model.apply(params, X), (a - 0.5) / np.sqrt(1.5 + 1e-5))
-    logits, moved = model.statistics.observe(params, X, valid=np.ones(6, bool))
-    assert_near(logits.mean(axis=0), np.zeros(4))
-    assert_near(moved["batch_stats"]["layers_1"]["mean"], 0.99 * 0.5 + 0.01 * a.mean(axis=0))
-
-
 def test_a_variance_below_zero_counts_as_zero():
     model, params = made(Net(nn.BatchNorm()))
     lower, zero = (

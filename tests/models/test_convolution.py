@@ -26,14 +26,13 @@ SHAPES = [
 
 
 STRIDED = [
+    ((1, 28, 28, 3, 5, 6), 1, "VALID"),
     ((3, 8, 8, 2, 3, 4), 2, "SAME"),
-    ((2, 9, 7, 2, 3, 4), 2, "SAME"),
     ((2, 9, 6, 2, 3, 3), 1, "SAME"),
     ((2, 8, 7, 3, 1, 4), 2, "SAME"),
     ((2, 7, 8, 1, 4, 3), 3, "SAME"),
     ((2, 2, 1, 2, 3, 3), 2, "SAME"),
     ((2, 9, 8, 2, 3, 3), 2, "VALID"),
-    ((2, 5, 5, 2, 1, 3), 3, "SAME"),
 ]
 
 
@@ -70,21 +69,13 @@ def compare(function, expected, arguments, rtol):
         np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol * float(jnp.abs(theirs).max()))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_conv_equals_lax_in_float64(shape):
-    with jax.enable_x64(True):
-        x, kernel, _ = draw(shape, jnp.float64)
-        compare(convolution.conv, reference, (x, kernel), 1e-9)
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-9), pytest.param("float32", 1e-5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("shape", "stride", "padding"), STRIDED)
-def test_strides_and_padding_are_those_of_lax(shape, stride, padding, dtype, rtol):
+def test_strides_and_padding_are_those_of_lax(shape, stride, padding):
     ours = functools.partial(convolution.conv, stride=stride, padding=padding)
     theirs = functools.partial(reference, stride=stride, padding=padding)
     with jax.enable_x64(True):
-        x, kernel, _ = draw(shape, dtype)
-        compare(ours, theirs, (x, kernel), rtol)
+        x, kernel, _ = draw(shape, jnp.float64)
+        compare(ours, theirs, (x, kernel), 1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -198,11 +189,6 @@ def check(x):
     np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize("sides", [(8, 8), (7, 9), (2, 3), (5, 2)])
-def test_distinct_values_and_odd_sizes(sides):
-    check(jax.random.normal(jax.random.key(0), (3, *sides, 4)))
-
-
 @pytest.mark.parametrize("sides", [(8, 8), (7, 9)])
 def test_planted_ties(sides):
     """Three levels only: every pattern of ties within a window occurs."""
@@ -214,16 +200,7 @@ def test_all_sixteen_patterns_of_ties():
     check(jnp.asarray(patterns.T.reshape(1, 2, 2, 16), jnp.float32))
 
 
-def test_float64():
-    with jax.enable_x64(True):
-        x = jax.random.normal(jax.random.key(0), (2, 6, 6, 3), jnp.float64)
-        check(x)
-        assert max_pool(x).dtype == jnp.float64
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", [1, 2, 4, 5])
-@pytest.mark.parametrize("clients", [None, 3])
+@pytest.mark.parametrize(("outputs", "clients"), [(1, None), (4, 3), (5, 3)])
 def test_value_and_gradients_are_those_of_the_plain_product(outputs, clients):
     shape = () if clients is None else (clients,)
     kx, kk, kg = jax.random.split(jax.random.key(0), 3)
@@ -252,8 +229,6 @@ def test_a_gradient_can_be_differentiated_forward():
 
 CASES = [
     ("cnn", (28, 28, 1), 10),
-    pytest.param("cnn", (32, 32, 3), 10, marks=pytest.mark.slow),
-    pytest.param("cnn-cifar100", (32, 32, 3), 20, marks=pytest.mark.slow),
     pytest.param("cnn", (19, 21, 2), 5, marks=pytest.mark.slow),
 ]
 
@@ -290,17 +265,3 @@ def test_logits_and_gradients_in_float64(name, shape, classes):
         ours = logits_and_gradients(task.model.apply, params, x)
         theirs = logits_and_gradients(network_of_lax, params, x)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, theirs)
-
-
-def test_missing_channel_axis_is_added():
-    model = build_model("cnn", 10, (28, 28))
-    x = jax.random.normal(jax.random.key(1), (2, 28, 28))
-    params, apply = jax.jit(model.init)(jax.random.key(0), x), jax.jit(model.apply)
-    np.testing.assert_array_equal(apply(params, x), apply(params, x[..., None]))
-
-
-def test_integer_images_are_converted():
-    model = build_model("cnn", 10, (28, 28))
-    x = jax.random.randint(jax.random.key(1), (2, 28, 28), 0, 256).astype(jnp.uint8)
-    params, apply = jax.jit(model.init)(jax.random.key(0), x), jax.jit(model.apply)
-    np.testing.assert_array_equal(apply(params, x), apply(params, x.astype(jnp.float32)))

@@ -63,7 +63,6 @@ def exchanged():
 
 TASKS = {
     "mlp": (lambda: task_of(build_model("mlp:6,3", CLASSES, INPUTS)), 3),
-    "features that are the classes in number": (lambda: task_of(build_model("mlp:2", CLASSES, INPUTS)), 2),
     "nnx": (lambda: task_of(from_nnx(lambda rngs: Net(rngs), is_head)), 4),
     "equinox": (lambda: task_of(from_equinox(of_equinox, is_head)), 4),
     "a call of a program": (lambda: task_of(jitted()), 8),
@@ -98,13 +97,6 @@ def test_the_head_of_the_features_is_the_model(name):
     (got, want), together, plain = both(params, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
     np.testing.assert_allclose(together[0], plain, rtol=1e-5, atol=1e-6)
-
-
-def test_features_are_those_before_the_head():
-    task = task_of(build_model("mlp:6", CLASSES, INPUTS))
-    params, x = task.init(jax.random.key(2)), np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-    want = np.maximum(x @ params["dense0"]["kernel"] + params["dense0"]["bias"], 0)
-    np.testing.assert_allclose(jax.jit(halves("it", task).features)(params, x), want, rtol=1e-5, atol=1e-6)
 
 
 class Twice(nn.Module):

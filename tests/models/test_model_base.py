@@ -9,7 +9,6 @@ from flax import linen as nn
 from jaxpfl.models import Model, build_model, classification, from_linen
 from jaxpfl.models.base import by_path, start_from
 from jaxpfl.models.images import mlp
-from jaxpfl.support.errors import JaxpflError
 
 
 class Normalised(nn.Module):
@@ -29,26 +28,6 @@ class Dropped(nn.Module):
 
 
 X = jnp.arange(20.0).reshape(4, 5)
-
-
-def test_batch_norm_has_its_statistics_among_the_parameters():
-    model = from_linen(Normalised("batch"))
-    params = model.init(jax.random.key(0), X)
-    assert set(params) == {"Dense_0", "BatchNorm_0", "Dense_1", "batch_stats"}
-    assert model.apply(params, X).shape == (4, 3)
-
-
-class Remembering(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        self.variable("memory", "last", lambda: jnp.zeros(()))
-        return nn.Dense(3)(x)
-
-
-def test_other_collections_are_refused_in_one_line():
-    with pytest.raises(JaxpflError, match="mutable collection 'memory': only 'params'") as error:
-        from_linen(Remembering()).init(jax.random.key(0), X)
-    assert "\n" not in str(error.value)
 
 
 def test_dropout_follows_train_and_key():
@@ -80,23 +59,12 @@ def test_loss_and_metrics_are_per_example():
     np.testing.assert_array_equal(task.metrics["loss"](logits, y), task.loss(logits, y))
 
 
-def test_clients_initialise_apart_under_vmap():
-    task = classification(build_model("mlp:4", 3, (5,)), (5,), 3)
-    stacked = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
-    assert all(not jnp.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(stacked))
-
-
 TASK = classification(mlp(3, (5,)), (4,), 3)
 
 
 @pytest.fixture
 def given() -> dict[str, np.ndarray]:
     return {path: np.asarray(leaf, np.float64) for path, leaf in by_path(TASK.init(jax.random.key(7))).items()}
-
-
-def test_paths(given):
-    assert list(given) == ["dense0/bias", "dense0/kernel", "head/bias", "head/kernel"]
-    assert list(by_path(given)) == list(given)
 
 
 @pytest.mark.parametrize("as_tree", [True, False])
@@ -109,13 +77,6 @@ def test_every_key_gives_them_in_the_models_own_type(given, as_tree):
         assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {jnp.dtype("float32")}
     x = jnp.ones((2, 4))
     np.testing.assert_array_equal(task.model.apply(got, x), TASK.model.apply(got, x))
-
-
-def test_the_order_of_paths_does_not_matter(given):
-    task = start_from(TASK, dict(reversed(given.items())))
-    assert jax.tree.map(jnp.shape, task.init(jax.random.key(0))) == jax.tree.map(
-        jnp.shape, TASK.init(jax.random.key(0))
-    )
 
 
 def test_a_model_that_is_one_array():

@@ -12,7 +12,7 @@ from flax import linen as nn
 import jaxpfl
 from jaxpfl.data.sources.leaf import ALL_LETTERS
 from jaxpfl.models import build_model
-from jaxpfl.models.sequences import Recurrent, gru, rotated
+from jaxpfl.models.sequences import Recurrent, rotated
 
 # Runs once: compiling is what takes the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -78,15 +78,6 @@ def test_values_and_gradients_are_those_of_flax():
         ours = states_and_gradients(lambda p, x: Recurrent(5).apply({"params": p}, x), params, x)
         theirs = states_and_gradients(flax, params, x)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, theirs)
-
-
-def test_the_vocabulary_is_the_classes_unless_given():
-    tokens = jnp.zeros((1, 4), jnp.int32)
-    for model, size in ((gru(9, (3,)), 9), (gru(2, (3,), vocabulary=20), 20)):
-        params = jax.eval_shape(model.init, jax.random.key(0), tokens)
-        assert params["embedding"]["embedding"].shape == (size, 8)
-        assert model.vocabulary == size
-        assert jax.eval_shape(model.apply, params, tokens).shape[1] == params["head"]["bias"].size
 
 
 def test_a_token_outside_the_vocabulary_is_not_taken_for_another():
