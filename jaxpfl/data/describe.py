@@ -149,14 +149,14 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     The table has a column for each class if there are at most 20 of them and the terminal is wide enough, otherwise
     the number of classes held.
     """
-    shape = _shape_text(described["input_shape"])
     has_classes, has_tokens = "classes" in described, "tokens" in described
     if has_tokens:
         kind = f"{sum(described['tokens'].values())} tokens with a label"
+    elif has_classes:
+        kind = f"{described['classes']} classes"
     else:
-        of = described.get("labels", {})
-        kind = f"{described['classes']} classes" if has_classes else f"labels {of['mean']:.4g} ± {of['std']:.4g}"
-    lines = [f"{described['clients']} clients, {kind}, inputs {shape}"]
+        kind = "labels {mean:.4g} ± {std:.4g}".format(**described["labels"])
+    lines = [f"{described['clients']} clients, {kind}, inputs {_shape_text(described['input_shape'])}"]
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if names := described.get("class_names"):
@@ -167,30 +167,30 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
         parts = ", ".join(f"{count} {split}" for split, count in unseen["examples"].items() if count)
         lines.append(f"and {unseen['clients']} clients unseen in training, of the test set ({parts} examples)")
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
-    for split, spread in described["examples_per_client"].items():
-        lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
-    lines += ["tokens with a label"] * has_tokens
-    for split, spread in described.get("tokens_per_client", {}).items():
-        lines.append(_spread_line(split, spread) + f"{described['tokens'][split]:>10}")
+    lines += _spread_lines(described["examples_per_client"], described["examples"])
+    if has_tokens:
+        lines += ["tokens with a label", *_spread_lines(described["tokens_per_client"], described["tokens"])]
     if has_classes:
-        lines.append(_spread_line("classes", described["classes_per_client"]))
-    narrow = has_classes and described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
+        lines += _spread_lines({"classes": described["classes_per_client"]}, {})
     if "clusters" in described:
         lines += ["", "clients of each cluster"]
         lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]
-    of_labels = ("train", "tokens") if has_tokens else ("train", "mean", "std")
-    heads = range(described["classes"]) if narrow else ("train", "classes") if has_classes else of_labels
-    width = 6 if narrow else 10
+    narrow = has_classes and described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
+    clients, width = described["per_client"][:most_clients], 6 if narrow else 10
+    if narrow:
+        heads = list(range(described["classes"]))
+        rows = [[count or "." for count in client["class_counts"]] for client in clients]
+    elif has_classes:
+        heads = ["train", "classes"]
+        rows = [[client["train"], sum(count > 0 for count in client["class_counts"])] for client in clients]
+    elif has_tokens:
+        heads = ["train", "tokens"]
+        rows = [[client["train"], client["tokens"]["train"]] for client in clients]
+    else:
+        heads = ["train", "mean", "std"]
+        rows = [[c["train"], f"{c['label_mean']:.4g}", f"{c['label_std']:.4g}"] for c in clients]
     lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
-    for client in described["per_client"][:most_clients]:
-        if has_tokens:
-            cells = [client["train"], client["tokens"]["train"]]
-        elif not has_classes:
-            cells = [client["train"], *(f"{client[name]:.4g}" for name in ("label_mean", "label_std"))]
-        else:
-            counts = client["class_counts"]
-            cells = [count or "." for count in counts] if narrow else [sum(counts), sum(count > 0 for count in counts)]
-        lines.append(_row(client["client_id"], cells, width))
+    lines += [_row(client["client_id"], row, width) for client, row in zip(clients, rows, strict=True)]
     if described["clients"] > most_clients:
         lines.append(f"... and {described['clients'] - most_clients} more clients")
     if narrow:
@@ -235,8 +235,11 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
 
 
-def _spread_line(name: str, spread: dict[str, float]) -> str:
-    return f"{name:<12}{spread['min']:>8}{spread['median']:>10g}{spread['max']:>8}"
+def _spread_lines(spreads: dict[str, dict[str, float]], totals: dict[str, int]) -> list[str]:
+    return [
+        f"{name:<12}{own['min']:>8}{own['median']:>10g}{own['max']:>8}{totals.get(name, ''):>10}".rstrip()
+        for name, own in spreads.items()
+    ]
 
 
 def _row(name: Any, cells: Any, width: int = 6) -> str:

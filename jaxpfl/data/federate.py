@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -20,7 +19,7 @@ from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, u
 from jaxpfl.data.stack import Dealt, alike, chosen, listed, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
+from jaxpfl.support.errors import JaxpflError, warn
 
 _BYTES_PER_CLIENT = 1000
 """Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""
@@ -258,7 +257,7 @@ def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> n
         )
     if without.all():
         raise JaxpflError(f"{found}: none is left")
-    warnings.warn(f"left out: {found}", JaxpflWarning, stacklevel=3)
+    warn(f"left out: {found}")
     return np.flatnonzero(~without)
 
 

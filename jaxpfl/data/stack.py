@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +16,7 @@ from jaxpfl.core.types import ClientData, Federation
 from jaxpfl.data.labels import checked_labels, lost_digits, narrowed
 from jaxpfl.data.sources.base import check_finite
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
+from jaxpfl.support.errors import JaxpflError, warn
 
 _SPLITS = ("train", "validation", "test")
 _ENTRIES = 2**18
@@ -176,11 +175,7 @@ def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.nd
         )
     if empty.all():
         raise JaxpflError(f"none of the {len(ids)} clients has training data")
-    warnings.warn(
-        f"left out {empty.sum()} of {len(ids)} clients, which have no training data (client {names})",
-        JaxpflWarning,
-        stacklevel=3,
-    )
+    warn(f"left out {empty.sum()} of {len(ids)} clients, which have no training data (client {names})")
     return ~empty
 
 

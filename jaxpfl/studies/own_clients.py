@@ -244,7 +244,7 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
     if len(rest) > 1:
         ends = f"{rest[0]}..{rest[-1]}" if own is not None else "FIRST..LAST"
         ways += f", or {flag}--values {shlex.quote(ends)} (a row for each client)"
-    return JaxpflError(f"{table.path}: no column is called value, of {table.listed}: write {ways}")
+    return JaxpflError(f"{table.path}: no column is called value, of {table.listed}: write {printable(ways, 300)}")
 
 
 def _several(table: Table, text: str) -> list[str]:

@@ -25,24 +25,22 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
       m: the number of clients; more than N leaves some without an example.
       rng: the generator.
     """
-    check_clients(m)
     return list(np.array_split(rng.permutation(len(labels)), m))
 
 
-def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
+def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, what: str = "classes") -> np.ndarray:
     """Classes of each client: [m, k], distinct within a row, each class in nearly equally many rows.
 
     A shuffled deck with floor(m k / C) or one more slots of each class is dealt, k slots to a client; a
     client that got a class twice swaps one of them with a client that lacks it. If no swap helps, the deck is dealt
     again, and after some attempts greedily, which always succeeds (but mixes the classes less).
     """
-    check_clients(m)
-    if not 1 <= k <= len(classes):
-        raise JaxpflError(f"classes per client must be 1 to {len(classes)} (the number of classes), got {k}")
+    if k > len(classes):
+        raise JaxpflError(f"{what} per client must be 1 to {len(classes)} (all that there are), got {k}")
     if m * k < len(classes):
         raise JaxpflError(
-            f"{m} clients with {k} classes each cannot hold all {len(classes)} classes: "
-            f"clients x classes per client must be at least {len(classes)}"
+            f"{m} clients with {k} {what} each cannot hold all {len(classes)} {what}: "
+            f"clients x {what} per client must be at least {len(classes)}"
         )
     copies = np.full(len(classes), m * k // len(classes))
     copies[rng.permutation(len(classes))[: m * k % len(classes)]] += 1
@@ -95,11 +93,8 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
       rng: the generator.
 
     Raises:
-      JaxpflError: if s is below 1, or there are more shards than examples.
+      JaxpflError: if there are more shards than examples.
     """
-    check_clients(m)
-    if s < 1:
-        raise JaxpflError(f"shards per client must be at least 1, got {s}")
     if m * s > len(labels):
         raise JaxpflError(f"{m} clients with {s} shards each need {m * s} examples, but there are {len(labels)}")
     shuffled = rng.permutation(len(labels))
@@ -123,34 +118,12 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
       [m, most classes of a client], -1 where a client holds fewer, for `split_by_class`.
 
     Raises:
-      JaxpflError: if k is not in 1 .. the number of superclasses, or m * k slots cannot hold all of them.
+      JaxpflError: as `deal_classes`.
     """
-    known = np.unique(superclasses)
-    if not 1 <= k <= len(known):
-        raise JaxpflError(f"superclasses per client must be 1 to {len(known)}, got {k}")
-    if m * k < len(known):
-        raise JaxpflError(f"{m} clients with {k} superclasses each cannot hold all {len(known)} superclasses")
-    hands = deal_classes(known, m, k, rng)
+    hands = deal_classes(np.unique(superclasses), m, k, rng, "superclasses")
     held = [np.flatnonzero(np.isin(superclasses, hand)) for hand in hands]
     widest = max(map(len, held))
     return np.array([np.pad(classes, (0, widest - len(classes)), constant_values=-1) for classes in held])
-
-
-def present_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Classes with examples.
-
-    Raises:
-      JaxpflError: if there are no labels, or labels are out of range.
-    """
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
-        raise JaxpflError(f"labels must be given and lie in 0 .. {num_classes - 1}")
-    return np.unique(labels)
-
-
-def check_clients(m: int) -> None:
-    """Check that the number of clients is at least 1, with a `JaxpflError` otherwise."""
-    if m < 1:
-        raise JaxpflError(f"the number of clients must be at least 1, got {m}")
 
 
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
@@ -299,7 +272,6 @@ def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) ->
     Raises:
       JaxpflError: for k outside 1 .. m, or above the number of permutations of the classes.
     """
-    check_clients(m)
     most = min(m, math.factorial(num_classes))
     if not 1 <= k <= most:
         limit = f"the {m} clients" if most == m else f"the {most} permutations of {num_classes} classes"
@@ -324,15 +296,11 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
       [m, g], users ascending in each row. If every user is a client of its own, they are in order.
 
     Raises:
-      JaxpflError: if g is below 1, or m * g exceeds the number of users.
+      JaxpflError: if g or m * g exceeds the number of users.
     """
-    if g < 1:
-        raise JaxpflError(f"users per client must be at least 1, got {g}")
     if len(users) < g:
         raise JaxpflError(f"users per client must be at most the {len(users)} users there are, got {g}")
     m = len(users) // g if m is None else m
-    if m < 1:
-        raise JaxpflError(f"the number of clients must be at least 1, got {m}")
     if m * g > len(users):
         raise JaxpflError(
             f"{m} clients of {g} users need {m * g} users, but there are {len(users)}: use at most {len(users) // g}"

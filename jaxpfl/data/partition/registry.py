@@ -9,12 +9,13 @@ assigns each training example to exactly one client, except for users that ``nat
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.core.settings import COUNT, read_help, setting
+from jaxpfl.core.settings import COUNT, POSITIVE, Range, read_help, setting
 from jaxpfl.data.partition.deals import (
     Indices,
     choose_users,
@@ -25,7 +26,6 @@ from jaxpfl.data.partition.deals import (
     draw_clusters,
     examples_of,
     iid,
-    present_classes,
     shards,
     split_by_class,
 )
@@ -58,21 +58,21 @@ class PartitionOptions:
 
     classes_per_client: int | None = setting(None, range=COUNT)
     """Classes that each client holds, for the partition classes."""
-    shards_per_client: int | None = setting(None)
+    shards_per_client: int | None = setting(None, range=COUNT)
     """Shards of the examples sorted by class that each client holds, for the partition shards; 2 unless given."""
-    alpha: float | None = setting(None)
+    alpha: float | None = setting(None, range=POSITIVE)
     """Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small is very unlike, large is iid."""
     min_examples: int | None = setting(None)
     """Examples that every client must hold, for the partitions dirichlet-class, and classes with a sigma; 10 unless
     given."""
-    sigma: float | None = setting(None)
+    sigma: float | None = setting(None, range=Range(0, math.inf, False, True))
     """Standard deviation of the logarithm of the clients' sizes, for the partitions lognormal and, where sizes are
     to differ, classes."""
-    users_per_client: int | None = setting(None)
+    users_per_client: int | None = setting(None, range=COUNT)
     """Users (writers, speakers) that each client consists of, for the partition natural; 1 unless given."""
-    superclasses_per_client: int | None = setting(None)
+    superclasses_per_client: int | None = setting(None, range=COUNT)
     """Superclasses that each client holds, for the partition superclasses."""
-    clusters: int | None = setting(None)
+    clusters: int | None = setting(None, range=COUNT)
     """Clusters of clients, each with its own permutation of the labels, for the partition clusters."""
 
 
@@ -159,7 +159,7 @@ def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.G
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
     if options.sigma is None and options.min_examples is not None:
         raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
-    held = deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng)
+    held = deal_classes(np.unique(source.y_train), m, k, rng)
     if options.sigma is None:
         return _by_hands(source, held, rng)
     least = _least(options)
@@ -171,8 +171,7 @@ def _superclasses(source: Source, m: int, options: PartitionOptions, rng: np.ran
     if source.superclasses is None:
         raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
     held = deal_superclasses(source.superclasses, m, k, rng)
-    present = present_classes(source.y_train, source.num_classes)
-    return _by_hands(source, np.where(np.isin(held, present), held, -1), rng)
+    return _by_hands(source, np.where(np.isin(held, source.y_train), held, -1), rng)
 
 
 def _shards(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:

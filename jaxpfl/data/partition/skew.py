@@ -7,7 +7,7 @@ from bisect import bisect_right
 import numpy as np
 
 from jaxpfl.data import portable
-from jaxpfl.data.partition.deals import Indices, apportion, check_clients, deal, integer_weights, present_classes
+from jaxpfl.data.partition.deals import Indices, apportion, deal, integer_weights
 from jaxpfl.support.errors import JaxpflError
 
 _TRIES = 1000
@@ -31,10 +31,10 @@ def dirichlet_per_client(
       rng: the generator.
 
     Raises:
-      JaxpflError: if alpha is not positive and finite, or there are more clients than examples.
+      JaxpflError: if there are more clients than examples.
     """
-    _check(labels, m, alpha)
-    classes = present_classes(labels, num_classes)
+    _check_enough(len(labels), m)
+    classes = np.unique(labels)
     log_weights = portable.log_gamma(rng, alpha, m * len(classes)).reshape(m, len(classes))
     sizes = np.full(m, len(labels) // m)
     sizes[rng.permutation(m)[: len(labels) % m]] += 1
@@ -61,15 +61,15 @@ def dirichlet_per_class(
       rng: the generator.
 
     Raises:
-      JaxpflError: if alpha is not positive and finite, m * least exceeds N, or none of 1000 draws is accepted.
+      JaxpflError: if m * least exceeds N, or none of 1000 draws is accepted.
     """
-    _check(labels, m, alpha)
+    _check_enough(len(labels), m)
     if least < 0 or m * least > len(labels):
         raise JaxpflError(
             f"min examples (--min-examples) must be 0 to {len(labels) // m} "
             f"for {m} clients of {len(labels)} examples, got {least}"
         )
-    classes = present_classes(labels, num_classes)
+    classes = np.unique(labels)
     totals = np.bincount(labels, minlength=num_classes)[classes]
     for _ in range(_TRIES):
         counts = _split_classes(totals, m, alpha, rng)
@@ -91,7 +91,7 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
       rng: the generator.
 
     Raises:
-      JaxpflError: if sigma is negative or not finite, or there are more clients than examples.
+      JaxpflError: if there are more clients than examples.
     """
     sizes = lognormal_sizes(len(labels), m, sigma, rng)
     return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
@@ -116,9 +116,8 @@ def lognormal_by_class(
       rng: the generator.
 
     Raises:
-      JaxpflError: if sigma is negative or not finite, or a class has too few examples for its holders.
+      JaxpflError: if a class has too few examples for its holders.
     """
-    _check_sigma(sigma)
     (m, k), totals = held.shape, np.bincount(labels, minlength=num_classes)
     classes, counts = np.unique(held), np.zeros((m, num_classes), np.int64)
     np.put_along_axis(counts, held, least // k + (np.arange(k) < least % k), axis=1)
@@ -138,7 +137,6 @@ def lognormal_by_class(
 
 def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
     """m log-normal sizes as in `lognormal`, [m] int64, that sum to ``total``."""
-    _check_sigma(sigma)
     _check_enough(total, m)
     z = portable.normal(rng, m)
     sizes = apportion(integer_weights(portable.exp(sigma * (z - z.max()))), total, rng)
@@ -192,18 +190,6 @@ def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Gene
     return counts
 
 
-def _check(labels: np.ndarray, m: int, alpha: float) -> None:
-    if not 0.0 < alpha < float("inf"):
-        raise JaxpflError(f"alpha must be > 0 and finite, got {alpha}")
-    _check_enough(len(labels), m)
-
-
-def _check_sigma(sigma: float) -> None:
-    if not 0.0 <= sigma < float("inf"):
-        raise JaxpflError(f"sigma must be >= 0 and finite, got {sigma}")
-
-
 def _check_enough(n: int, m: int) -> None:
-    check_clients(m)
     if m > n:
         raise JaxpflError(f"{m} clients are more than the {n} examples")

@@ -71,10 +71,10 @@ class Entry(NamedTuple):
     note: str
 
 
-def entry(name: str, describe: Callable[[], str]) -> Entry:
+def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
     """The line of a data set that `describe` locates, with the reason if it cannot be loaded."""
     try:
-        return Entry(name, True, describe())
+        return Entry(name, True, describe(name, root))
     except JaxpflError as error:
         return Entry(name, False, str(error))
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Entry, Source, entry, pixels, where_to_put_it
+from jaxpfl.data.sources.base import Source, pixels, where_to_put_it
 from jaxpfl.data.sources.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.support.errors import JaxpflError, printable
@@ -99,9 +99,9 @@ def load_cifar(name: str, root: Path) -> Source:
     )
 
 
-def cifar_entry(name: str, root: Path) -> Entry:
-    """The line of ``jaxpfl data list`` for one of `CIFAR_SETS`. Looks for files; reads none."""
-    return entry(name, lambda: f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}")
+def describe_cifar(name: str, root: Path) -> str:
+    """Description of one of `CIFAR_SETS`, whose files are looked for and not read."""
+    return f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}"
 
 
 def _locate(name: str, root: Path) -> tuple[str, Path]:
@@ -164,15 +164,11 @@ def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
 
 def _labels(column: Any, path: Path) -> np.ndarray:
     """Convert a list or array of integers to [N] int32."""
+    if isinstance(column, np.ndarray) and column.ndim == 1:
+        column = column.tolist()
     if isinstance(column, list) and all(type(label) is int and 0 <= label < 256 for label in column):
         return np.array(column, np.int32)
-    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu" and _are_bytes(column):
-        return column.astype(np.int32)
     raise JaxpflError(f"{path}: its labels must be integers [N] in 0 .. 255")
-
-
-def _are_bytes(numbers: np.ndarray) -> bool:
-    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=0) < 256)
 
 
 def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:

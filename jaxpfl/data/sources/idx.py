@@ -138,26 +138,25 @@ def load_idx_folder(name: str, folder: Path) -> Source:
     return _load(name, [folder], f"IDX files in {folder}", needs_test=False)
 
 
-def idx_set_entry(name: str, root: Path) -> Entry:
-    """The line of ``jaxpfl data list`` for one of `IDX_SETS`. Looks for files; reads none."""
-    return _entry(name, _folders(name, root), IDX_SETS[name], needs_test=True)
+def describe_idx_set(name: str, root: Path) -> str:
+    """Description of one of `IDX_SETS`, whose files are looked for and not read."""
+    return f"{IDX_SETS[name]}: {_locate(name, _folders(name, root), True)[0][0].parent}"
 
 
 def idx_folder_entries(root: Path) -> list[Entry]:
     """Lines of ``jaxpfl data list`` for other folders of the data directory with IDX files."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     others = [folder for folder in folders if folder.name not in IDX_SETS and folder.is_dir()]
-    entries = [_entry(folder.name, [folder], "IDX files", needs_test=False) for folder in others]
+    entries = [
+        entry(folder.name, lambda name, root: f"IDX files: {_locate(name, [root / name], False)[0][0].parent}", root)
+        for folder in others
+    ]
     return [found for found in entries if found.present or found.note.startswith(CANNOT_READ)]
 
 
 def has_idx_files(folder: Path) -> bool:
     """True if the folder holds training images in IDX files."""
     return _find(folder, _TRAIN, "images") is not None
-
-
-def _entry(name: str, folders: list[Path], description: str, needs_test: bool) -> Entry:
-    return entry(name, lambda: f"{description}: {_locate(name, folders, needs_test)[0][0].parent}")
 
 
 def _load(name: str, folders: list[Path], description: str, needs_test: bool) -> Source:

@@ -30,10 +30,8 @@ import numpy as np
 from jaxpfl.core.types import NO_LABEL
 from jaxpfl.data.labels import class_names, lost_digits, narrowed, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import (
-    Entry,
     Source,
     check_finite,
-    entry,
     no_classes,
     one_line,
     warn_of_empty,
@@ -176,13 +174,9 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     )
 
 
-def leaf_entries(root: Path) -> list[Entry]:
-    """Lines of ``jaxpfl data list`` for `LEAF_SETS`. Looks for files; reads none."""
-
-    def describe(name: str) -> str:
-        return f"{LEAF_SETS[name][2]}: {locate(name, root / name)[0].parent}"
-
-    return [entry(name, partial(describe, name)) for name in LEAF_SETS]
+def describe_leaf(name: str, root: Path) -> str:
+    """Description of one of `LEAF_SETS`, whose files are looked for and not read."""
+    return f"{LEAF_SETS[name][2]}: {locate(name, root / name)[0].parent}"
 
 
 def locate(name: str, folder: Path) -> tuple[Path, Path | None]:

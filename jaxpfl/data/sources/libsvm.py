@@ -15,14 +15,13 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
 from jaxpfl.data.labels import checked_labels, lost_digits, narrowed, renumbered, unlike_numbers
-from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, where_to_put_it
+from jaxpfl.data.sources.base import Source, check_finite, one_line, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
 
@@ -93,13 +92,9 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     )
 
 
-def libsvm_entries(root: Path) -> list[Entry]:
-    """Lines of ``jaxpfl data list`` for `LIBSVM_SETS`."""
-
-    def describe(name: str) -> str:
-        return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
-
-    return [entry(name, partial(describe, name)) for name in LIBSVM_SETS]
+def describe_libsvm(name: str, root: Path) -> str:
+    """Description of one of `LIBSVM_SETS`, whose files are looked for and not read."""
+    return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
 
 
 def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:

@@ -18,19 +18,20 @@ these elections have them; other columns are ignored. From the MIT Election Lab'
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Entry, Source, check_finite, data_directory, entry, where_to_put_it
+from jaxpfl.data.sources import csv_text
+from jaxpfl.data.sources.base import Source, check_finite, data_directory, where_to_put_it
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import load_npz
 from jaxpfl.support.errors import JaxpflError, shown
-from jaxpfl.support.files import check_fits, opened
+
+if TYPE_CHECKING:
+    import pandas
 
 WRITERS = "mnist-writers"
 _WRITERS_FILE = "mnist_by_writer.npz"
@@ -46,9 +47,9 @@ def load_writers(root: Path, *, in_files: bool = False) -> Source:
     return load_npz(WRITERS, _writers_file(root), _WRITERS_NOTE, in_files=in_files)
 
 
-def writers_entry(root: Path) -> Entry:
-    """The line of ``jaxpfl data list`` for this set."""
-    return entry(WRITERS, lambda: f"{_WRITERS_NOTE}: {_writers_file(root)}")
+def describe_writers(name: str, root: Path) -> str:
+    """Description of the set, whose file is looked for and not read."""
+    return f"{_WRITERS_NOTE}: {_writers_file(root)}"
 
 
 def _writers_file(root: Path) -> Path:
@@ -92,14 +93,9 @@ def load_school(root: Path) -> Source:
     return Source(SCHOOL, features, scores, None, None, 1, description, users, user_names=names, task="regression")
 
 
-def school_entry(root: Path) -> Entry:
-    """The line of the data set in the list of all."""
-
-    def describe() -> str:
-        _school_file(root)
-        return _SCHOOL_NOTE
-
-    return entry(SCHOOL, describe)
+def describe_school(name: str, root: Path) -> str:
+    """Description of the set, whose file is looked for and not read."""
+    return f"{_SCHOOL_NOTE}: {_school_file(root)}"
 
 
 def _school_file(root: Path) -> Path:
@@ -110,7 +106,6 @@ def _school_file(root: Path) -> Path:
 
 
 ELECTIONS_FILE = "county_winners_2000_2020.csv"
-_PARTIES = {"R": 1.0, "D": 0.0}
 
 
 class Elections(NamedTuple):
@@ -141,42 +136,25 @@ def load_elections(data_dir: str | None = None) -> Elections:
     path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
     if not path.is_file():
         raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
-    try:
-        check_fits(path, 20 * path.stat().st_size)
-        with opened(path) as file:
-            rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""), restval=None))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JaxpflError(f"{path}: no CSV text: {' '.join(str(error).split())}") from None
-    columns = {int(c[4:]): c for c in (rows[0] if rows else {}) if c and re.fullmatch(r"win_\d{4}", c)}
-    if len(columns) < 2 or "fips" not in rows[0]:
+    table = csv_text.read(path)
+    columns = {int(name[4:]): name for name in table.names if re.fullmatch(r"win_\d{4}", name)}
+    if len(columns) < 2 or "fips" not in table.names:
         raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
-    years = sorted(columns)
-    parties = [[f"{party}_{year}" for party in ("dem", "rep")] for year in years]
-    counted = all(name in rows[0] for names in parties for name in names)
-    counties, winners, votes, seen = [], [], [], set()
-    for line, row in enumerate(rows, start=2):
-        fips = row["fips"]
-        if not re.fullmatch(r"\d{5}", fips or "") or fips in seen:
-            raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(fips)}")
-        for year in years:
-            if row[columns[year]] not in _PARTIES:
-                raise JaxpflError(
-                    f"{path} line {line}: {columns[year]} must be R or D, got {shown(row[columns[year]])}"
-                )
-        seen.add(fips)
-        counties.append(fips)
-        winners.append([_PARTIES[row[columns[year]]] for year in years])
-        if counted:
-            votes.append([[_votes(path, line, name, row[name]) for name in names] for names in parties])
-    return Elections(np.array(counties), np.array(years), np.array(winners), np.array(votes) if counted else None)
+    years, fips = sorted(columns), table.cells["fips"]
+    for line, text in fips[~fips.str.fullmatch(r"\d{5}") | fips.duplicated()].items():
+        raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(text)}")
+    winners = table.cells[[columns[year] for year in years]]
+    _check_cells(path, winners, "[RD]", "R or D")
+    parties = [f"{party}_{year}" for year in years for party in ("dem", "rep")]
+    votes = None
+    if all(name in table.names for name in parties):
+        counts = table.cells[parties]
+        _check_cells(path, counts, "[0-9]{1,9}", "a whole number of votes")
+        votes = counts.astype(np.int64).to_numpy().reshape(-1, len(years), 2)
+    return Elections(np.array(fips.tolist()), np.array(years), (winners == "R").to_numpy().astype(float), votes)
 
 
-def _votes(path: Path, line: int, name: str, text: str | None) -> int:
-    """A number of votes.
-
-    Raises:
-      JaxpflError: for what is none.
-    """
-    if not re.fullmatch(r"\d{1,9}", text or "", re.ASCII):
-        raise JaxpflError(f"{path} line {line}: {name} must be a whole number of votes, got {shown(text)}")
-    return int(text or "")
+def _check_cells(path: Path, cells: pandas.DataFrame, pattern: str, what: str) -> None:
+    for name in cells:
+        for line, text in cells[name][~cells[name].str.fullmatch(pattern)].items():
+            raise JaxpflError(f"{path} line {line}: {name} must be {what}, got {shown(text)}")

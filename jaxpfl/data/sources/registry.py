@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from jaxpfl.data.sources.base import (
     Entry,
     Source,
     data_directory,
+    entry,
     exhausted,
     standardized,
     unreadable,
@@ -107,7 +108,7 @@ def _load(name: str, root: Path, how: _How) -> Source:
     if how.table is not None and how.table.given and prefix != "csv":
         raise JaxpflError(f"{how.table.given} is for tables, csv:FILE: {name} is none")
     if name in _NAMED:
-        return _NAMED[name](name, root, how)
+        return _NAMED[name][0](name, root, how)
     if argument and prefix in _PREFIXED:
         return _PREFIXED[prefix][1](name, argument, root, how)
     if name and Path(name).name == name and idx.has_idx_files(root / name):
@@ -138,20 +139,12 @@ def known_sources() -> list[str]:
 def available(data_dir: str | None = None) -> list[Entry]:
     """All data sets known to `load`, and whether they are present. Looks for files; reads none."""
     root = data_directory(data_dir)
-    entries = [Entry("digits", True, _DIGITS)]
-    entries += [idx.idx_set_entry(name, root) for name in idx.IDX_SETS]
-    entries.append(natural.writers_entry(root))
-    entries += [cifar.cifar_entry(name, root) for name in cifar.CIFAR_SETS]
-    entries += leaf.leaf_entries(root)
-    entries += libsvm.libsvm_entries(root)
-    entries.append(natural.school_entry(root))
+    entries = [entry(name, describe, root) for name, (_, describe) in _NAMED.items()]
     try:
         entries += idx.idx_folder_entries(root)
     except OSError as error:
         entries.append(unreadable("idx:FOLDER", error))
-    entries.append(Entry("planted", True, _PLANTED))
-    entries.append(tensorflow_sets.tfds_entry())
-    return entries
+    return [*entries, tensorflow_sets.tfds_entry()]
 
 
 def _load_digits(name: str, root: Path, how: _How) -> Source:
@@ -188,17 +181,28 @@ def _place(argument: str, root: Path) -> Path:
     return root / Path(argument).expanduser()
 
 
-_NAMED: dict[str, Callable[[str, Path, _How], Source]] = {
-    "digits": _load_digits,
-    "planted": lambda name, root, how: _load_planted(name),
-    **dict.fromkeys(idx.IDX_SETS, lambda name, root, how: idx.load_idx_set(name, root)),
-    natural.WRITERS: lambda name, root, how: natural.load_writers(root, in_files=how.in_files),
-    **dict.fromkeys(cifar.CIFAR_SETS, lambda name, root, how: cifar.load_cifar(name, root)),
-    **dict.fromkeys(leaf.LEAF_SETS, lambda name, root, how: _load_leaf(name, root / name, how)),
-    natural.SCHOOL: lambda name, root, how: natural.load_school(root),
-    **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root, how: libsvm.load_libsvm(name, name, root, task=how.task)),
+_Named: TypeAlias = tuple[Callable[[str, Path, _How], Source], Callable[[str, Path], str]]
+_IDX: _Named = (lambda name, root, how: idx.load_idx_set(name, root)), idx.describe_idx_set
+_CIFAR: _Named = (lambda name, root, how: cifar.load_cifar(name, root)), cifar.describe_cifar
+_LEAF: _Named = (lambda name, root, how: _load_leaf(name, root / name, how)), leaf.describe_leaf
+_LIBSVM: _Named = (
+    (lambda name, root, how: libsvm.load_libsvm(name, name, root, task=how.task)),
+    libsvm.describe_libsvm,
+)
+_NAMED: dict[str, _Named] = {
+    "digits": (_load_digits, lambda name, root: _DIGITS),
+    **dict.fromkeys(idx.IDX_SETS, _IDX),
+    natural.WRITERS: (
+        (lambda name, root, how: natural.load_writers(root, in_files=how.in_files)),
+        natural.describe_writers,
+    ),
+    **dict.fromkeys(cifar.CIFAR_SETS, _CIFAR),
+    **dict.fromkeys(leaf.LEAF_SETS, _LEAF),
+    **dict.fromkeys(libsvm.LIBSVM_SETS, _LIBSVM),
+    natural.SCHOOL: ((lambda name, root, how: natural.load_school(root)), natural.describe_school),
+    "planted": ((lambda name, root, how: _load_planted(name)), lambda name, root: _PLANTED),
 }
-"""Data sets with a fixed name: (name, data directory, options) -> source."""
+"""Data sets with a fixed name: (name, data directory, options) -> source, and (name, data directory) -> description."""
 
 _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path, _How], Source]]] = {
     "csv": ("FILE", _load_table),

@@ -9,6 +9,7 @@ Files are ``user,token,count`` text, the IRC users' archive, and LEAF's Reddit.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,22 +97,6 @@ def build(
     return TokenCounts(
         indptr, indices[order].astype(np.int32), counts[order].astype(np.int32), np.asarray(users), vocabulary
     )
-
-
-def repeated(counts: TokenCounts) -> np.ndarray:
-    """Mask of the entries [nnz] whose user has the same token in the entry before."""
-    same = np.zeros(len(counts.indices), bool)
-    same[1:] = (counts.indices[1:] == counts.indices[:-1]) & (counts.rows[1:] == counts.rows[:-1])
-    return same
-
-
-def added_up(counts: TokenCounts) -> TokenCounts:
-    """The counts with one entry for each token that a user has in several."""
-    first = np.flatnonzero(~repeated(counts))
-    if len(first) == len(counts.indices):
-        return counts
-    sums = np.add.reduceat(counts.counts.astype(np.int64), first)
-    return build(counts.rows[first], counts.indices[first], sums, counts.users, counts.vocabulary)
 
 
 class Part(NamedTuple):
@@ -306,7 +291,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: indices must be in 0 .. {len(vocabulary) - 1}, and counts positive")
     users = np.arange(len(indptr) - 1)
     made = build(np.repeat(users, np.diff(indptr)), indices, counts, users, vocabulary)
-    if repeated(made).any():
+    if ((np.diff(made.indices) == 0) & (np.diff(made.rows) == 0)).any():
         raise JaxpflError(f"{path}: a user has a token twice")
     return made.with_tokens(1)
 
@@ -334,16 +319,14 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
         words[token] = word
     marks = np.isin(words.astype(str), _MARKS)
     names = sorted(set().union(*parts))
-    place = {name: i for i, name in enumerate(names)}
-    entries = [np.zeros((3, 0), np.int64)]
+    found = {name: Counter[int]() for name in names}
     for user, (x, y) in (one for users in parts for one in users.items()):
         leaf.check_windows(leaf.tally({user: (x, y)}).places, length, folder)
         targets = leaf.windows(x, y, f"{folder}: user {shown(user)}", vocabulary, length)[1]
-        tokens, number = np.unique(targets[~marks[targets]], return_counts=True)
-        entries.append(np.stack([np.full(len(tokens), place[user]), tokens, number]))
-    rows, tokens, number = np.concatenate(entries, axis=1)
-    if not len(rows):
+        found[user].update(targets[~marks[targets]].tolist())
+    entries = [(i, *one) for i, name in enumerate(names) for one in found[name].items()]
+    if not entries:
         raise JaxpflError(f"{folder}: no user has a token")
-    counts = added_up(build(rows, tokens, number, np.array(names), words.astype(str))).with_tokens(1)
+    counts = build(*np.array(entries).T, np.array(names), words.astype(str)).with_tokens(1)
     warn_of_empty(folder, set(names).difference(counts.users.tolist()))
     return counts
