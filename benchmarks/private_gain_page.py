@@ -1,4 +1,4 @@
-"""Tables of docs/privacy.md on what collaboration gives, from the record of ``private_gain``.
+"""Tables of docs/records/privacy.md on what collaboration gives, from the record of ``private_gain``.
 
     python benchmarks/private_gain_page.py
 
@@ -102,5 +102,5 @@ def _spread(values: Sequence[float]) -> str:
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     stored = json.loads((here / "results" / "private_gain_cpu2.json").read_text())
-    page = here.parent / "docs" / "privacy.md"
+    page = here.parent / "docs" / "records" / "privacy.md"
     page.write_text(with_tables(page.read_text(), stored))

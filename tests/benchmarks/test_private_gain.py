@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmark_modules import ROOT
 
-PAGE = ROOT / "docs" / "privacy.md"
+PAGE = ROOT / "docs" / "records" / "privacy.md"
 RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "private_gain_cpu2.json").read_text())
 RESULTS = RECORD["results"]
 
