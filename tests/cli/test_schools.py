@@ -1,4 +1,4 @@
-"""The schools of docs/records/schools.md, from a package of PyPI: its commands as they stand there, with fewer rounds."""
+"""The schools of docs/records/schools.md, from a package of PyPI: its commands as they stand, with fewer rounds."""
 
 import json
 import re
