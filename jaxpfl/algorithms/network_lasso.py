@@ -48,7 +48,7 @@ from jax.flatten_util import ravel_pytree
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.servers import increment
-from jaxpfl.algorithms.parts.split_models import Parts, masks, with_fixed
+from jaxpfl.algorithms.parts.split_models import Parts, masks, of_part
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,
@@ -170,7 +170,7 @@ def network_lasso(
     ) -> tuple[tuple[()], Upload, Metrics]:
         rate = hp.lr * hp.decay(ctx.round, work.steps)
         old, _ = trees.split_by_path(model(message), mask.is_trained)
-        rest = with_fixed(task, message.shared.fixed)
+        rest = of_part(task, message.shared.fixed)
         new, metrics = sgd(work, rest, key, ctx, splits.train, old, rate=rate, weight_decay=hp.weight_decay)
         return state, increment(new, old), metrics
 

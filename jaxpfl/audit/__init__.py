@@ -17,7 +17,7 @@ from jaxpfl.audit.subject import Subject, subject_of
 from jaxpfl.audit.white_box import Noise
 from jaxpfl.core import checks
 from jaxpfl.privacy import Accountant, PrivacyPlan
-from jaxpfl.privacy.audit import Finding, OneRunBound
+from jaxpfl.privacy.audit import EpsilonBound, Finding, OneRunBound
 from jaxpfl.support.errors import JaxpflError
 
 __all__ = ["Audit", "Subject", "audit", "subject_of"]
@@ -56,25 +56,13 @@ class Audit(NamedTuple):
             "noise_multiplier": self.claim.noise_multiplier,
             "rounds": self.claim.rounds,
             "sampling_rate": self.claim.sampling.rate,
-            "worlds": {
-                "claimed_epsilon": self.claimed,
-                "epsilon_lower_bound": bound.epsilon,
-                "largest_bound_possible": bound.ceiling,
-                "delta": bound.delta,
-                "confidence": bound.confidence,
+            "worlds": _to_json(bound, self.claimed)
+            | {
                 "worlds": len(self.game.present) + len(self.game.absent),
                 "statistic": self.game.statistic,
             },
-            "one_run": {
-                "claimed_epsilon": self.claimed_one_run,
-                "epsilon_lower_bound": one.epsilon,
-                "largest_bound_possible": one.ceiling,
-                "delta": one.delta,
-                "confidence": one.confidence,
-                "canaries": one.canaries,
-                "guesses": one.guesses,
-                "correct": one.correct,
-            },
+            "one_run": _to_json(one, self.claimed_one_run)
+            | {"canaries": one.canaries, "guesses": one.guesses, "correct": one.correct},
             "noise": {"not_checked": noise}
             if isinstance(noise, str)
             else {
@@ -87,6 +75,16 @@ class Audit(NamedTuple):
             "against": self.against,
             "refuted": bool(self.against),
         }
+
+
+def _to_json(bound: EpsilonBound | OneRunBound, claimed: float) -> dict[str, Any]:
+    return {
+        "claimed_epsilon": claimed,
+        "epsilon_lower_bound": bound.epsilon,
+        "largest_bound_possible": bound.ceiling,
+        "delta": bound.delta,
+        "confidence": bound.confidence,
+    }
 
 
 def audit(

@@ -114,11 +114,19 @@ def mechanism_for(
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)
     if not releases:
         raise JaxpflError(f"{method} takes no gradient of an example: there is nothing to protect")
-    return config.silo_mechanism(
+    found = mechanism_of(
         sizes,
         batch_size=spec.batch_size,
         per_round=most(rounds),
         once=most(after),
         releases=releases,
         rounds=spec.rounds,
+        clipping_norm=float(np.asarray(config.clipping_norm)),
+        noise_multiplier=1.0 if config.noise_multiplier is None else float(np.asarray(config.noise_multiplier)),
+        noise_seed=config.noise_seed,
+        cuts=config.accountant == "pld",
     )
+    if config.epsilon is None:
+        return found
+    assert config.delta is not None
+    return found.calibrated(config.epsilon, config.delta, config.accountant)

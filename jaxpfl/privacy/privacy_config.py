@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ from jaxpfl.core.settings import documents_itself, part_of, read_help, setting
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
 from jaxpfl.privacy.mechanism import NOISE_SEEDS, Mechanism, NoiseSettings
-from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 UNITS = ("user", "example")
@@ -88,39 +87,6 @@ class PrivacyConfig(NoiseSettings, _Budget):
         for name in ("noise_multiplier", "clipping_norm"):
             if np.ndim(getattr(self, name) or 0):
                 raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
-
-    def silo_mechanism(
-        self,
-        sizes: np.ndarray,
-        *,
-        batch_size: int,
-        per_round: Callable[[int], int],
-        once: Callable[[int], int],
-        releases: int,
-        rounds: int,
-    ) -> SiloMechanism:
-        """Mechanism of the unit example, calibrated to the budget if one is given; arguments as `mechanism_of`.
-
-        Raises:
-          JaxpflError: for budgets that no noise can meet.
-        """
-        given = float(np.asarray(1.0 if self.noise_multiplier is None else self.noise_multiplier))
-        found = mechanism_of(
-            sizes,
-            batch_size=batch_size,
-            per_round=per_round,
-            once=once,
-            releases=releases,
-            rounds=rounds,
-            clipping_norm=float(np.asarray(self.clipping_norm)),
-            noise_multiplier=given,
-            noise_seed=self.noise_seed,
-            cuts=self.accountant == "pld",
-        )
-        if self.epsilon is None:
-            return found
-        assert self.delta is not None
-        return found.calibrated(self.epsilon, self.delta, self.accountant)
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
         """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.

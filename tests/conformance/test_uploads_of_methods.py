@@ -131,7 +131,7 @@ def bytes_of(name: str) -> tuple[int, int]:
         "scaffold": (2 * parameters, 2 * parameters),
         "l2gd": (parameters, parameters + coin),
         "feddbe": (parameters + 6 * number, parameters + 7 * number),
-        "fedpac": (parameters + 2 * prototypes + 5 * number, parameters + prototypes + 3 * number),
+        "fedpac": (parameters + 2 * prototypes + number, parameters + prototypes + 3 * number),
         "fedproto": (prototypes, prototypes + 3 * number),
     }
     return want.get(name, (parameters, parameters))

@@ -146,9 +146,9 @@ def test_methods_take_it_under_any_plan(method):
         ("flop", "unknown augmentation 'flop': did you mean 'flip'"),
         ("flip+flip", r"augment = flip\+flip: flip can be named once"),
         ("mixup+flip", r"augment = mixup\+flip: mixup must be the last"),
-        ("crop:padding=0", "augmentation crop:padding must be a whole number from 1 to 1024, got '0'"),
+        ("crop:padding=0", "augmentation crop:padding must be a whole number of at least 1, got 0"),
         ("crop:pad=1", "unknown argument of augmentation crop 'pad'"),
-        ("mixup:alpha=0", "augmentation mixup:alpha must be a number > 0 and <= 1000, got '0'"),
+        ("mixup:alpha=0", "augmentation mixup:alpha must be > 0 and finite, got 0"),
         ("flip:", "an augmentation is NAME or NAME:argument=value"),
     ],
 )

@@ -16,20 +16,37 @@ Reference: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", https
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core import choices
+from jaxpfl.core import checks, choices
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models import Task
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError
 
-AUGMENTATIONS: Mapping[str, Mapping[str, float]] = {"flip": {}, "crop": {"padding": 4}, "mixup": {"alpha": 0.2}}
-"""Name -> its arguments with their defaults."""
+
+def _flip() -> float:
+    return 0.0
+
+
+def _crop(padding: int = 4) -> float:
+    checks.count("augmentation crop:padding", padding, most=1024)
+    return float(padding)
+
+
+def _mixup(alpha: float = 0.2) -> float:
+    checks.positive("augmentation mixup:alpha", alpha)
+    if alpha > 1000:
+        raise JaxpflError(f"augmentation mixup:alpha must be at most 1000, got {alpha:g}")
+    return alpha
+
+
+AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _crop, "mixup": _mixup}
+"""Name -> its argument, in its range; 0 for none."""
 
 
 class Mixed(NamedTuple):
@@ -85,22 +102,10 @@ def parse(text: str) -> Augmentation:
     """
     parts: list[tuple[str, float]] = []
     for one in text.split("+"):
-        name, given = choices.parse("augmentation", one, AUGMENTATIONS)
-        known = AUGMENTATIONS[name]
+        name, given = choices.arguments("augmentation", one, AUGMENTATIONS)
         if name in dict(parts):
             raise JaxpflError(f"augment = {text}: {name} can be named once")
-        argument = next(iter(known.values()), 0)
-        for key, value in given.items():
-            if key not in known:
-                raise unknown_name(f"argument of augmentation {name}", key, known)
-            argument = choices.literal(value)
-            if name == "crop" and (type(argument) is not int or not 1 <= argument <= 1024):
-                raise JaxpflError(
-                    f"augmentation crop:padding must be a whole number from 1 to 1024, got {shown(value)}"
-                )
-            if name == "mixup" and (type(argument) not in (int, float) or not 0 < argument <= 1000):
-                raise JaxpflError(f"augmentation mixup:alpha must be a number > 0 and <= 1000, got {shown(value)}")
-        parts.append((name, float(argument)))
+        parts.append((name, AUGMENTATIONS[name](**given)))
     if any(name == "mixup" for name, _ in parts[:-1]):
         raise JaxpflError(f"augment = {text}: mixup must be the last")
     return Augmentation(tuple(parts))

@@ -107,15 +107,6 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
     return chosen
 
 
-def with_fixed(task: Task, fixed: PyTree) -> Task:
-    """Task of the remaining parameters, with some fixed."""
-
-    def apply(params: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
-        return task.model.apply(trees.merge(params, fixed), x, key=key, train=train)
-
-    return task._replace(model=task.model._replace(apply=apply, statistics=None))
-
-
 Split = Callable[[PyTree], tuple[PyTree, PyTree]]
 """Maps a model's parameters to the client's own part and the shared one, which `trees.merge` puts together."""
 Update = Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
@@ -146,7 +137,7 @@ def of_part(task: Task, rest: PyTree) -> Task:
     """Task of one part of its model's parameters, the other fixed.
 
     Args:
-      task: of the whole model.
+      task: task of the whole model.
       rest: the other part, as `trees.split_by_path` leaves it.
     """
     model = task.model
