@@ -45,10 +45,7 @@ def test_factors_are_a_client_s_own_and_of_median_one():
     [
         ("fast", "unknown time model 'fast'"),
         ("equal:step=-1", "equal:step must be >= 0 and finite, got -1"),
-        ("equal:step=1,up=0", "equal:up must be > 0, got 0"),
-        ("lognormal:step=1,sigma=inf", "lognormal:sigma must be >= 0 and finite, got inf"),
         ("equal", "time_model = equal takes no time: give step, up or down"),
-        ("equal:sigma=1", "unknown argument of time model equal 'sigma'"),
     ],
 )
 def test_what_means_nothing_is_refused(text, message):
@@ -110,8 +107,6 @@ TIMED: dict[str, Any] = GIVEN | {"time_model": "lognormal:step=0.5,up=1e4,down=2
         ("ditto", {}),
         ("fedavg", {"compress": "top-k:share=0.1"}),
         ("fedavg", {"plan": ExecutionPlan(clients_in="host")}),
-        ("fedavg", {"plan": ExecutionPlan(clients="3", devices=2)}),
-        ("fedavg", {"aggregate": "median"}),
     ],
 )
 def test_a_round_lasts_as_long_as_its_slowest_client(federation, method, more):
@@ -132,13 +127,6 @@ def test_nothing_else_depends_on_it(federation):
     np.testing.assert_allclose(timed.personalized_accuracy, plain.personalized_accuracy, rtol=1e-6)
     with pytest.raises(JaxpflError, match="there is no simulated time: give fit time_model"):
         plain.time_to(0.5)
-
-
-@pytest.mark.slow
-def test_private_runs_draw_the_same_noise(federation):
-    private: dict[str, Any] = {"privacy": jaxpfl.privacy.Mechanism(1.0, 0.1)}
-    found = [jaxpfl.fit("fedavg", federation, **given, **private) for given in (TIMED, GIVEN)]
-    np.testing.assert_allclose(found[0].scores["after"]["loss"], found[1].scores["after"]["loss"], rtol=1e-5)
 
 
 @pytest.mark.slow

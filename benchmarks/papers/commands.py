@@ -155,7 +155,7 @@ def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs import compile_cache, run_folder
     from jaxpfl.runs.control import Interrupt
-    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console
 
     from . import results
@@ -177,7 +177,7 @@ def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None
 
         saves(True)
         stack.enter_context(signals.noted(kept))
-        with Terminal(Console(stderr=True), planned) as reporter:
+        with SweepTerminal(Console(stderr=True), planned) as reporter:
             way = Way(folder, quick, data_dir, reporter, lambda: interrupt.asked is not None, saves)
             try:
                 return papers.run(experiment, way)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpfl import __version__
-from jaxpfl.runs.sweep.progress import Reporter
+from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 

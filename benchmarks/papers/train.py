@@ -209,7 +209,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists(), data=way.data)
     journal = sweep.journal()
     way.reporter.finish(len(journal.read()))
-    run_missing(sweep, way.reporter, stopped=way.stopped, retry=True)
+    run_missing(sweep, way.reporter, stopped=way.stopped)
     records = sweep.in_order(journal.read())
     if sweep.missing(records):
         raise Interrupted

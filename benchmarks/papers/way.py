@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxpfl.runs.sweep.execute import Data
-from jaxpfl.runs.sweep.progress import Reporter
+from jaxpfl.runs.sweep.execute import Data, Reporter
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs import compile_cache, run_folder
     from jaxpfl.runs.control import Interrupt
-    from jaxpfl.runs.sweep.progress import Terminal
+    from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console
 
     from .run import Interrupted, Plan, check_folder
@@ -102,7 +102,7 @@ def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
         done, planned = plan.progress(folder)
-        with Terminal(Console(stderr=True), planned, done) as reporter:
+        with SweepTerminal(Console(stderr=True), planned, done) as reporter:
             try:
                 return measured(plan, folder, reporter, lambda: interrupt.asked is not None)
             except Interrupted:

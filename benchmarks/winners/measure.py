@@ -18,9 +18,8 @@ from jaxpfl.data.sources.base import pooled
 from jaxpfl.runs.config import RunConfig, from_mapping
 from jaxpfl.runs.records import FAILED, Journal, Record, Value
 from jaxpfl.runs.sweep.definition import rounds_of
-from jaxpfl.runs.sweep.execute import Data, Last, run_group
+from jaxpfl.runs.sweep.execute import Data, Last, Reporter, run_group
 from jaxpfl.runs.sweep.plan import Group, Run
-from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 from .cells import FINE_TUNING, LOCAL_STEPS, SPLITS, TEST, Cell, Contender, contenders

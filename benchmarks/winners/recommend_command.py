@@ -97,7 +97,7 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     from jaxpfl import data
     from jaxpfl.core import participation
     from jaxpfl.models import build_model
-    from jaxpfl.runs.presets import model_for
+    from jaxpfl.runs.data_sets import model_for
     from jaxpfl.runs.results import client_clusters
     from jaxpfl.runs.setup import load_federation
 

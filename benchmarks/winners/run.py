@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxpfl import __version__, algorithms
 from jaxpfl.runs.records import Journal, Record
-from jaxpfl.runs.sweep.progress import Reporter
+from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn
 

@@ -21,24 +21,24 @@ from jaxpfl.support.console import settle
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
-SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
-RECOMMEND = "Describe a federation, and print the map's nearest cells, their best method and the command to run."
-ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND}
+ALONE: dict[str, str] = {
+    "sweep": "Train methods over a grid of settings, choose on validation examples, and report on test.",
+    "recommend": "Describe a federation, and print the map's nearest cells, their best method and the command to run.",
+}
 """Commands in a module of their own, see `commands_of`."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
     "check": "Check result folders: checksums, completeness, and that each summary is that of its files.",
-    "doctor": "Show versions, devices, memory, caches and data sets, and check that all works, in some seconds.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands about what is there, in ``jaxpfl.cli.folders``."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "papers": "Tables and figures of the papers, with the printed values beside ours: list, run NAME, show.",
-    "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
+    "privacy": "Privacy calculators: epsilon, noise, paper; audit tries to refute a claim.",
     "winners": "The map of which method wins where, that jaxpfl recommend reads: run measures it, show prints it.",
 }
 """Command groups and their purpose."""

@@ -1,4 +1,4 @@
-"""Commands about what is there: report, runs, compare-runs, check; doctor and completion for the installation."""
+"""Commands about what is there: report, runs, compare-runs, check; and completion in a shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, the only thing on stand
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
     """The commands, the same for all arguments."""
     del args
-    return report, runs, compare_runs, check, doctor, completion
+    return report, runs, compare_runs, check, completion
 
 
 def report(
@@ -72,14 +72,13 @@ def compare_runs(
 ) -> None:
     """Show how two finished runs differ: in their settings, and in the scores of the methods that both have."""
     from jaxpfl.runs.reports.compare import compare, print_comparison
-    from jaxpfl.runs.scores import HEADLINES
     from jaxpfl.support.console import Console
 
     found = compare(first, second)
     if json:
-        _print(found.to_json())
+        _print(found)
     else:
-        print_comparison(Console(), found, HEADLINES[found.metric])
+        print_comparison(Console(), found)
 
 
 def check(folders: _Folders = MISSING, json: _Json = False) -> None:
@@ -103,50 +102,6 @@ def check(folders: _Folders = MISSING, json: _Json = False) -> None:
     damaged = [str(one.folder.path) for one in found if one.troubles]
     if damaged:
         raise JaxpflError(f"damaged: {', '.join(damaged)}")
-
-
-def doctor(data_dir: str | None = None, json: _Json = False) -> None:
-    """Show versions, devices, memory, caches and data sets, and train twice for a second; an error if the two differ.
-
-    Args:
-        data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
-    """
-    import importlib.metadata
-    import platform
-
-    import jax
-    import numpy as np
-
-    from jaxpfl import __version__, data
-    from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.engine.fit import fit
-    from jaxpfl.runs import compile_cache
-    from jaxpfl.support import host_memory
-
-    use_cpu_cores()
-    cache, free = compile_cache.enable(), host_memory.free()
-    federation = data.federate(data.load("digits"), clients=6, classes_per_client=3, split_seed=0)
-    settings: dict[str, Any] = {"rounds": 5, "cohort": 3, "local_steps": 5, "model": "linear"}
-    first, second = (fit("adaped", federation, **settings).personalized_accuracy for _ in range(2))
-    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
-    found: dict[str, Any] = {
-        "versions": {"jaxpfl": __version__, "python": platform.python_version(), **packages},
-        "system": platform.platform(),
-        "devices": {f"{one.platform}:{one.id}": one.device_kind for one in jax.devices()},
-        "memory_free": "unknown" if free is None else host_memory.readable(free),
-        "compiled_programs": None if cache is None else str(cache),
-        "data": {entry.name: "ready" if entry.present else "missing" for entry in data.available(data_dir)},
-        "accuracy": float(np.mean(first)),
-        "ok": bool(np.array_equal(first, second) and np.mean(first) > 0.6),  # .92 where all is well
-    }
-    if json:
-        _print(found)
-    else:
-        for name, value in found.items():
-            shown = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
-            print(f"{name.replace('_', ' ')}: {', '.join(shown)}")
-    if not found["ok"]:
-        raise JaxpflError(f"two runs of one seed differ, or their accuracy, {found['accuracy']:.3f}, is not above .6")
 
 
 def completion(

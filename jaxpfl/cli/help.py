@@ -35,7 +35,7 @@ _SETTINGS, _OWN = "settings", "options"
 _ORDER = ("arguments", _OWN, _SETTINGS, "data", "work", "privacy", "execution", "output")
 _OUTPUT = {"--output", "--json", "--plot", "--table", "--export"}
 _KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-_WIDEST, _NARROW, _COLUMN = 100, 60, 26
+_WIDEST, _COLUMN = 100, 26
 _MOST_NEEDED = {
     *("--data", "--data-dir", "--clients", "--classes-per-client", "--model"),
     *("--cohort", "--rounds", "--lr", "--seeds", "--set", "--grid", "--budget"),
@@ -88,7 +88,7 @@ def summary(command: Callable[..., Any]) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_line: bool = False) -> list[str]:
-    """Names with the text of each beside it or, if the terminal is narrow or the name long, below it.
+    """Names with the text of each beside it or, if the name is long, below it.
 
     Args:
       rows: (name, text).
@@ -96,12 +96,11 @@ def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_lin
       one_line: cut texts so that each row is one line, if the terminal is wide enough.
     """
     rows, lines = list(rows), []
-    narrow = _width() < _NARROW
-    column = 6 if narrow else column or _column(rows)
+    column = column or _column(rows)
     for name, text in rows:
         text = textwrap.shorten(text, _width() - column, placeholder=" ...") if one_line else text
         head, *rest = filled(text, " " * column) or [""]
-        if narrow or len(name) + 4 > column:
+        if len(name) + 4 > column:
             lines += [f"  {name}", head, *rest]
         else:
             lines += [f"  {name}".ljust(column) + head.strip(), *rest]
@@ -136,14 +135,8 @@ def label(flag: Flag) -> str:
         return flag.name
     if flag.kind is bool:
         return flag.off if flag.default is True else flag.name
-    value = _value(flag)
-    return f"{flag.name} {value}{' ...' * flag.many}"
-
-
-def _value(flag: Flag) -> str:
-    if flag.place is not None:
-        return flag.place.metavar
-    return "CHOICE" if flag.choices else _KINDS.get(flag.kind, "TEXT")
+    value = "CHOICE" if flag.choices else _KINDS.get(flag.kind, "TEXT")
+    return f"{flag.name} {value if flag.place is None else flag.place.metavar}{' ...' * flag.many}"
 
 
 def said(flag: Flag) -> str:
@@ -153,15 +146,10 @@ def said(flag: Flag) -> str:
         text = f"{text} One of {', '.join(flag.choices)}."
     if flag.default is REQUIRED:
         return f"{text} (required)"
-    default = _default(flag.default)
+    if flag.default is None or isinstance(flag.default, bool):  # nothing happens, or the text explains it
+        return text
+    default = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple) else str(flag.default)
     return f"{text} (default: {default})" if default else text
-
-
-def _default(value: Any) -> str:
-    """A default as it would be given; empty if it means that nothing happens, or the text explains it."""
-    if value is None or isinstance(value, bool):
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _column(rows: Iterable[tuple[str, str]]) -> int:
@@ -193,7 +181,9 @@ def _one(method: Method) -> str:
     texts = {field.name: _explained(field) for field in dataclasses.fields(method.hyper)}
     for param in docstring_parser.parse(method.build.__doc__ or "").params:
         texts |= dict.fromkeys(param.arg_name.split(", "), " ".join((param.description or "").split()))
-    rows = [(f"{name}={value}", _plain(texts[name])) for name, value in _settings_of(method).items()]
+    values = {field.name: f"{getattr(method.hyper, field.name):g}" for field in dataclasses.fields(method.hyper)}
+    values |= {name: str(value) for name, value in method.options.items()}
+    rows = [(f"{name}={value}", _plain(texts[name])) for name, value in values.items()]
     heading = filled(f"{method.name}: {_summary_of(method)}")
     return "\n".join([*heading, "", f"settings of {method.name}, --set {method.name}.name=value", *table(rows)])
 
@@ -215,11 +205,3 @@ def _explained(field: dataclasses.Field[Any]) -> str:
 
 def _plain(text: str) -> str:
     return text.replace("``", "").replace("`", "")
-
-
-def _settings_of(method: Method) -> dict[str, str]:
-    return _values(method.hyper) | {name: str(value) for name, value in method.options.items()}
-
-
-def _values(hyper: Any) -> dict[str, str]:
-    return {field.name: f"{getattr(hyper, field.name):g}" for field in dataclasses.fields(hyper)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import os
 import sys
@@ -99,23 +97,9 @@ class Output:
     """Folder for summary.json and plots: a new or empty one, or one with earlier results of the same study."""
 
 
-TO = Output()
 _SUMMARY = "summary.json"
 _NOTE = ".results.json"
 """While results are moved into a folder: whose they are, for a summary comes last and a kill may come before it."""
-
-
-def claiming(study: Callable[..., None]) -> Callable[..., None]:
-    """The same command, which first refuses an output folder with other contents than its own results."""
-
-    @functools.wraps(study)
-    def run(*args: Any, **kwargs: Any) -> None:
-        to = inspect.signature(study).bind(*args, **kwargs).arguments.get("to", TO)
-        if to.output is not None:
-            _claim(to.output, study.__name__.replace("_", "-"))
-        study(*args, **kwargs)
-
-    return run
 
 
 def write(
@@ -144,8 +128,10 @@ def write(
         print(f"results: {to.output} ({files})")
 
 
-def _claim(folder: Path, study: str) -> None:
+def claim(folder: Path | None, study: str) -> None:
     """Refuse a folder with anything but earlier results of the study, which may be replaced."""
+    if folder is None:
+        return
     try:
         others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:

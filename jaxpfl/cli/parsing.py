@@ -290,22 +290,21 @@ def _is_negative(token: str) -> bool:
 
 def _check(flag: Flag, text: str) -> None:
     wanted = _wanted(flag)
-    if not text.strip():
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
-    if flag.choices and text not in flag.choices:
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}{_suggested(text, flag.choices)}")
+    refused = JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{_suggested(text, flag.choices)}")
+    if not text.strip() or (flag.choices and text not in flag.choices):
+        raise refused
     if flag.kind in _NUMBERS:
         try:
             value = _NUMBERS[flag.kind][1](text)
         except ValueError:
-            raise JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}") from None
+            raise refused from None
         if math.isnan(value):
-            raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
+            raise refused
         most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
         if flag.kind is int and not -most <= value <= most:
             raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
     if flag.kind is Path and "\0" in text:
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
+        raise refused
     try:
         trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
     except OSError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +16,8 @@ from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE
 
 if TYPE_CHECKING:
-    from jaxpfl.privacy import PrivacyPlan
-if TYPE_CHECKING:
     from jaxpfl.audit import Audit
+    from jaxpfl.privacy import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, as these commands do in
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
     """Commands of the group, the same for all arguments."""
     del args
-    return epsilon, noise, paper, curve, audit
+    return epsilon, noise, paper, audit
 
 
 def epsilon(noise_multiplier: float, claim: _Shared, json: _Json = False) -> None:
@@ -115,49 +113,6 @@ def paper(
     check_delta(delta, clients)
 
 
-def curve(
-    noise_multiplier: float,
-    claim: _Shared,
-    points: int = 20,
-    plot: Annotated[Path | None, NEW_FILE] = None,
-    table: bool = False,
-    json: _Json = False,
-) -> None:
-    """Epsilon against rounds, up to the given number, with the value of the paper's formula.
-
-    Args:
-        noise_multiplier: z: the noise's standard deviation over the clipping norm.
-        points: Points of the curve.
-        plot: PNG file for a picture of it.
-        table: Print a table, not JSON.
-    """
-    from jaxpfl.core import checks
-    from jaxpfl.privacy import accountant_named
-
-    if table and json:
-        raise JaxpflError("--table prints a table and --json prints JSON: give one of them")
-    claim_file(plot, "--plot", "jaxpfl privacy curve")
-    checks.count("points", points)
-    last = _plan(noise_multiplier, claim)
-    rounds = sorted({max(1, round(claim.rounds * (i + 1) / points)) for i in range(points)})
-    plans = [replace(last, rounds=r) for r in rounds]
-    epsilons = [plan.epsilon(claim.delta, accountant_named(claim.accountant)) for plan in plans]
-    turns = claim.cycle is not None  # which the paper does not have
-    printed = [math.nan if turns else plan.epsilon(claim.delta, "paper") for plan in plans]
-    if plot is not None:
-        from jaxpfl.privacy.audit import plot_curve
-
-        what = f"z = {noise_multiplier:g}, q = {last.sampling.rate:.4g}, delta = {claim.delta:g}"
-        beside = [] if turns or claim.accountant == "paper" else printed
-        with signed("jaxpfl privacy curve"):
-            plot_curve(rounds, epsilons, beside, plot, f"{what} ({last.relation}, {claim.accountant})")
-    if table:
-        _table(rounds, epsilons, printed)
-    else:
-        curves = {"rounds": rounds, "epsilon": epsilons, "paper_epsilon": printed}
-        _print({**curves, "delta": claim.delta, "accountant": claim.accountant, "relation": last.relation})
-
-
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     from jaxpfl.privacy import CentralNoise, Cyclic, FixedSize, Full, Poisson, PrivacyPlan, descriptions
     from jaxpfl.privacy.accounting import relation_of
@@ -199,17 +154,6 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
         **({} if claim.bands is None else {"bands": claim.bands, "noise_ratio": plan.noise_ratio}),
         **note,
     }
-
-
-def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> None:
-    from jaxpfl.support.console import Console, new_table
-
-    table = new_table("epsilon after rounds", "paper: Theorem 5 as printed, no valid bound")
-    for name in ("rounds", "epsilon", "paper"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for count, accounted, says in zip(rounds, epsilons, printed, strict=True):
-        table.add_row(str(count), f"{accounted:.4g}", f"{says:.4g}")
-    Console().print(table)
 
 
 def _print(value: dict[str, Any]) -> None:
@@ -301,20 +245,14 @@ def _print_audit(method: str, found: Audit) -> None:
 
     say = partial(Console().print, highlight=False, markup=False, soft_wrap=True)
     game, one, noise = found.game, found.one_run, found.noise
-    worlds = len(game.present) + len(game.absent)
+    worlds = f"{len(game.present) + len(game.absent)} runs, by {game.statistic}"
+    guesses = f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries"
     say(f"{method}: {found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {found.claim.rounds} rounds")
-    for name, claimed, bound, of in (
-        ("worlds", found.claimed, game.bound, f"{worlds} runs, by {game.statistic}"),
-        (
-            "one run",
-            found.claimed_one_run,
-            one,
-            f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries",
-        ),
-    ):
+    parts = [("worlds:  ", found.claimed, game.bound, worlds), ("one run: ", found.claimed_one_run, one, guesses)]
+    for name, claimed, bound, what in parts:
         say(
-            f"{name + ':':<9} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
-            f"claimed at delta {bound.delta:g}; {of}; no more than {bound.ceiling:.3g} could be shown"
+            f"{name} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
+            f"claimed at delta {bound.delta:g}; {what}; no more than {bound.ceiling:.3g} could be shown"
         )
     if isinstance(noise, str):
         say(f"noise:    not compared: {noise}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -55,21 +54,15 @@ class _Session(Written):
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Sweep folder; runs/sweep-DATA-HASH unless given."""
     resume: bool = False
-    """Continue an earlier sweep: only what is missing runs; methods, values, draws and seeds may be added."""
-    retry: bool = False
-    """With --resume, run settings that failed once more."""
+    """Continue an earlier sweep: only what is missing or failed runs; methods, values, draws and seeds may be added."""
     config: Path | None = None
     """TOML or YAML file of flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"), or the sweep.json of a
     sweep folder; what is given on the command line wins."""
     json: bool = False
     """Print the summary as one JSON object, the only thing on standard output."""
-    table: Literal["md", "latex"] | None = None
-    """Print the best settings as a Markdown or LaTeX table, the only thing on standard output."""
     ray: str | None = None
     """Have Ray run the groups of runs: the address of a cluster whose machines all see the folder, or local, which
     starts one here, for several GPUs (pip install 'jaxpfl[ray]')."""
-    explain_plan: bool = False
-    """Show the groups of runs with their programs and memory; nothing is trained or written."""
 
 
 _SESSION = _Session()
@@ -142,25 +135,12 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.runs import run_folder
     from jaxpfl.runs.control import Interrupt
     from jaxpfl.runs.sweep import runner
-    from jaxpfl.runs.sweep.progress import Terminal
-    from jaxpfl.runs.sweep.summary import print_sweep, text_table
+    from jaxpfl.runs.sweep.summary import print_sweep
     from jaxpfl.runs.sweep.sweep import Sweep, finish
+    from jaxpfl.runs.terminal import SweepTerminal
     from jaxpfl.support.console import Console
 
-    if session.json and session.table is not None:
-        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
-    if session.retry and not session.resume:
-        raise JaxpflError("--retry is for --resume")
     session.check_force(session.output, resume=session.resume)
-    out, err = Console(), session.notes()
-    if session.explain_plan:
-        from jaxpfl.runs.sweep.explain import explain_plan, print_explanation
-
-        use_cpu_cores()
-        compile_cache.enable()
-        report = explain_plan(definition)
-        print(json.dumps(report)) if session.json else print_explanation(out, report)
-        return
     folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
     with ExitStack() as stack:
         ray = None if session.ray is None else stack.enter_context(runner.ray_cluster(session.ray))
@@ -176,17 +156,13 @@ def _sweep(definition: Definition, session: _Session) -> None:
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
         done, planned = sweep.progress(sweep.journal().read())
-        with Terminal(err, planned, done) as reporter:
+        with SweepTerminal(session.notes(), planned, done) as reporter:
             run = runner.run_missing if ray is None else functools.partial(runner.run_on_ray, ray=ray)
-            run(sweep, reporter=reporter, stopped=lambda: interrupt.asked is not None, retry=session.retry)
-        if interrupt.asked is not None:
-            print(f"stopped{kept}", file=sys.stderr)
-            raise SystemExit(128 + interrupt.asked)
+            run(sweep, reporter=reporter, stopped=lambda: interrupt.asked is not None)
+        interrupt.end_if_asked(f"stopped{kept}")
         summary = finish(sweep)
     if session.json:
         print(json.dumps(summary))
-    elif session.table is not None:
-        print(text_table(summary, session.table))
     else:
-        print_sweep(out, summary)
-        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")
+        print_sweep(Console(), summary)
+        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.json is a config of jaxpfl run)")

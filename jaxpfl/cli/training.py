@@ -28,14 +28,12 @@ from jaxpfl.runs.config import (
     resolve,
 )
 from jaxpfl.support import signals
-from jaxpfl.support.console import claim_file, columns, filled, signed
+from jaxpfl.support.console import claim_file, signed
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
     from jaxpfl.runs.tracking import Tracker
-if TYPE_CHECKING:
-    from jaxpfl.data import Entry
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -108,7 +106,6 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         only_global: Annotated[bool, arg(name="global")] = False,
         per_client: bool = False,
         data_dir: str | None = None,
-        rounds: Annotated[Path | None, NEW_FILE] = None,
         json: bool = False,
     ) -> None:
         """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
@@ -121,20 +118,10 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             only_global: Write the global models only.
             per_client: Write a file for each client, not one with all.
             data_dir: Where the data lie now.
-            rounds: Write no models but this table, .csv or .parquet, of all rounds and evaluations, a row for each
-                seed; the run need not be finished.
             json: Print what was written as one JSON object.
         """
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
-        wanted |= {"only_global": only_global}
-        if rounds is None:
-            _export(run, output, data_dir, json, **wanted)
-        elif given := [name for name, value in {"output": output, **wanted}.items() if value not in (None, False)]:
-            raise JaxpflError(
-                f"--rounds writes no models: leave out --{given[0].replace('_', '-').replace('only-', '')}"
-            )
-        else:
-            _export_rounds(run, rounds, json)
+        _export(run, output, data_dir, json, only_global=only_global, **wanted)
 
     return with_more(compare, _methods), with_more(run, _methods), data, export
 
@@ -170,7 +157,7 @@ def _experiment(
     from jaxpfl.runs.run import open_folder, run_methods
     from jaxpfl.runs.setup import check_agreed, prepare
     from jaxpfl.runs.stored_run import check_data, check_recorded
-    from jaxpfl.runs.terminal import Terminal, print_table
+    from jaxpfl.runs.terminal import Terminal, explain_plan, print_explanation, print_table
     from jaxpfl.support import distributed, processes
     from jaxpfl.support.console import Console
 
@@ -193,7 +180,8 @@ def _experiment(
         config, experiment = processes.together(prepared)
         check_agreed(experiment)
         if session.explain_plan:
-            _explain(experiment, out, session.json)
+            report = explain_plan(experiment)
+            print(json.dumps(report)) if session.json and writes else print_explanation(out, report)
             return
         if writes and (words := preset_words(settings, experiment.config)):
             session.note(words)
@@ -267,19 +255,6 @@ def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
         yield WandB(folder, session.wandb)
 
 
-def _explain(experiment: Any, out: Any, as_json: bool) -> None:
-    from jaxpfl.runs.terminal import explain_plan, print_explanation
-    from jaxpfl.support import processes
-
-    report = explain_plan(experiment)
-    if not processes.is_first():
-        return
-    if as_json:
-        print(json.dumps(report))
-    else:
-        print_explanation(out, report)
-
-
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.runs.export import Wanted, export
@@ -293,13 +268,6 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
         print(json.dumps({"folder": str(folder), **manifest}))
     else:
         print_export(Console(), folder, manifest)
-
-
-def _export_rounds(run: Path, path: Path, as_json: bool) -> None:
-    from jaxpfl.runs.export import write_rounds
-
-    rows = write_rounds(run, path)
-    print(json.dumps({"rounds": str(path), "rows": rows}) if as_json else f"rounds: {path} ({rows} rows)")
 
 
 _DESCRIBE = "jaxpfl data describe"
@@ -325,7 +293,8 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
         if as_json:
             print(json.dumps([entry._asdict() for entry in entries]))
             return
-        _list_data(entries)
+        for entry in entries:
+            print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
         return
     from jaxpfl.runs.data_sets import is_stored, is_table
     from jaxpfl.runs.results import client_clusters
@@ -352,17 +321,6 @@ def _about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, 
     if source.class_names is not None:
         description["class_names"] = source.class_names.tolist()
     print(json.dumps(description) if as_json else data.format_description(description))
-
-
-def _list_data(entries: list[Entry]) -> None:
-    """A line for each data set; on a narrow terminal the note stands below."""
-    narrow = columns() < 60
-    for entry in entries:
-        state = "ready" if entry.present else "missing"
-        if narrow:
-            print("\n".join([f"{entry.name}: {state}", *filled(entry.note, "  ")]))
-        else:
-            print(f"{entry.name:<16}{state:<9}{entry.note}")
 
 
 def _convert_data(settings: DataConfig, output: Path | None, as_json: bool) -> None:

@@ -36,7 +36,6 @@ noise, and a sum other than that of the clipped uploads are each rejected by one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -370,34 +369,6 @@ def _along(noise: np.ndarray, sums: np.ndarray) -> float:
     return 2 * float(norm.sf(abs(products.sum()) / np.sqrt(some.sum())))
 
 
-def plot_curve(
-    rounds: Sequence[int], epsilon: Sequence[float], printed: Sequence[float], path: str | Path, title: str
-) -> Path:
-    """Plot epsilon against rounds to a PNG file, with the paper's formula as a dashed line.
-
-    Args:
-      rounds: numbers of rounds, increasing.
-      epsilon: by a sound accountant, one per number of rounds.
-      printed: by Theorem 5 as printed, likewise; empty to leave it out.
-      path: the file; a missing folder is created.
-      title: of the plot.
-
-    Returns:
-      The path.
-
-    Raises:
-      JaxpflError: if matplotlib is not installed, or the file cannot be written.
-    """
-    figure, axes = _new("rounds", "epsilon", title)
-    axes.plot(rounds, epsilon, color="#2a78d6", linewidth=2, marker="o", markersize=3, label="accounted")
-    if printed:
-        axes.plot(rounds, printed, color="#888888", linewidth=1.4, linestyle="--", label="Theorem 5 as printed")
-        axes.legend(frameon=False)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    return save_png(figure, Path(path))
-
-
 def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
     """Plot an audit's scores in the worlds with and without the audited client's data to a PNG file.
 
@@ -405,7 +376,7 @@ def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: 
       The path.
 
     Raises:
-      JaxpflError: as in `plot_curve`.
+      JaxpflError: if matplotlib is not installed, or the file cannot be written.
     """
     shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
     xlabel = "what was released in the direction of the client's gradient"

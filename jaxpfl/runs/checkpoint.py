@@ -11,11 +11,9 @@ import logging
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -48,7 +46,6 @@ class Checkpoints:
         # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        _hush_unawaited()
         self._ocp = ocp
         # Of several processes one writes and reads, without the others.
         alone: dict[str, Any] = {}
@@ -228,29 +225,6 @@ def _typed(found: Any, like: Any) -> Any:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-@functools.cache  # once is enough
-def _hush_unawaited() -> None:
-    """Suppress errors of tensorstore's threads once orbax no longer awaits their writes, as after a failed one.
-
-    They come at any time after the failure, some before it is known here, and some by way of ``PyErr_Print``.
-    """
-    unraisable, uncaught = sys.unraisablehook, sys.excepthook
-
-    def of_unraisable(found: Any) -> None:
-        if not _is_unawaited(found.exc_value):
-            unraisable(found)
-
-    def of_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not _is_unawaited(error):
-            uncaught(kind, error, trace)
-
-    sys.unraisablehook, sys.excepthook = of_unraisable, of_uncaught
-
-
-def _is_unawaited(error: BaseException | None) -> bool:
-    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
 
 
 def _reason(error: Exception) -> str:

@@ -24,9 +24,6 @@ TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)
 """Beginning of JAX's warning about an entry that cannot be read or written; JAX then compiles, so nothing is lost."""
 
 _MIN_COMPILE_SECONDS = 0.2  # below it, a run has dozens of programs that compile as fast as they load
-# Before it, XLA took tuning preferences that it had itself compiled with for CPU features that the machine lacks, and
-# printed an error for every program loaded.
-_FIRST_QUIET_JAXLIB = (0, 10, 2)
 
 
 def enable() -> Path | None:
@@ -45,8 +42,6 @@ def enable() -> Path | None:
 
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir") is not None
     if chosen or not _setting("jax_enable_compilation_cache"):
-        return None
-    if jaxlib.version.__version_info__ < _FIRST_QUIET_JAXLIB:
         return None
     try:
         folder = _folder(jaxlib.version.__version__)

@@ -46,8 +46,7 @@ from jaxpfl.models import metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import data_sets
-from jaxpfl.runs.data_sets import is_table
-from jaxpfl.runs.presets import preset
+from jaxpfl.runs.data_sets import is_table, preset
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 from jaxpfl.support.files import contents
@@ -278,10 +277,15 @@ def _parsed(method: Method, settings: Mapping[str, str]) -> tuple[dict[str, floa
     return hyper, options
 
 
-def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) -> dict[str, str]:
+def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | None) -> dict[str, str]:
     """The ``--set`` entries of one method, name -> value as text.
 
     An entry without a method's name is for the only method of the run.
+
+    Args:
+      config: settings with these entries.
+      method: name of the method.
+      methods: all methods of the run; None to take an entry without a name for this one, and leave out all others.
 
     Raises:
       JaxpflError: for an entry that is not ``METHOD.name=value``, or names a method that is not part of the run.
@@ -290,11 +294,11 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) ->
     for entry in config.set:
         target, equals, value = entry.partition("=")
         owner, dot, name = target.partition(".")
-        if not dot and len(methods) == 1:
-            owner, name = methods[0], target
+        if not dot and (methods is None or len(methods) == 1):
+            owner, name = method, target
         if not equals or not name or not value:
             raise JaxpflError(f"--set takes METHOD.name=value, got {shown(entry)}")
-        if owner not in methods:
+        if methods is not None and owner not in methods:
             raise unknown_name("method in --set", owner, methods)
         if owner == method:
             settings[name] = value
@@ -508,24 +512,29 @@ def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
     return kind(**changes)
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings under their full names: values of nested mappings, under names joined by dots behind a prefix.
+
+    Examples:
+      >>> flat({"plan": {"devices": 2}, "lr": 0.1})
+      {'plan.devices': 2, 'lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 def _settings(value: Any, where: str) -> tuple[str, ...]:
     """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
     if isinstance(value, dict):
-        entries = []
-        for target, items in value.items():
-            if isinstance(items, dict):
-                entries += [f"{target}.{name}={_text(item)}" for name, item in items.items()]
-            else:
-                entries.append(f"{target}={_text(items)}")
-        return tuple(entries)
+        texts = {
+            name: ",".join(map(str, one)) if isinstance(one, list) else str(one) for name, one in flat(value).items()
+        }
+        return tuple(f"{name}={text}" for name, text in texts.items())
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {shown(value)}")
-
-
-def _text(value: Any) -> str:
-    """A value as ``--set`` takes it: a list with commas between."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -51,13 +50,8 @@ class Interrupt:
         self._offered.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._offered.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._offered.__exit__(*error)
 
     def asked_of_any(self) -> int | None:
         """The signal that requested the stop of any process, which all of them then heed; all must call it."""
@@ -173,9 +167,7 @@ class CompileClock:
         jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._hear_duration)
 
     def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:

@@ -1,4 +1,6 @@
-"""Data sets of a config: registered ones, tables of one's own, and saved federations (``federation:FOLDER``)."""
+"""Data sets of a config: registered ones, tables of one's own, and saved federations (``federation:FOLDER``); and their
+presets, the defaults of fields that are None: the papers' settings where stated.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxpfl import data
 from jaxpfl.core.settings import is_default, part_of
-from jaxpfl.data import Split
+from jaxpfl.data import Source, Split
+from jaxpfl.data.partition.registry import options_of
 from jaxpfl.data.stored import Stored, check_new
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, writing
@@ -159,3 +162,123 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
         window=config.window,
         tokens=config.tokens,
     )
+
+
+_COMMON: dict[str, Any] = {
+    "partition": "classes",
+    "clients": 50,
+    "classes_per_client": 3,
+    "test_share": 0.5,
+    "cohort": 5,
+    "local_steps": 10,
+    "batch_size": 20,
+    "rounds": 300,
+    "seeds": 3,
+}
+"""Ozkara et al. 2022, Table 1, MNIST: 50 epochs of 60 iterations. The presets below list their differences from it."""
+
+_WRITERS: dict[str, Any] = {
+    "model": "cnn",
+    "partition": "natural",
+    "clients": 66,
+    "users_per_client": 3,
+    "cohort": 22,
+    "batch_size": 4,
+    "rounds": 240,
+}
+"""Their FEMNIST at a sampling ratio of .33: 40 epochs of 60 iterations on about 240 examples of a client."""
+
+# LEAF's own clients are its users, as many as there are; ten take part in a round.
+_USERS: dict[str, Any] = {
+    "partition": "natural",
+    "clients": None,
+    "cohort": 10,
+    "batch_size": 10,
+    "rounds": 100,
+    "seeds": 1,
+}
+# Two classes, and features scaled by the file's authors: clients differ in their class proportions.
+_TABLE: dict[str, Any] = {"model": "linear", "partition": "dirichlet", "alpha": 0.5, "cohort": 10, "rounds": 100}
+_PLANTED: dict[str, Any] = _USERS | {"model": "linear", "seeds": 3}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp", "cohort": 10, "batch_size": 10, "rounds": 100, "seeds": 5},
+    "mnist": {"model": "cnn"},
+    "fashion-mnist": {"model": "cnn"},
+    "kmnist": {"model": "cnn"},
+    # Twelve of a hundred examples: the share that FEMNIST's test set has, 25 to 40 of a client's.
+    "mnist-writers": _WRITERS | {"test_share": 0.12},
+    "femnist": _WRITERS,
+    # 250 epochs of 60 iterations on 1000 examples; for CIFAR-100, 100 rounds of 2 epochs of 40 iterations.
+    "cifar10": {"model": "cnn", "classes_per_client": 4, "cohort": 10, "batch_size": 17, "rounds": 1500},
+    "cifar100": {
+        "model": "cnn-cifar100",
+        "partition": "superclasses",
+        "superclasses_per_client": 2,
+        "cohort": 10,
+        "local_steps": 80,
+        "batch_size": 25,
+        "rounds": 100,
+    },
+    "shakespeare": _USERS | {"model": "gru"},
+    "reddit": _USERS | {"model": "gru"},
+    "a9a": _TABLE,
+    # Liu et al. 2022: every school in each round, a linear model; features are to be standardised.
+    "school": _USERS
+    | {"model": "linear", "cohort": 139, "batch_size": 32, "rounds": 200, "test_share": 0.2, "lr": 0.01},
+    "planted": _PLANTED,
+}
+"""Data sets known by name. Without ``model``, it is chosen by the kind of inputs."""
+
+# A table with a column of clients; all features are standardised, and the rate suits correlated ones.
+_OWN_TABLE: dict[str, Any] = _USERS | {
+    "model": "linear",
+    "test_share": 0.25,
+    "seeds": 3,
+    "lr": 0.02,
+}
+
+_TEXT: dict[str, Any] = _USERS | {"model": "gru", "test_share": 0.2, "seeds": 3}
+
+_BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED, "text": _TEXT}
+_SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
+
+
+def preset(data: str, partition: str | None, users_per_client: int | None = None) -> dict[str, Any]:
+    """The preset of a data set, for the partition and users per client that are given or, if None, for its own.
+
+    Options that the partition does not take are left out, and a preset's number of clients applies to its own
+    partition: another one has all users if clients are users, else 50. With other users per client there are as many
+    clients as the users make.
+
+    Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;
+      Ozkara et al. 2023, Table 5; Ozkara et al. 2022, Table 1.
+    """
+    values = _COMMON | (PRESETS.get(data) or _BY_PREFIX.get(data.partition(":")[0], {}))
+    if partition not in (None, values["partition"]):
+        values |= {"partition": partition, "clients": None if partition == "natural" else _COMMON["clients"]}
+    if values["partition"] == "natural" and users_per_client not in (None, values.get("users_per_client")):
+        values |= {"clients": None}
+    takes = options_of(values["partition"])
+    of_partitions = {name for name in values if name.endswith("_per_client") or name == "alpha"}
+    return {name: value for name, value in values.items() if name not in of_partitions or name in takes}
+
+
+def model_for(source: Source) -> str:
+    """Default model of a data set without one in its preset.
+
+    Raises:
+      JaxpflError: for inputs of several arrays, and tokens other than the classes, which no model takes.
+    """
+    if not hasattr(source.x_train, "shape"):
+        raise JaxpflError(f"data set {source.name!r} has inputs of several arrays: no model of jaxpfl takes them")
+    shape = source.x_train.shape[1:]
+    if source.inputs == "tokens":
+        largest = int(source.x_train.max(initial=0))
+        if largest >= source.num_classes:
+            raise JaxpflError(
+                f"data set {source.name!r} has tokens up to {largest} and {source.num_classes} classes: gru predicts "
+                "the next token; in Python, fit takes a model with another vocabulary"
+            )
+        return "gru"
+    return "cnn" if len(shape) in (2, 3) and min(shape[:2]) >= _SMALLEST_IMAGE else "mlp"

@@ -1,31 +1,125 @@
-"""Output of a stored run: its models as files that need no jaxpfl to be read (see `model_files`), parameters from which
-another run starts (``--warm-start``), and its records as one table.
+"""Output of a stored run: its models as files that need no jaxpfl to be read (see `model_files`), and parameters from
+which another run starts (``--warm-start``).
+
+A server may hold control variates or optimizer state beside its model, and a client two models that it mixes. Which
+parameters it predicts with is known to the prediction alone, so it is run once on a task whose model records the
+parameters that it is called with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import __version__
+from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
+from jaxpfl.models import Task
 from jaxpfl.models.base import by_path
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import source_of
 from jaxpfl.runs.inputs import Origin
-from jaxpfl.runs.parameters import LastModels, Stack
 from jaxpfl.runs.setup import Experiment
-from jaxpfl.runs.stored_run import StoredRun, open_run
+from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, writing
 from jaxpfl.support.output_paths import partial
 
-if TYPE_CHECKING:
-    import pandas
+
+class Stack(NamedTuple):
+    """The models of a group of clients.
+
+    Attributes:
+      client_ids: [m].
+      parameters: leaves [m, ...].
+      of_model: true for parameters of the run's own model; false if a client predicts with another model or several,
+        and ``parameters`` is the method's personalised model as it is.
+    """
+
+    client_ids: np.ndarray
+    parameters: PyTree
+    of_model: bool
+
+
+class LastModels:
+    """Models of a method of a finished run, restored for one seed."""
+
+    def __init__(self, run: StoredRun, experiment: Experiment, method: str, seed: int):
+        self._witness = Witness(experiment.task)
+        watched = experiment._replace(task=self._witness.task)
+        self._client_ids = np.asarray(experiment.federation.client_ids)
+        self._simulation, self._state = last_state(run, watched, method, seed)
+        self._hp = jax.tree.map(lambda a: a.reshape(-1)[0], self._simulation.hp)
+
+    @property
+    def round(self) -> int:
+        """Number of finished rounds."""
+        return int(self._state.round[0])
+
+    def global_model(self) -> PyTree | None:
+        """Parameters of the global model; None if the method has none, or one that consists of several."""
+        predict = self._simulation.algorithm.server.predict_global
+        if predict is None:
+            return None
+        return self._witness.parameters(predict, self._hp, jax.tree.map(lambda a: a[0], self._state.server))
+
+    def personal_models(self) -> list[Stack]:
+        """Clients' models after adaptation, one stack per group of clients."""
+        algorithm = self._simulation.algorithm
+        models = self._simulation.personal_models(self._state)
+        count = len(algorithm.clients)
+        if count == 1:
+            return [self._stack(0, models, self._client_ids)]
+        numbers = algorithm.group_of(self._client_ids, count)
+        return [self._stack(i, group, self._client_ids[numbers == i]) for i, group in enumerate(models)]
+
+    def _stack(self, group: int, models: PyTree, client_ids: np.ndarray) -> Stack:
+        predict = self._simulation.algorithm.clients[group].predict
+        models = jax.tree.map(lambda a: np.asarray(a)[0, : len(client_ids)], models)
+        of_model, unchanged = True, True
+
+        def parameters(personal: PyTree) -> PyTree:
+            nonlocal of_model, unchanged
+            found = self._witness.parameters(predict, self._hp, personal)
+            of_model = found is not None
+            unchanged = found is None or found is personal
+            return personal if unchanged else found
+
+        each = jax.vmap(parameters)
+        jax.eval_shape(each, models)
+        # Compiled, so that the prediction itself is not computed. Most methods' models need no copy.
+        return Stack(client_ids, models if unchanged else jax.jit(each)(models), of_model)
+
+
+class Witness:
+    """Wrapper of a task that records the parameters with which an algorithm's prediction calls the model."""
+
+    def __init__(self, task: Task):
+        self._calls: list[tuple[PyTree, Array]] = []
+        self._apply = task.model.apply
+        self.task = task._replace(model=task.model._replace(apply=self._watched))
+
+    def _watched(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        logits = self._apply(params, x, key=key, train=train)
+        self._calls.append((params, logits))
+        return logits
+
+    def parameters(self, predict: Callable[..., Array], *args: Any) -> PyTree | None:
+        """Parameters with which ``predict(*args, x)`` is the model's own output; None if it is something else.
+
+        A mixture of several models' outputs is an example.
+        """
+        self._calls.clear()
+        logits = predict(*args, jnp.zeros((1, *self.task.input_shape), self.task.input_dtype))
+        found = [params for params, output in self._calls if output is logits]
+        self._calls.clear()
+        return found[0] if found else None
 
 
 class Wanted(NamedTuple):
@@ -82,7 +176,9 @@ def export(
         raise JaxpflError("clients must be at least one id, got none")
     stored = open_run(run)
     methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
-    seed = _known_seed(stored, wanted.seed)
+    seed = stored.seeds[0] if wanted.seed is None else wanted.seed
+    if seed not in stored.seeds:
+        raise JaxpflError(f"unknown seed {seed} (known: {stored.seeds[0]} to {stored.seeds[-1]})")
     output = run / "models" if output is None else output
     if output.exists():
         raise JaxpflError(f"{output} exists: choose another --output")
@@ -104,15 +200,6 @@ def export(
         files.write_json(place / MANIFEST, manifest)
         files.write_checksums(place)
     return output, manifest
-
-
-def _known_seed(run: StoredRun, seed: int | None) -> int:
-    if seed is None:
-        return run.seeds[0]
-    if seed not in run.seeds:
-        nearest = min(run.seeds, key=lambda known: abs(known - seed))
-        raise JaxpflError(f"unknown seed {seed}: did you mean {nearest}? (known: {run.seeds[0]} to {run.seeds[-1]})")
-    return seed
 
 
 def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted) -> dict[str, Any]:
@@ -241,58 +328,3 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     if parameters is None:
         raise JaxpflError(f"warm_start: {name} of {path} has no global model")
     return {key: np.asarray(array) for key, array in by_path(parameters).items()}
-
-
-KINDS = (".csv", ".parquet")
-
-
-def write_rounds(run: Path, path: Path) -> int:
-    """Write the records of a run, finished or not, as a table.
-
-    Args:
-      run: the run folder.
-      path: the file, whose name says its kind.
-
-    Returns:
-      The number of rows.
-
-    Raises:
-      JaxpflError: for a folder without a run or without a round, damaged records, a file of another kind, and one that
-        exists or cannot be written.
-    """
-    if path.suffix not in KINDS:
-        raise JaxpflError(f"--rounds must be a file that ends in {' or '.join(KINDS)}, got {str(path)!r}")
-    if path.exists():
-        raise JaxpflError(f"{path} exists: choose another --rounds")
-    found = rounds_table(run)
-    if path.suffix == ".csv":
-        with files.whole(path) as file:
-            found.to_csv(file, index=False)
-    else:
-        files.write_table(path, found)
-    return len(found)
-
-
-def rounds_table(run: Path) -> pandas.DataFrame:
-    """The records of a run: ``kind`` (round or evaluation), ``method``, ``round``, ``seed``, then every metric, missing
-    where a record has none or it is not finite.
-
-    Raises:
-      JaxpflError: for a folder without a run or without a round, and damaged records.
-    """
-    import pandas
-
-    seeds, path = open_run(run).seeds, run / "metrics.jsonl"
-    rows: list[dict[str, Any]] = []
-    for record in files.Records(path).read():
-        names = {name: record[name] for name in ("kind", "method", "round")}
-        values = {name: value for name, value in record.items() if name not in names}
-        if any(isinstance(value, list) and len(value) != len(seeds) for value in values.values()):
-            raise JaxpflError(f"{path} is damaged: it has not a value for each of {len(seeds)} seeds")
-        for place, seed in enumerate(seeds):
-            own = {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
-            rows.append(names | {"seed": seed} | own)
-    if not rows:
-        raise JaxpflError(f"{run} has no round yet")
-    found = pandas.DataFrame(rows)
-    return found.astype(dict.fromkeys(found.columns[4:], float))

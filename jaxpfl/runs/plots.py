@@ -1,10 +1,9 @@
 """Plots of a run folder: scores over rounds, clients and bytes, psi, private uploads; and, for reports, who gains over
-local training, and scores against their cost.
+local training.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.runs.scores import ACCURACY, Headline, fraction_hurt
-from jaxpfl.support.console import INK, entitle, new_axes, plain, save, shades
+from jaxpfl.support.console import INK, entitle, new_axes, save, shades
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 LOCAL = "local"
@@ -77,15 +76,6 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _settle(axes: Any) -> None:
-    """Leave room beside a single round."""
-    low, high = axes.dataLim.intervalx
-    if high - low < 1:
-        middle = round((low + high) / 2)
-        axes.set_xlim(middle - 1, middle + 1)
-        axes.set_xticks([middle])
-
-
 def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
     """Metrics over rounds, from the records that have all of them: rounds [T], and values [T, S] of each."""
     rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
@@ -119,19 +109,18 @@ def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: 
         axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = True, beside: bool = False) -> None:
+def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = False) -> None:
     """Add the legend.
 
     Args:
       spread: meaning of the bands or bars; None without any.
       cut: whether marks indicate values beyond the axis.
-      named: whether lines are named.
       beside: at the side of the axes, as always with many lines.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = axes.get_legend_handles_labels()[0] if named else []
+    handles = axes.get_legend_handles_labels()[0]
     beside |= len(handles) > _MOST_BESIDE
     if spread is not None:
         handles.append(Patch(color="#888888", alpha=0.3, linewidth=0, label=spread))
@@ -146,26 +135,23 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = T
 
 
 def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
-    """Score of the personalised models over the rounds, with that of the global models dashed.
-
-    After a single evaluation, each method has its own tick.
-    """
+    """Score of the personalised models over the rounds, with the score of the global models dashed."""
     scale, of_globals = headline.scale, f"global_{headline.name}"
     figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
-    found = {name: _series(records, name, "evaluation", headline.personalized) for name in colors}
-    found = {name: series for name, series in found.items() if len(series[0])}
-    single = len({r for rounds, _ in found.values() for r in rounds}) == 1
     shown, of_global, several = [], {}, False
-    for place, (method, (rounds, values)) in enumerate(found.items()):
+    for method, color in colors.items():
+        rounds, values = _series(records, method, "evaluation", headline.personalized)
+        if not len(rounds):
+            continue
         several |= values.shape[1] > 1
         shown += [scale * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
-        _line(axes, np.array([place]) if single else rounds, scale * values, colors[method], method)
+        _line(axes, rounds, scale * values, color, method)
         both, own, global_values = _series(records, method, "evaluation", headline.personalized, of_globals)
         # If the personalised model is the global one, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
-            of_global[method] = np.array([place]) if single else both, scale * global_values.mean(axis=1)
+            of_global[method] = both, scale * global_values.mean(axis=1)
+    entitle(axes, f"Personalised models{' (dashed: global model)' * bool(of_global)}")
     if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
-        entitle(axes, _says({}, 0.0, 1.0, single, headline))
         return figure
     # The personalised models set the scale; an untrained global model may lie far below.
     every = np.concatenate(shown)
@@ -183,13 +169,7 @@ def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Hea
             cut |= bool(beyond.any())
     axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(headline.ticks)
-    entitle(axes, _says(of_global, low, high, single, headline))
-    if single:
-        _name_ticks(axes, list(found))
-        axes.set_xlabel(f"after round {next(iter(found.values()))[0][0]}")
-    else:
-        _settle(axes)
-    _legend(axes, _DEVIATION if several else None, cut=cut, named=not single, beside=bool(of_global))
+    _legend(axes, _DEVIATION if several else None, cut=cut, beside=bool(of_global))
     return figure
 
 
@@ -199,20 +179,6 @@ def _name_ticks(axes: Any, names: list[str]) -> None:
     axes.set_xticks(range(len(names)), names, **slanted)
     axes.set_xlim(-0.6, len(names) - 0.2)
     axes.figure.set_figwidth(max(7.2, 0.8 * len(names)))
-
-
-def _says(
-    of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool, headline: Headline
-) -> str:
-    """The title: the style of global models, and those never within the limits."""
-    off = [method for method, (_, mean) in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
-    parts = [f"{'hollow' if single else 'dashed'}: global model"] if len(of_global) > len(off) else []
-    if off:
-        form = "{:.1f}\N{NO-BREAK SPACE}%" if headline.percent else "{:.4g}"
-        last = ", ".join(f"{name} {form.format(of_global[name][1][-1])}" for name in off)
-        parts.append(f"global model off the scale: {last}")
-    title = "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
-    return "\n".join(textwrap.wrap(title, 64))
 
 
 def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
@@ -256,7 +222,6 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
         rounds, values = _series(records, method, "round", name)
         several |= values.shape[1] > 1
         _line(axes, rounds, values, colors[method], method, ranges=True)
-    _settle(axes)
     _legend(axes, _RANGE if several else None)
     return figure
 
@@ -337,47 +302,4 @@ def gains(arrays: Mapping[str, Mapping[str, np.ndarray]], headline: Headline) ->
     axes.axhline(0, color=INK, linewidth=1)
     axes.set_xlim(0, 100)
     _legend(axes, None)
-    return figure
-
-
-def costs(summary: Mapping[str, Any], headline: Headline) -> Any:
-    """Scores against gradient evaluations and bytes of a client; None where no method counts them.
-
-    Args:
-      summary: of a run.
-      headline: the metric of the scores.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    methods = summary["methods"]
-    colors = dict(zip(methods, shades(len(methods)), strict=True))
-    gradients = {
-        name: sum(one["mean"] for one in (row["gradients"]["training"], row["gradients"]["personalization"]) if one)
-        for name, row in methods.items()
-        if row.get("gradients")
-    }
-    sent = {name: (row["bytes_up"] + row["bytes_down"]) / summary["clients"] for name, row in methods.items()}
-    panels = [("gradients of a client", gradients, ""), ("bytes of a client, up and down", sent, "B")]
-    panels = [panel for panel in panels if any(panel[1].values())]
-    if not panels:
-        return None
-    figure = Figure(figsize=(4.8 * len(panels) + 1.6, 4.2), layout="constrained")
-    for axes, (label, values, unit) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        plain(axes)
-        axes.set(xlabel=label, ylabel=f"test {headline.words}, mean over clients")
-        axes.xaxis.set_major_formatter(EngFormatter(unit))
-        axes.xaxis.set_major_locator(MaxNLocator(5))  # bytes with their unit are long
-        axes.yaxis.set_major_formatter(headline.ticks)
-        for name, at in values.items():
-            score = methods[name][headline.personalized]
-            if score is None or score["mean"] is None or not np.isfinite(score["mean"]):
-                continue
-            spread = headline.scale * (score["std"] or 0.0)
-            mean = headline.scale * score["mean"]
-            axes.errorbar(at, mean, spread, fmt="o", color=colors[name], capsize=3, label=name)
-        axes.set_xlim(left=min(0, axes.get_xlim()[0]))
-    entitle(figure.axes[0], "What the scores cost")
-    handles, names = figure.axes[-1].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, loc="outside right upper", fontsize=9)
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn
 
-_SUM, _ARRAYS = "sha256", "arrays_sha256"
+_ARRAYS = "arrays_sha256"
 _ANEW = "delete {}, and --resume makes it anew from the checkpoint"
 
 
@@ -38,10 +38,7 @@ def finished(folder: Path, method: str) -> dict[str, Any] | None:
     path = folder / "methods" / f"{method}.json"
     if not path.exists():
         return None
-    stored = files.read_json(path)
-    if not isinstance(stored, dict) or stored.pop(_SUM, None) != _sum(stored):
-        raise JaxpflError(f"{path} was changed since it was written: {_ANEW.format(path)}")
-    return stored
+    return files.read_checksummed(path, _ANEW.format(path))
 
 
 def write_method(
@@ -83,7 +80,9 @@ def write_method(
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
             "gradients": _gradients(arrays),
-            "unseen_rounds": _unseen_rounds(experiment, simulation, state),
+            "unseen_rounds": None
+            if experiment.unseen is None
+            else {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)},
             "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
             "rand_index": rand_index(experiment, found),
             **_attackers(experiment, name, simulation),
@@ -119,11 +118,7 @@ def _store(path: Path, arrays: dict[str, np.ndarray], stored: dict[str, Any]) ->
     with files.whole(path, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     stored[_ARRAYS] = hashlib.sha256(files.contents(path)).hexdigest()
-    files.write_json(path.with_suffix(".json"), stored | {_SUM: _sum(stored)})
-
-
-def _sum(stored: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    files.write_checksummed(path.with_suffix(".json"), stored)
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
@@ -133,13 +128,6 @@ def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
     if simulation.algorithm.pooled:
         return None
     return round(float(np.mean(simulation.counts(state).participations)))
-
-
-def _unseen_rounds(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, int | None] | None:
-    """Rounds of adaptation before unseen clients were scored; None if there are none."""
-    if experiment.unseen is None:
-        return None
-    return {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)}
 
 
 def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
@@ -195,12 +183,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     for name in experiment.methods:
         stored[name], arrays[name] = read_arrays(folder, name)
     records = files.Records(folder / "metrics.jsonl").read()
-    held = {(r["kind"], r["method"], r["round"]) for r in records}
-    lost = []
-    for name in experiment.methods:
-        last = stored[name].get("stopped_after") or require(config.rounds)
-        rounds = sum(kind == "round" and of == name and 1 <= round <= last for kind, of, round in held)
-        lost += [name] * (rounds < last or ("evaluation", name, last) not in held)
+    lost = [name for name in stored if any(lost_records(records, name, stored[name], config).values())]
     if lost:
         warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
     headline = experiment.headline
@@ -236,6 +219,20 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         result |= {"task": experiment.task.kind, "metric": headline.name, "lower_is_better": headline.lower}
     files.write_json(folder / "summary.json", result)
     return files.jsonable(result)
+
+
+def lost_records(
+    records: Iterable[Mapping[str, Any]], method: str, stored: Mapping[str, Any], config: RunConfig
+) -> dict[str, int]:
+    """Numbers of rounds and of evaluations of a finished method that the records of its run lack."""
+    last = stored.get("stopped_after") or stored["rounds"]
+    held = {(one["kind"], one["round"]) for one in records if one["method"] == method and 1 <= one["round"] <= last}
+    due = {("evaluation", round) for _, round in held if round % config.eval_every == 0 or round == last}
+    evaluations = -(-last // config.eval_every)
+    return {
+        "round": last - sum(kind == "round" for kind, _ in held),
+        "evaluation": evaluations - len(due & held),
+    }
 
 
 def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment: Experiment) -> dict[str, str | None]:

@@ -47,6 +47,14 @@ class Reporter(Protocol):
     def say(self, text: str) -> None: ...
 
 
+_FIXED = {
+    "warm_start": "the parameters of --warm-start are not those of the run",
+    "noise": "an older version drew its noise in another way",
+    "orders": "another version drew clients' examples in another order",
+}
+"""Entries of ``config.json`` that a resumed run may not change, with the reason."""
+
+
 def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:
     """Create the run folder, or reopen an earlier one; with ``force``, replace an earlier one.
 
@@ -58,17 +66,10 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         holds none and ``resume`` is true, or would give way to ``force`` and holds more than a run.
     """
     stored = folder / "config.json"
+    run_folder.check_place(folder, stored.name, "run", run_folder.RUN_PARTS, resume=resume, force=force)
     if force and stored.exists():
         read_record(stored)  # a file of that name may be anyone's
         run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
-    if resume and not stored.exists():
-        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
-    if stored.exists() and not resume:
-        ways = "--resume continues it, --force replaces it, --output chooses another folder"
-        raise JaxpflError(f"{folder} already holds a run: {ways}")
-    # A hidden file is left by a kill while a file was being written.
-    if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-        raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
     allowed = []
     methods = experiment.methods
     new = {
@@ -86,14 +87,9 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
         if not has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data are not those of the run")
-        if old.get("warm_start") != new["warm_start"]:
-            semantic.append("the parameters of --warm-start are not those of the run")
+        semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
         if old.get("graph") not in (None, new["graph"]):
             semantic.append("the graph of the clients is not that of the run")
-        if old.get("noise") != new["noise"]:
-            semantic.append("an older version drew its noise in another way")
-        if old.get("orders") != new["orders"]:
-            semantic.append("another version drew clients' examples in another order")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")

@@ -111,7 +111,7 @@ SHARED = (SUMMARY, "plots", "report.html")
 """Names that any folder of results may hold."""
 
 
-_ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".toml",), "journal": (".jsonl",)}
+_ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}
 """Endings of the files in the folders of results into which one might put a file of one's own."""
 
 
@@ -132,6 +132,33 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
     for path in [*(path for path in sorted(folder.iterdir()) if path.name not in known), *foreign]:
         if not path.name.startswith("."):
             raise JaxpflError(f"--force would delete {path}, which is no part of the results: move it away first")
+
+
+def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, resume: bool, force: bool) -> None:
+    """Refuse a folder in which results can neither begin nor go on, nor take the place of others.
+
+    Args:
+      folder: folder to write to.
+      mark: file that makes it a folder of results.
+      kind: word for the results, such as "run".
+      parts: names of the other files and folders that are written there, beside `SHARED`.
+      resume: whether earlier results go on.
+      force: whether earlier results are replaced.
+
+    Raises:
+      JaxpflError: if it holds results that neither go on nor are replaced, none that could go on, or something else.
+    """
+    stored = (folder / mark).exists()
+    if resume and not stored:
+        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
+    if stored and force:
+        check_replaceable(folder, mark, parts)
+    elif stored and not resume:
+        ways = "--resume continues it, --force replaces it, --output chooses another folder"
+        raise JaxpflError(f"{folder} already holds a {kind}: {ways}")
+    # A hidden file is left by a kill while a file was being written.
+    if not stored and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise JaxpflError(f"{folder} is not empty and holds no {kind}: choose another --output")
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:

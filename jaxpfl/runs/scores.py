@@ -55,8 +55,10 @@ class Headline(NamedTuple):
         """Words behind its name in a table's title."""
         return " in %" if self.percent else ""
 
-    def number(self, value: float) -> str:
-        """A value in a table."""
+    def number(self, value: float | None) -> str:
+        """A value in a table; a dash for none."""
+        if value is None:
+            return "-"
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def better(self, values: Any) -> Any:
@@ -70,12 +72,6 @@ HEADLINES: Mapping[str, Headline] = {
     for one in (ACCURACY, Headline("rmse", lower=True, percent=False), Headline("macro_f1"), Headline("auc"))
 }
 """Headlines of the registered tasks."""
-OF_TASKS: Mapping[str, str] = {
-    "classification": "accuracy", "binary": "accuracy", "multilabel": "macro_f1", "regression": "rmse",
-    "next-token": "accuracy",
-    "ranking": "auc",
-}  # fmt: skip
-"""Names of the registered tasks' headlines."""
 UNBOUNDED = ("r2",)
 """Metrics with no lower bound, of which tables show the median over clients in place of the mean."""
 _WORDS = {

@@ -30,9 +30,8 @@ from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.runs import data_sets, inputs
 from jaxpfl.runs.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
-from jaxpfl.runs.data_sets import is_table, source_of
+from jaxpfl.runs.data_sets import is_table, model_for, preset, source_of
 from jaxpfl.runs.inputs import Origin, Protection, caveat, data_checksum, protection_of
-from jaxpfl.runs.presets import model_for, preset
 from jaxpfl.runs.scores import HEADLINES, Headline
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import processes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +12,14 @@ import jax
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, completed, from_mapping, resolve
 from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
-from jaxpfl.runs.setup import NOISE_MULTIPLIER, Experiment, prepare, require
+from jaxpfl.runs.setup import Experiment, prepare, require
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
+from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
 """Settings on which the clients depend; a task is that of the labels unless it is given."""
@@ -122,37 +120,24 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
     The file holds the config, from which a run is made, and beside it a list of all hyper-parameters, for the reader
     alone. Where the two disagree, someone edited the list, which would have no effect, or this version of jaxpfl has
-    other defaults. Values that the command line overrides are not checked.
+    other defaults. Nothing is checked where the command line overrides the config.
 
     Args:
-      path: the file given by ``--config``.
+      path: file given by ``--config``.
       file: its content.
-      experiment: the run that the file and the command line ask for together.
+      experiment: run that the file and the command line ask for together.
 
     Raises:
-      JaxpflError: with the method, the hyper-parameter and its two values.
+      JaxpflError: with the methods.
     """
-    if not file.hyper:
+    if file.config != experiment.config:
         return
-    same_clients = file.config.clients == experiment.config.clients
-    config = dataclasses.replace(file.config, model=experiment.config.model)
-    if not same_clients:
-        config = dataclasses.replace(config, privacy=PrivacyConfig(), cohort=experiment.config.cohort)
     recorded = [name for name in experiment.methods if name in file.hyper]
-    alone = experiment.under(resolve(config), recorded, file.methods)
-    for method in recorded:
-        given, now = files.jsonable(alone.all_hyper(method)), files.jsonable(experiment.all_hyper(method))
-        for name, value in file.hyper[method].items():
-            if name == NOISE_MULTIPLIER and not same_clients:
-                continue  # other cohorts, other noise
-            if name not in given:
-                raise unknown_name(f"hyper-parameter in hyper.{method} of {path}", name, given)
-            if value != given[name] == now.get(name):
-                flag = "--privacy.noise-multiplier" if name == NOISE_MULTIPLIER else f"--set {method}.{name}={value}"
-                raise JaxpflError(
-                    f"hyper.{method}.{name} in {path} is {shown(value)}, but its config gives {given[name]}: "
-                    f"set it there or by {flag}, and take hyper out of the file"
-                )
+    if changed := [name for name in recorded if file.hyper[name] != files.jsonable(experiment.all_hyper(name))]:
+        raise JaxpflError(
+            f"hyper in {path} is not what its config gives for {', '.join(changed)}: set values by --set or in the "
+            "config, and take hyper out of the file"
+        )
 
 
 def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
@@ -189,16 +174,3 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
         raise JaxpflError(f"{error}: {remedy}") from None
     row = run.seeds.index(seed)
     return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings under their full names: values of nested mappings, under names joined by dots behind a prefix.
-
-    Examples:
-      >>> flat({"plan": {"devices": 2}, "lr": 0.1})
-      {'plan.devices': 2, 'lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found

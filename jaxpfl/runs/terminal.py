@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -22,47 +23,44 @@ from jaxpfl.engine import memory
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
 from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.console import new_table, shown_seconds
 
 
-class Terminal:
-    """A `Reporter` that draws one progress line per method; use it as a context manager."""
+class _Bars:
+    """Progress bars; a context manager, whose bars vanish where none was drawn or an error ends it."""
 
-    def __init__(self, console: Console, headline: Headline = ACCURACY):
-        self._headline = headline
-        self._progress = Progress(
-            TextColumn("[bold]{task.description:>12}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+    def __init__(self, console: Console, *columns: ProgressColumn):
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self._progress = Progress(*columns, *times, console=console)
         self._task: Any = None
 
     def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress.tasks:
-            self._progress.stop()
-        else:  # nothing to leave on the screen but an empty line
-            self._progress.live.transient = True
-            self._progress.live.stop()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._progress.live.transient = kind is not None or not self._progress.tasks
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+
+class Terminal(_Bars):
+    """A `Reporter` of a run that draws one progress line per method."""
+
+    def __init__(self, console: Console, headline: Headline = ACCURACY):
+        self._headline = headline
+        scores = TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}")
+        super().__init__(
+            console, TextColumn("[bold]{task.description:>12}"), BarColumn(bar_width=None), MofNCompleteColumn(), scores
+        )
 
     def start(self, method: str, done: int, rounds: int) -> None:
-        nothing = "   -  "
-        self._task = self._progress.add_task(
-            method, total=rounds, completed=done, loss=nothing, metric=self._headline.words, score=nothing
-        )
+        fields = {"loss": "   -  ", "metric": self._headline.words, "score": "   -  "}
+        self._task = self._progress.add_task(method, total=rounds, completed=done, **fields)
         self._progress.refresh()
 
     def progress(self, round: int, loss: float, score: float | None) -> None:
@@ -74,8 +72,36 @@ class Terminal:
     def finish(self, method: str) -> None:
         self._progress.refresh()
 
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+class SweepTerminal(_Bars, Reporter):
+    """A reporter of a sweep with one line for all runs.
+
+    Args:
+      console: console to draw on.
+      runs: number of runs of the whole sweep.
+      done: number of runs that are there already.
+    """
+
+    def __init__(self, console: Console, runs: int, done: int = 0):
+        description = TextColumn("{task.description}")
+        super().__init__(
+            console, TextColumn("[bold]runs"), BarColumn(bar_width=None), MofNCompleteColumn(), description
+        )
+        self._task = self._progress.add_task("", total=runs, completed=done)
+        self._done, self._chunk, self._rounds, self._group = done, 0, 1, ""
+
+    def start(self, group: str, runs: int, rounds: int) -> None:
+        self._chunk, self._rounds, self._group = runs, rounds, group
+        self._progress.update(self._task, description=f"{group}: {runs} at once")
+
+    def progress(self, rounds: int, loss: float) -> None:
+        about = self._done + self._chunk * rounds / self._rounds
+        words = f"{self._group}: {self._chunk} at once, round {rounds}, loss {loss:.3f}"
+        self._progress.update(self._task, completed=about, description=words)
+
+    def finish(self, runs: int) -> None:
+        self._done += runs
+        self._progress.update(self._task, completed=self._done, refresh=True)
 
 
 def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> None:
@@ -102,7 +128,7 @@ def tables(summary: dict[str, Any]) -> list[Any]:
     """A run's rich tables: scores of each method's models, other metrics and unseen clients if there are any, costs."""
     wanted = [_scores]
     wanted += [_metrics] if any(row.get("metrics") for row in summary["methods"].values()) else []
-    wanted += [_unseen] if _has_unseen(summary) else []
+    wanted += [_unseen] if any(row.get("unseen_rounds") for row in summary["methods"].values()) else []
     return [table(summary) for table in [*wanted, _costs]]
 
 
@@ -189,40 +215,36 @@ def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
     return f"{total}; {score} {times}"
 
 
-def _has_unseen(summary: dict[str, Any]) -> bool:
-    return any(row.get("unseen_rounds") for row in summary["methods"].values())
-
-
 def _scores(summary: dict[str, Any]) -> Any:
     """Table of scores, over clients and seeds and relative to local training."""
-    methods, seeds, headline = summary["methods"], len(summary["seeds"]), stored_headline(summary)
-    hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
-    compared = any(value is not None for value in hurt.values())
+    seeds, headline = len(summary["seeds"]), stored_headline(summary)
+    own = headline.personalized
+    methods = dict(summary["methods"])
+    if "local" in methods:
+        methods["local"] = methods["local"] | {"fraction_hurt": None}
+    compared = any(row["fraction_hurt"] is not None for row in methods.values())
     tenth, name_of_tenth = ("90th", "p90") if headline.lower else ("10th", "p10")
     says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; {name_of_tenth}, worst: {tenth} "
     says += "percentile and "
     says += f"worst decile of the clients{'; hurt: clients worse off than with local training' * compared}"
     weighed = any(
-        _one(own.get("mean_examples"), headline) not in ("-", _one(own["mean"], headline))
-        for own in (row[headline.personalized] for row in methods.values())
+        headline.number(row[own].get("mean_examples")) not in ("-", headline.number(row[own]["mean"]))
+        for row in methods.values()
     )
     if weighed:  # means that the table does not tell apart are not shown twice
         pooled = headline.name in ("accuracy", "rmse")
         says += f"; examples: {'of all test examples together' if pooled else 'mean weighted by test examples'}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
-    table = _of_methods(
-        f"{title}{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round",
-        says,
-        ("personalised", *["examples"] * weighed, "global", name_of_tenth, "worst", *["hurt"] * compared),
-    )
-    for name, row in methods.items():
-        own = row[headline.personalized]
-        cells = [_mean(own, headline), *[_one(own.get("mean_examples"), headline)] * weighed]
-        cells.append(_mean(row[f"global_{headline.name}"], headline))
-        cells += [_one(own[name], headline) for name in ("p10", "worst_decile")]
-        cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
-        table.add_row(name, *cells)
-    return table
+    columns: dict[str, _Cell] = {"personalised": lambda row: _mean(row[own], headline)}
+    if weighed:
+        columns["examples"] = lambda row: headline.number(row[own].get("mean_examples"))
+    columns["global"] = lambda row: _mean(row[f"global_{headline.name}"], headline)
+    columns[name_of_tenth] = lambda row: headline.number(row[own]["p10"])
+    columns["worst"] = lambda row: headline.number(row[own]["worst_decile"])
+    if compared:
+        columns["hurt"] = lambda row: "-" if row["fraction_hurt"] is None else f"{100 * row['fraction_hurt']:.0f}%"
+    title += f"{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round"
+    return _of_methods(methods, title, says, columns)
 
 
 def _metrics(summary: dict[str, Any]) -> Any:
@@ -230,12 +252,11 @@ def _metrics(summary: dict[str, Any]) -> Any:
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
     says = f"mean over clients{', of R^2 the median' * ('r2' in names)}; in parentheses of the global model"
-    words = tuple(Headline(name).words for name in names)
-    table = _of_methods("other metrics of the same models", says, words)
-    for method, row in methods.items():
-        cells = (_metric(row.get("metrics", {}).get(name), name in UNBOUNDED) for name in names)
-        table.add_row(method, *cells)
-    return table
+    columns = {
+        Headline(name).words: lambda row, name=name: _metric(row.get("metrics", {}).get(name), name in UNBOUNDED)
+        for name in names
+    }
+    return _of_methods(methods, "other metrics of the same models", says, columns)
 
 
 def _metric(entry: dict[str, Any] | None, median: bool) -> str:
@@ -252,60 +273,59 @@ def _unseen(summary: dict[str, Any]) -> Any:
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
     headline = stored_headline(summary)
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
-    table = _of_methods(
+    return _of_methods(
+        methods,
         f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
         "part in",
         "grad: gradients evaluated in these rounds and for the personalised model; the rounds change nothing where a "
         "client keeps no model of its own",
-        ("arrival", f"after {adapted}", "grad", "as trained", "rounds", "grad"),
+        {
+            "arrival": lambda row: _mean(row[f"unseen_before_{headline.name}"], headline),
+            f"after {adapted}": lambda row: _mean(row[f"unseen_{headline.name}"], headline),
+            "grad": lambda row: _gradients(row, "unseen"),
+            "as trained": lambda row: _mean(row[f"unseen_as_trained_{headline.name}"], headline),
+            "rounds": lambda row: str(row["unseen_rounds"]["as_trained"]).replace("None", "-"),
+            "grad ": lambda row: _gradients(row, "unseen_as_trained"),
+        },
     )
-    for name, row in methods.items():
-        gradients, rounds = row.get("gradients") or {}, row["unseen_rounds"]["as_trained"]
-        table.add_row(
-            name,
-            _mean(row[f"unseen_before_{headline.name}"], headline),
-            _mean(row[f"unseen_{headline.name}"], headline),
-            _count(gradients.get("unseen")),
-            _mean(row[f"unseen_as_trained_{headline.name}"], headline),
-            "-" if rounds is None else str(rounds),
-            _count(gradients.get("unseen_as_trained")),
-        )
-    return table
 
 
 def _costs(summary: dict[str, Any]) -> Any:
     """Table of gradients, bytes and seconds."""
-    table = _of_methods(
+    return _of_methods(
+        summary["methods"],
         "what it took",
         "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
         "over clients) and to make its personalised model; up, down: bytes of a run; compile, run: seconds of all "
         "seeds",
-        ("train", "adapt", "up", "down", "compile", "run"),
+        {
+            "train": lambda row: _gradients(row, "training"),
+            "adapt": lambda row: _gradients(row, "personalization"),
+            "up": lambda row: _bytes(row["bytes_up"]),
+            "down": lambda row: _bytes(row["bytes_down"]),
+            "compile": lambda row: shown_seconds(row["compile_seconds"]),
+            "run": lambda row: shown_seconds(row["seconds"]),
+        },
     )
-    for name, row in summary["methods"].items():
-        gradients = row.get("gradients") or {}  # none in the folders of an earlier version
-        table.add_row(
-            name,
-            _count(gradients.get("training")),
-            _count(gradients.get("personalization")),
-            _bytes(row["bytes_up"]),
-            _bytes(row["bytes_down"]),
-            shown_seconds(row.get("compile_seconds")),  # in an earlier version's folders it is part of the other
-            shown_seconds(row["seconds"]),
-        )
-    return table
 
 
-def _of_methods(title: str, caption: str, columns: tuple[str, ...]) -> Any:
-    """An empty table with a row per method and columns of numbers."""
+_Cell = Callable[[dict[str, Any]], str]
+
+
+def _of_methods(methods: Mapping[str, dict[str, Any]], title: str, caption: str, columns: Mapping[str, _Cell]) -> Any:
+    """A table with a row per method and columns of numbers."""
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name.strip(), justify="right", no_wrap=True)
+    for name, row in methods.items():
+        table.add_row(name, *(cell(row) for cell in columns.values()))
     return table
 
 
-def _count(over: dict[str, float] | None) -> str:
+def _gradients(row: dict[str, Any], name: str) -> str:
+    """Mean number of gradients of a client; a dash where the method does not count them."""
+    over = (row.get("gradients") or {}).get(name)
     return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
 
 
@@ -318,10 +338,6 @@ def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
                 row["privacy"].get("says", "clipped without noise: no epsilon can be claimed"), []
             ).append(name)
     return claims
-
-
-def _one(value: float | None, headline: Headline) -> str:
-    return "-" if value is None else headline.number(value)
 
 
 def _mean(stats: dict[str, float | None] | None, headline: Headline) -> str:
@@ -371,18 +387,14 @@ def print_explanation(console: Console, report: dict[str, Any]) -> None:
     """Print one table per method."""
     for name, entry in report.items():
         table = new_table(name)
-        table.add_column("what", style="bold", no_wrap=True)
-        table.add_column("choice")
-        table.add_column("why")
+        for heading in ("what", "choice", "why"):
+            table.add_column(heading, no_wrap=heading == "what")
         for row in entry["choices"]:
             table.add_row(*row)
         held = {what: memory.readable(amount) for what, amount in entry["memory"].items()}
         left = "free memory unknown" if entry["free"] is None else f"{memory.readable(entry['free'])} may be taken"
-        table.add_row(
-            "memory",
-            f"{held['working']} for a round",
-            f"beside {held['data']} of data, {held['states']} of client states; {left}",
-        )
+        beside = f"beside {held['data']} of data, {held['states']} of client states; {left}"
+        table.add_row("memory", f"{held['working']} for a round", beside)
         table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
         up, down = (memory.readable(entry["exchange"][way]) for way in ("up", "down"))
         table.add_row("exchange", f"{up} up, {down} down", "of one client in one round, uncompressed")

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxpfl.runs.stored_run import flat, read_record
+from jaxpfl.runs.config import flat
+from jaxpfl.runs.stored_run import read_record
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn, writing
 
@@ -120,7 +121,9 @@ class _Service(Tracker):
 
     def begin(self, method: str, done: int) -> None:
         self._silent = False
-        self._try(lambda: self._start(method, _settings(self._config, method)))
+        record = read_record(self._config)
+        settings = flat(record["config"]) | flat(record["hyper"].get(method, {}), f"{method}.")
+        self._try(lambda: self._start(method, {name: value for name, value in settings.items() if value is not None}))
         for record in files.Records(self._records).read() if done else ():
             if record["method"] == method:
                 self.add(record)
@@ -259,13 +262,6 @@ class WandB(_Service):
 
     def _finish(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)
-
-
-def _settings(config: Path, method: str) -> dict[str, Any]:
-    """The settings of the run and the method's hyper-parameters, by their names with dots; None is left out."""
-    record = read_record(config)
-    found = flat(record["config"]) | flat(record["hyper"].get(method, {}), f"{method}.")
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _line(error: Exception) -> str:

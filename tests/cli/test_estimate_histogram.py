@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import jaxpfl
 
 SMALL = [
     *("estimate", "histogram", "--users", "80", "--tokens", "40", "--components", "2", "--clusters", "2"),
@@ -65,53 +64,3 @@ def test_export(made: Path):
         assert own["centers"].shape == (2, 40)
         assert set(own["cluster"]) <= {0, 1}
         assert (len(own["users"]), len(own["vocabulary"])) == (56, 40)
-
-
-@pytest.mark.slow
-def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Users of one's own from a CSV file, without privacy: the floor stands above the table."""
-    rng = np.random.default_rng(0)
-    lines = ["user,token,count"]
-    for user in range(60):
-        counts = rng.multinomial(40, rng.dirichlet(np.ones(15)))
-        lines += [f"u{user},w{token},{count}" for token, count in enumerate(counts) if count]
-    path = tmp_path / "counts.csv"
-    path.write_text("\n".join(lines))
-    result = jaxpfl(
-        capsys,
-        *("estimate", "histogram", "--data", f"csv:{path}", "--rounds", "2", "--repetitions", "1", "--em-steps", "2"),
-        *("--epsilon", "--export", tmp_path / "own.npz"),
-    )
-    assert result.status == 0, result.err
-    assert "s = 1e-06" in result.out
-    assert "after the data: tokens 15, least_tokens 20, kept_tokens 1, candidates 15\n" in result.out
-    with np.load(tmp_path / "own.npz") as own:
-        assert own["histograms"].shape == (42, 15)
-    assert "Algorithm 2, blended + FT" in result.out
-    assert "Bayes" not in result.out
-    assert "no eps covers that" in result.out
-    refused = jaxpfl(capsys, "estimate", "histogram", "--data", f"csv:{path}", "--tokens", "30", "--kept-tokens", "40")
-    assert (refused.status, refused.out) == (2, "")
-    assert f"tokens must be at most 15 (those of csv:{path}), got 30" in refused.err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data", "twitter"], "data must be synthetic, irc, csv:FILE or leaf:FOLDER, got 'twitter'"),
-        (["--data", "csv:nowhere.csv"], "cannot read nowhere.csv"),
-        (["--epsilon", "100"], "epsilon 100 is too large for the printed calibration of 5 rounds"),
-        (["--floor", "0.1"], "floor must be > 0 and below 1/1000, got 0.1"),
-        (["--epsilon", "1e6"], "epsilon must be at most 200, got 1e+06"),
-        (["--kept-tokens", "2000"], "kept_tokens must be at most 1000"),
-        (["--lam", "2"], "lam must be >= 0 and <= 1, got 2.0"),
-        (["--export-epsilon", "2"], "export_epsilon must be one of --epsilon 1, 3, 8, 15, got 2"),
-        (["--export", "no/such/folder/a.npz"], "export: no folder no/such/folder"),
-    ],
-)
-def test_refused_in_one_line(capsys: pytest.CaptureFixture[str], options, message):
-    result = jaxpfl(capsys, "estimate", "histogram", *options)
-    assert result.status == 2
-    assert message in result.err
-    assert len(result.err.strip().splitlines()) == 1
-    assert "Traceback" not in result.err

@@ -34,7 +34,7 @@ def test_export_says_what_it_wrote(run, capsys):
     for args, message in (
         ((), "models exists: choose another --output"),
         (("--output", run / "other", "--method", "fedavgg"), "did you mean 'fedavg'?"),
-        (("--output", run / "other", "--global", "--data-dir", "none", "--seed", "5"), "did you mean 1?"),
+        (("--output", run / "other", "--global", "--data-dir", "none", "--seed", "5"), "known: 0 to 1"),
     ):
         result = jaxpfl(capsys, "export", run, *args)
         assert (result.status, result.out) == (2, "")

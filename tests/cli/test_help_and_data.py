@@ -1,9 +1,7 @@
 """Help, version, and the data commands."""
 
 import dataclasses
-import errno
 import json
-from pathlib import Path
 
 import pytest
 from command import jaxpfl
@@ -79,28 +77,6 @@ def test_data_list(capsys, tmp_path):
     assert "digits" in jaxpfl(capsys, "data", "list", "--data-dir", tmp_path).out
 
 
-def test_data_list_names_a_folder_that_cannot_be_read_and_lists_the_rest(capsys, tmp_path, monkeypatch):
-    for name in ("mnist", "own", "femnist"):
-        (tmp_path / name).mkdir()
-    closed, plain = {tmp_path / name for name in ("own", "femnist")}, Path.iterdir
-
-    def iterdir(folder: Path):
-        if folder in closed:
-            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-        return plain(folder)
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    entries = {e["name"]: e for e in jaxpfl(capsys, "data", "list", "--data-dir", tmp_path, "--json").json}
-    assert entries["digits"]["present"]
-    for name, folder in (("own", "own"), ("femnist", "femnist")):
-        assert entries[name]["note"] == f"cannot read {tmp_path / folder}: Permission denied"
-        assert not entries[name]["present"]
-    closed.add(tmp_path)
-    said = jaxpfl(capsys, "data", "list", "--data-dir", tmp_path).out
-    assert f"cannot read {tmp_path}: Permission denied" in said
-    assert "digits" in said
-
-
 @pytest.mark.parametrize(
     "split",
     [
@@ -116,12 +92,3 @@ def test_data_describe_shows_the_true_clusters(capsys, split):
     assert sorted(client for own in clusters for client in own) == list(range(8))
     shown = jaxpfl(capsys, "data", "describe", *split).out
     assert f"0       {' '.join(map(str, clusters[0]))}\n" in shown
-
-
-def test_data_describe(capsys):
-    args = ("data", "describe", "--clients", "8", "--classes-per-client", "2")
-    description = jaxpfl(capsys, *args, "--json").json
-    assert description["clients"] == 8
-    assert description["classes_per_client"] == {"min": 2, "median": 2, "max": 2}
-    assert sum(description["examples"].values()) == 1797
-    assert "8" in jaxpfl(capsys, *args).out

@@ -52,29 +52,3 @@ def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
         assert f"adjusted Rand index to the true clusters: {index}" in result.out
         summary = json.loads((tmp_path / f"run{len(more)}" / "summary.json").read_text())
         assert summary["methods"]["network-lasso"]["rand_index"] == [float(index[:4])] * 2
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--graph", "date"], "unknown graph 'date': did you mean 'data'?"),
-        (["--graph", "none.csv"], "cannot read none.csv"),
-        (["--neighbours", "0"], "neighbours must be at least 1, got 0"),
-        (["--neighbours", "6"], "neighbours must be at most 5, the number of the other clients, got 6"),
-        (["--set", "p=3"], "p must be 1, 2 or inf, got 3.0"),
-        (["--set", "p=two"], "network-lasso.p must be a float, got 'two'"),
-        (
-            ["--set", "shared=body/*"],
-            "network-lasso.shared: no parameter fits 'body/*' (there are head/bias, head/kernel)",
-        ),
-        (["--set", "lam=inf"], "network-lasso.lam must be >= 0, got inf"),
-        (["--privacy.epsilon", "1", "--privacy.delta", "1e-3"], "a private sum needs uploads that are summed"),
-    ],
-)
-def test_bad_input(args, message, tmp_path, capsys):
-    result = jaxpfl(capsys, *RUN, *args, "--output", tmp_path / "run")
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "run").exists()

@@ -105,29 +105,3 @@ def test_a_ranking_is_trained_by_its_auc_with_other_metrics_and_resumed(capsys, 
     changed = jaxpfl(capsys, *run[:-1], "accuracy", "--resume")
     assert changed.status == 2
     assert "metrics: accuracy,macro_f1 -> accuracy" in changed.err
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--target", "prize"], "unknown column of"),
-        (["--partition", "classes"], "the partition 'classes' deals examples by their classes"),
-        (["--task", "multilabel"], "one column of labels is of classification, binary, ranking or regression"),
-        (["--metrics", "rsme"], "unknown metric 'rsme': did you mean 'rmse'"),
-        (["--metrics", "auc"], "the metric auc needs classes, or labels 0 and 1"),
-        (["--task", "regresion"], "did you mean 'regression'"),
-        (["--loss", "hubre"], "did you mean 'huber'"),
-        (["--loss", "huber:delta=-1"], "huber:delta must be > 0, got -1"),
-        (["--task", "binary", "--target", "heating"], "has 3 different values, not two classes"),
-        (["--task", "classification", "--target", "heating", "--loss", "huber"], "loss = huber is of the task"),
-        (["--data", "digits"], "target is for tables, csv:FILE: digits is none"),
-        (["--label-smoothing", "0.1"], "label_smoothing = 0.1 is of classes, and the task is regression"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_line(capsys, houses, tmp_path, more, message):
-    task = [] if "--task" in more else ["--task", "regression"]
-    result = jaxpfl(capsys, "run", "fedavg", *houses, *task, *RUN, "--output", str(tmp_path / "run"), *more)
-    assert result.status == 2
-    assert message in result.err
-    assert result.err.strip().count("\n") == 0
-    assert not (tmp_path / "run").exists()

@@ -28,28 +28,3 @@ def test_an_audit(capsys, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
     again = jaxpfl(capsys, "privacy", "audit", *args)
     assert again.out.splitlines()[-1] == "not refuted, which is no proof"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("fedvg", *TRY), "unknown method 'fedvg': did you mean 'fedavg'?"),
-        (("local", *TRY), "local uploads nothing"),
-        (("fedavg", *SMALL), "fedavg is not private: give --privacy.epsilon, or a noise multiplier"),
-        (("fedavg", *TRY, "--worlds", "39"), "worlds must be at least 40, got 39"),
-        (("fedavg", *TRY, "--canaries", "9"), "canaries must be between 2 and the 8 clients, got 9"),
-        (("fedavg", *TRY, "--canary-runs", "0"), "canary_runs must be at least 1, got 0"),
-        (("fedavg", *TRY, "--worlds-delta", "1"), "worlds_delta must be > 0 and < 1, got 1.0"),
-        (("fedavg", *TRY, "--confidence", "95"), "confidence must be > 0 and < 1, got 95.0"),
-        (("fedavg", *TRY, "--seed", "4294967290"), "seed must leave room for"),
-        (
-            ("fedavg", *SMALL, "--privacy.noise-multiplier", "0"),
-            "no epsilon can be claimed with a noise multiplier of 0",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(capsys, args, message):
-    result = jaxpfl(capsys, "privacy", "audit", *args)
-    assert (result.status, result.out) == (2, "")
-    assert result.err.splitlines()[-1].startswith("error: ")
-    assert message in result.err.splitlines()[-1]

@@ -75,12 +75,11 @@ def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--participation", "uniform", "--privacy.accountant", "rdp"],
         ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "5"],
         ["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"],
         ["--privacy.quantile", "0.5"],
     ],
-    ids=["fixed size", "distributed", "per step", "adaptive"],
+    ids=["distributed", "per step", "adaptive"],
 )
 def test_other_mechanisms(capsys, tmp_path, flags):
     budget = ["--privacy.epsilon", "9", "--privacy.delta", "1e-3"]
@@ -88,51 +87,8 @@ def test_other_mechanisms(capsys, tmp_path, flags):
     assert shown.status == 0, shown.err
     claim = shown.json["methods"]["adaped"]["privacy"]
     assert claim["epsilon"] == pytest.approx(9, rel=1e-3)
-    relations = {"--participation": "replace-one", "--cohort": "zero-out", "--privacy.quantile": "add-or-remove-one"}
+    relations = {"--cohort": "zero-out", "--privacy.quantile": "add-or-remove-one"}
     assert claim["relation"] == relations[flags[0]]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--privacy.epsilon", "1"], "privacy.delta must be given"),
-        (["--privacy.delta", "1e-3"], "privacy.delta needs privacy.epsilon or privacy.noise_multiplier"),
-        (["--privacy.epsilon", "-1", "--privacy.delta", "1e-3"], "privacy.epsilon must be > 0"),
-        (["--privacy.epsilon", "nan", "--privacy.delta", "1e-3"], "--privacy.epsilon must be a number"),
-        (["--privacy.epsilon", "1", "--privacy.delta", "2"], "delta must be"),
-        ([*BUDGET, "--privacy.noise-multiplier", "1"], "not both"),
-        ([*BUDGET, "--privacy.clipping-norm", "0"], "clipping_norm must be > 0"),
-        ([*BUDGET, "--participation", "uniform"], "accounted by rdp, under replace-one"),
-        ([*BUDGET, "--weighting", "examples"], "a weighted mean cannot be accounted"),
-        ([*BUDGET, "--privacy.noise", "distributed"], "needs min_uploads"),
-        ([*BUDGET, "--privacy.noise", "per_step"], "cannot be accounted with poisson"),
-        ([*BUDGET, "--privacy.accountant", "moments"], "must be pld or rdp"),
-        (["--participation", "bernoulli"], "unknown participation 'bernoulli'"),
-        (["--cohort-cap", "4"], "a cap is for Poisson cohorts"),
-        (["--weighting", "sizes"], "unknown weighting 'sizes'"),
-    ],
-)
-def test_what_cannot_be_claimed_is_one_line(capsys, tmp_path, flags, message):
-    refused = jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / "run")
-    assert refused.status == 2
-    assert message in refused.err
-    assert refused.err.startswith("error: ")
-    assert refused.err.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("ifca", "one weight for an upload"),
-        ("pooled", "no upload to make private"),
-    ],
-)
-def test_methods_that_cannot_be_private(capsys, tmp_path, method, message):
-    refused = jaxpfl(capsys, "run", method, *SMALL, *BUDGET, "--output", tmp_path / "run")
-    assert refused.status == 2
-    assert message in refused.err
-    assert not (tmp_path / "run").exists()
 
 
 NOISY = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3"]

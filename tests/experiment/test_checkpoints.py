@@ -2,9 +2,7 @@
 
 import resource
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ import pytest
 from jaxpfl import JaxpflError
 from jaxpfl.engine import RunState
 from jaxpfl.engine.state import Counts
-from jaxpfl.runs import checkpoint
 from jaxpfl.runs.checkpoint import Checkpoints
 
 
@@ -123,18 +120,6 @@ def test_one_beyond_the_run_is_passed_over(folder):
         2,
         ["the checkpoint of round 4 is beyond the run's 3 rounds: going on from round 2"],
     )
-
-
-def test_what_comes_of_a_failed_write_in_the_background_is_not_printed(monkeypatch):
-    heard = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: heard.append(found.exc_value))
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: heard.append(error))
-    checkpoint._hush_unawaited.__wrapped__()
-    others = [RuntimeError("another"), ValueError("Event loop is closed")]
-    for error in (RuntimeError("Event loop is closed"), *others):
-        sys.excepthook(type(error), error, None)
-        sys.unraisablehook(SimpleNamespace(exc_value=error))
-    assert heard == [each for each in others for _ in range(2)]
 
 
 def test_two_are_kept(folder):

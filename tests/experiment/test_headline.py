@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxpfl import stack_clients
-from jaxpfl.engine.tasks import make_task
-from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
 from jaxpfl.runs.scores import (
     ACCURACY,
     HEADLINES,
-    OF_TASKS,
     best_on_validation,
     find_headline,
     fraction_hurt,
@@ -47,11 +43,3 @@ def test_names_of_scores_tell_the_headline():
     assert find_headline(["validation_auc", "personalized_accuracy", "personalized_auc"]).name == "auc"
     assert find_headline(["train_loss"]) == stored_headline({}) == ACCURACY
     assert stored_headline({"metric": "macro_f1"}).number(0.123456) == "12.35"
-
-
-def test_headlines_of_tasks_are_those_of_the_built_ones():
-    federation = stack_clients([(np.zeros((4, 3)), np.array([0, 1, 1, 0])), (np.ones((4, 3)), np.array([1, 0, 1, 0]))])
-    task = make_task("linear", federation, 2)
-    built = [task, as_binary(task), as_multilabel(task), as_regression(task), as_ranking(task), as_next_token(task)]
-    assert {one.kind: one.headline for one in built} == OF_TASKS
-    assert set(OF_TASKS.values()) == set(HEADLINES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import Model, classification
-from jaxpfl.runs.parameters import Witness
+from jaxpfl.runs.export import Witness
 
 
 @pytest.fixture

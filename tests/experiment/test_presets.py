@@ -8,7 +8,7 @@ from jaxpfl.data import Source
 from jaxpfl.data.partition.registry import PARTITIONS, options_of
 from jaxpfl.data.sources.registry import known_sources
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.presets import PRESETS, model_for, preset
+from jaxpfl.runs.data_sets import PRESETS, model_for, preset
 
 ALWAYS = ("partition", "test_share", "local_steps", "batch_size", "rounds", "seeds")
 NAMED = [name for name in known_sources() if ":" not in name]
@@ -51,11 +51,6 @@ def test_users_are_clients_where_the_preset_says_so_and_the_user_may_say_otherwi
     assert resolve(RunConfig(data="mnist-writers", users_per_client=1, clients=66)).clients == 66
 
 
-def test_what_a_partition_needs_stays_for_the_user_to_say():
-    assert resolve(RunConfig(data="digits", partition="dirichlet")).alpha is None
-    assert resolve(RunConfig(data="a9a")).alpha == 0.5
-
-
 def source(x: np.ndarray, inputs: str) -> Source:
     return Source("own", x, np.zeros(len(x), np.int32), None, None, 2, "", inputs=inputs)
 
@@ -73,12 +68,6 @@ def source(x: np.ndarray, inputs: str) -> Source:
 )
 def test_an_unknown_data_set_gets_a_model_that_takes_its_inputs(shape, inputs, model):
     assert model_for(source(np.zeros(shape, np.int32 if inputs == "tokens" else np.float32), inputs)) == model
-
-
-def test_inputs_of_several_arrays_have_no_model():
-    several = source(np.zeros((2, 3)), "features")._replace(x_train={"a": np.zeros((2, 3)), "b": np.zeros((2, 1))})
-    with pytest.raises(JaxpflError, match="inputs of several arrays"):
-        model_for(several)
 
 
 def test_tokens_that_are_no_classes_have_no_model():

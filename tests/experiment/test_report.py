@@ -90,22 +90,3 @@ def test_means_over_examples_have_a_column_where_they_are_others():
     text = shown({"local": other}, seeds=1)
     assert ["local", "98.77", "90.00"] in [line.split()[:3] for line in text.splitlines()]
     assert "examples: of all test examples together" in " ".join(text.split())
-
-
-def test_of_r2_the_median_is_shown():
-    own = row(None, hurt=None, unseen=False)
-    of_clients = {"mean": -59.9, "std": None, "median": 0.4}
-    entry = {"personalized": of_clients, "global": {**of_clients, "median": 0.3}, "undefined": 0}
-    text = shown({"fedavg": own | {"metrics": {"r2": entry}}}, seeds=1, width=120)
-    assert "0.4 (0.3)" in text
-    assert "-59.9" not in text
-    assert "of R^2 the median" in text
-
-
-def test_clients_without_an_auc_are_counted_of_a_headline_too():
-    own = row(None, hurt=None, unseen=False)
-    of_auc = {name.replace("accuracy", "auc"): value for name, value in own.items()} | {"undefined": 3}
-    console = Console(file=io.StringIO(), width=100)
-    summary = {"methods": {"local": of_auc}, "seeds": [0], "clients": 10, "cohort": 5, "rounds": 3, "run_dir": "r"}
-    print_table(console, summary | {"metric": "auc"})
-    assert "AUC: the test examples of 3 of 10 clients do not define it" in console.file.getvalue()  # type: ignore

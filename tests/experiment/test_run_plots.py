@@ -24,34 +24,6 @@ def evaluations(rounds: list[int], global_accuracy: float) -> list[dict]:
     ]
 
 
-def test_after_one_evaluation_each_method_has_a_tick_and_a_bar():
-    axes = plots._scores(evaluations([10], 0.85), COLORS).axes[0]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["local", "adaped"]
-    assert axes.get_xlabel() == "after round 10"
-    low, high = axes.get_ylim()
-    places = [bar.get_segments()[0] for bar in axes.collections]
-    assert [place[0, 0] for place in places] == list(axes.get_xticks()) == [0, 1]
-    for place in places:
-        np.testing.assert_allclose(place[:, 1], 85 + np.array([-1, 1]) * 10 / 2**0.5)
-        assert low < place[0, 1] < place[1, 1] < high
-
-
-@pytest.mark.parametrize(
-    ("rounds", "global_accuracy", "title"),
-    [
-        ([10, 20], 0.86, "Personalised models (dashed: global model)"),
-        ([10], 0.86, "Personalised models (hollow: global model)"),
-        *[
-            (rounds, 0.31, "Personalised models (global model off the scale: adaped 31.0 %)")
-            for rounds in ([10], [9, 10])
-        ],
-    ],
-)
-def test_the_title_promises_what_is_there(rounds, global_accuracy, title):
-    shown = plots._scores(evaluations(rounds, global_accuracy), COLORS).axes[0].get_title(loc="left")
-    assert shown.replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ") == title
-
-
 def explained(figure) -> list[str]:
     """The texts of the legends, in the axes or beside them."""
     legends = [*figure.legends, *[axes.get_legend() for axes in figure.axes if axes.get_legend()]]
@@ -69,16 +41,6 @@ def test_what_the_axis_cuts_is_marked_and_all_that_is_drawn_explained():
     assert explained(figure) == ["local", "adaped", "± 1 standard deviation over seeds", "beyond the axis"]
     inside = plots._scores(evaluations([10, 20], 0.86), COLORS)
     assert "beyond the axis" not in explained(inside)
-
-
-def test_psis_band_ends_where_its_seeds_do():
-    """Two deviations of seeds of which most are at the floor would lie below it."""
-    records = [{"method": "adaped", "kind": "round", "round": r, "psi": [0.5, 0.5, 2.0]} for r in (1, 2)]
-    figure = plots._metric(records, COLORS, "psi", "psi", "psi")
-    (band,) = figure.axes[0].collections
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (0.5, 2.0)
-    assert "from lowest to highest seed" in explained(figure)
 
 
 def test_twelve_methods_have_colours_and_names_of_their_own(tmp_path):

@@ -94,12 +94,6 @@ class TestMLflow:
         assert runs.keys() == {"KILLED", "FINISHED"}
         assert self.history(runs["FINISHED"]) == TOLD
 
-    @pytest.mark.parametrize("uri", ["nonsense://x", "sqlite:///mlflow.db"])
-    def test_an_address_of_nothing_is_one_line(self, folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("jaxpfl.runs.tracking.find_spec", lambda name: None)
-        with pytest.raises(JaxpflError, match=rf"^--mlflow {uri}: .+$"):
-            MLflow(folder, uri)
-
     def go_on(self, tracker: MLflow) -> None:
         for _ in range(1200):  # metrics are sent some hundred at once
             tracker.add(ROUNDS[0])

@@ -45,17 +45,11 @@ def test_a_methods_own_name_is_enough_for_one_method():
         ("lrr=1", "unknown axis 'lrr': did you mean 'lr'"),
         ("psi_init=1", "psi_init is a hyper-parameter of adaped: name it adaped.psi_init"),
         ("ditto.lam=1", "unknown method of --grid ditto.lam 'ditto'"),
-        ("adaped.psi=1", "unknown hyper-parameter of adaped 'psi'"),
-        ("privacy.eps=1", "unknown setting of privacy 'eps': did you mean 'epsilon'"),
         ("seeds=1,2", "seeds is no axis of a sweep: use --seeds"),
         ("lr=a", "lr in --grid must be float"),
-        ("clients=1.5", "clients in --grid must be int"),
-        ("adaped.psi_init=x", "adaped.psi_init must be a float"),
         ("cohort=2m", "cohort must be a count, or a share"),
         ("lr=1,1.0", "lr has the value 1"),
-        ("task=binary,regression", "no sweep compares the scores of binary .accuracy. and regression .rmse."),
-        ("lr=.1,1e-1", "lr has the value 0.1 twice"),
-        ("cohort=.5m,0.50m", "cohort has the value '0.5m' twice"),
+        ("task=binary,regression", "task is no axis of a sweep"),
     ],
 )
 def test_what_is_no_axis_is_refused(text: str, message: str):

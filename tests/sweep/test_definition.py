@@ -58,10 +58,7 @@ def test_a_share_is_set_apart_for_the_selection():
     ("given", "message"),
     [
         ({"select": "test"}, "unknown select 'test'"),
-        ({"budget": "time"}, "unknown budget 'time'"),
         ({"halving": 1}, "halving must be 0 or at least 2"),
-        ({"halving": 2, "select": "none"}, "halving chooses on validation"),
-        ({"halving_first": 2}, "halving_first is for --halving"),
     ],
 )
 def test_an_impossible_search_is_refused(given: dict[str, Any], message: str):

@@ -12,9 +12,8 @@ from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import Record, load_sweep
 from jaxpfl.runs.setup import load_federation
 from jaxpfl.runs.sweep import execute
-from jaxpfl.runs.sweep.execute import Data, run_group
+from jaxpfl.runs.sweep.execute import Data, Reporter, run_group
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
-from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select
 from jaxpfl.runs.sweep.sweep import Sweep, caveats
@@ -155,7 +154,7 @@ def test_the_winner_runs_on_the_seeds_that_the_search_left_out(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_runs_that_failed_run_again_in_the_next_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def none(*given: Any) -> Any:
         raise OutOfMemoryError("the states need too much")
 
@@ -163,7 +162,6 @@ def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pyte
         patch.setattr(execute, "_run", none)
         run_missing(Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=False), Reporter())
     again = Sweep.open(tmp_path / "s", sweep_of("lr=.1"), resume=True)
-    run_missing(again, Reporter())
     assert set(load_sweep(tmp_path / "s").status) == {"failed"}
-    run_missing(again, Reporter(), retry=True)
+    run_missing(again, Reporter())
     assert set(load_sweep(tmp_path / "s").status) == {"done"}

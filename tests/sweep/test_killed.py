@@ -17,7 +17,7 @@ COMMAND = [
     *("fedavg", "local", "--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2"),
     *("--rounds", "40", "--seeds", "2", "--grid", "lr=.05,.1,.2", "--grid", "batch_size=4,5", "--json"),
 ]
-KILLS = 2
+KILLS = 1
 """Kills of each case; `tests/faults` kills sweeps at each of their calls."""
 
 

@@ -1,12 +1,12 @@
 """Data sets that sweeps share: each is read once, and another one in its place is seen."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small import sweep_of
 
-from jaxpfl.runs import config, data_sets
+from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.sweep.execute import Data
 from jaxpfl.runs.sweep.sweep import Sweep
@@ -37,15 +37,6 @@ def test_sweeps_of_the_same_data_read_them_once(read: list[str], tmp_path: Path)
     assert read == ["digits"]
 
 
-def test_other_splits_are_of_the_same_data(read: list[str]):
-    loaded = Data()
-    first, parts = loaded.of(replace(CONFIG, clients=4))
-    second, others = loaded.of(replace(CONFIG, clients=5))
-    assert read == ["digits"]
-    assert first is second
-    assert (parts.num_clients, others.num_clients) == (4, 5)
-
-
 def test_other_data_take_the_place_of_the_first(read: list[str]):
     loaded = Data()
     other = replace(CONFIG, data="planted:clients=3,clusters=3")
@@ -65,7 +56,3 @@ def test_a_sweep_of_its_own_sees_that_a_file_has_changed(tmp_path: Path):
     table.write_text("\n".join(["client,x,y", *rows[:-1], "d,11.5,1"]))
     with pytest.raises(JaxpflError, match="is not the one that the sweep"):
         Sweep.open(folder, definition, resume=True)
-
-
-def test_what_decides_the_data_set():
-    assert {*data_sets.FIELDS} == {field.name for field in fields(config._Source)} | {"task"}

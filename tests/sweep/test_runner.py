@@ -16,8 +16,8 @@ from small import sweep_of
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.sweep import runner
+from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.runs.sweep.plan import Group
-from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
@@ -182,12 +182,19 @@ def task_at_work(driver: int) -> int:
     raise AssertionError("no task began")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["none", "task", "sweep"])
-def test_a_ray_cluster_gives_the_numbers_of_one_process_whatever_is_killed(tmp_path: Path, killed: str):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep in one process."""
     pytest.importorskip("ray", reason="the extra jaxpfl[ray] is not installed")
-    alone, folder = tmp_path / "alone", tmp_path / "s"
-    subprocess.run([*COMMAND, "--output", str(alone)], check=True, capture_output=True)
+    folder = tmp_path_factory.mktemp("alone") / "s"
+    subprocess.run([*COMMAND, "--output", str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["task", "sweep"])
+def test_a_ray_cluster_gives_the_numbers_of_one_process_whatever_is_killed(tmp_path: Path, alone: Path, killed: str):
+    folder = tmp_path / "s"
     command = [*COMMAND, "--output", str(folder), "--ray", "local"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if killed == "task":

@@ -29,11 +29,8 @@ def summary(records: list[Record], seeds: Any = SEEDS) -> dict[str, Any]:
 def test_clients_without_a_metric_are_told_of():
     counts = [{"num_clients": 5, "personalized_auc_undefined": n, "personalized_macro_f1_undefined": 2} for n in (1, 3)]
     found = [Record("local", {}, seed, metrics=metrics) for seed, metrics in enumerate([*counts, {"num_clients": 9}])]
-    behind = "clients do not define it; its means leave them out"
-    assert caveats(found, {}) == [
-        f"AUC: the test examples of 1 to 3 of 5 {behind}",
-        f"macro F1: the test examples of 2 of 5 {behind}",
-    ]
+    behind = "the test examples of some clients do not define it; its means leave them out"
+    assert caveats(found, {}) == [f"AUC: {behind}", f"macro F1: {behind}"]
     assert caveats(found[2:], {}) == []
 
 
@@ -73,13 +70,6 @@ def test_validation_is_over_the_seeds_of_the_search_and_test_over_all():
     assert best["seeds"] == 5
 
 
-def test_a_single_seed_has_no_deviation():
-    row = summary(RECORDS, [0])["rows"][0]
-    assert row["validation_accuracy"] == pytest.approx(0.2)
-    one = summary(RECORDS[:1], [0])["rows"][0]
-    assert one["personalized_accuracy"] == {"mean": 0.2, "std": None, "min": 0.2, "max": 0.2}
-
-
 def test_a_row_has_the_worst_status_of_its_seeds_with_the_reason():
     stopped = dataclasses.replace(RECORDS[0], status=STOPPED, reason="after 10 rounds")
     diverged = dataclasses.replace(RECORDS[1], status=DIVERGED, reason="2 clients")
@@ -92,12 +82,6 @@ def test_a_row_has_the_worst_status_of_its_seeds_with_the_reason():
     assert row["personalized_accuracy"]["mean"] == 0.0
     row = summary([dataclasses.replace(stopped, seed=seed) for seed in SEEDS])["rows"][0]
     assert (row["status"], row["reason"]) == (STOPPED, "after 10 rounds")
-
-
-def test_many_bad_seeds_are_counted():
-    bad = [record("local", 1.0, seed, None, None, status=DIVERGED) for seed in range(8)]
-    row = summary([*bad, record("local", 1.0, 8, 0.5, 0.5)])["rows"][0]
-    assert row["reason"] == "seeds 0, 1, 2, 3, 4 and 3 more"
 
 
 def test_a_row_that_lacks_seeds_says_so():
@@ -119,18 +103,3 @@ def test_a_method_without_a_choice_says_why():
     best = found["best"]["adaped"]
     assert (best["settings"], best["validation_accuracy"], best["reason"]) == (None, None, "failed")
     assert best["personalized_accuracy"]["mean"] is None
-
-
-def test_a_study_without_a_selection_has_its_metrics():
-    records = [
-        Record("gaussian", {"clients": 10}, seed, metrics={"local": 1.0, "private": 2.0 + seed}) for seed in (0, 2)
-    ]
-    found = summarize(records, {}, seeds=(0, 2), programs=1, seconds=0.1)
-    assert found["best"] == {}
-    assert found["rows"][0]["metrics"]["private"] == {"mean": 3.0, "std": pytest.approx(2**0.5)}
-
-
-def test_without_records_there_are_no_rows():
-    assert summarize([], {}, seeds=[0], programs=0, seconds=0.0) == {
-        "rows": [], "best": {}, "programs": 0, "seconds": 0.0
-    }  # fmt: skip

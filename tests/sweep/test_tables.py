@@ -1,4 +1,4 @@
-"""Tables of a sweep on the terminal, in Markdown and in LaTeX."""
+"""Tables of a sweep on the terminal."""
 
 import itertools
 from typing import Any
@@ -7,9 +7,8 @@ import pytest
 
 from jaxpfl.runs.records import DIVERGED, FAILED, Record
 from jaxpfl.runs.sweep.selection import select
-from jaxpfl.runs.sweep.summary import MOST_ROWS, print_sweep, summarize, text_table
+from jaxpfl.runs.sweep.summary import best_sheet, print_sweep, rows_sheet, summarize
 from jaxpfl.support.console import Console
-from jaxpfl.support.errors import JaxpflError
 
 SEEDS = (0, 1)
 
@@ -30,64 +29,26 @@ def summary(found: list[Record], **more: Any) -> dict[str, Any]:
     return summarize(found, more.get("best", select(found, SEEDS)), seeds=SEEDS, programs=2, seconds=12.0)
 
 
-def test_markdown_of_the_best():
-    table = text_table(summary(records()), "md").splitlines()
-    assert table[:4] == [
-        "| method | setting | validation | test | seeds | tries | compile | run |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| local | lr=0.3 | 30.00 | **35.00 ± 7.07** | 2 | 2 | 2.0 | 1.0 |",
-        "| adaped | lr=0.3, psi\\_init=3.5 | 33.50 | 33.50 ± 0.00 | 2 | 4 | - | 48 |",
+def test_the_best_settings_and_the_best_score_in_bold():
+    failed = [Record("fedper", {"lr": 0.1}, seed, FAILED, "out of memory") for seed in SEEDS]
+    sheet = best_sheet(summary([*records(), *failed]))
+    assert sheet.header == ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
+    assert sheet.rows == [
+        ("local", "lr=0.3", "30.00", "35.00 ± 7.07", "2", "2", "2.0", "1.0"),
+        ("adaped", "lr=0.3, psi_init=3.5", "33.50", "33.50 ± 0.00", "2", "4", "-", "48"),
+        ("fedper", "none: failed", "-", "-", "0", "1", "-", "0.0"),
     ]
-    assert "± standard deviation over seeds" in table[-1]
-
-
-def test_latex_of_the_best_is_escaped():
-    metrics = {"validation_accuracy": 0.5, "personalized_accuracy": 0.5}
-    odd = [Record("fedavg", {"data": "npz:50%_a&b#{$}~^\\|<>"}, seed, metrics=metrics) for seed in SEEDS]
-    table = text_table(summary(odd), "latex").splitlines()
-    assert table[2:-2] == [
-        r"\begin{tabular}{llrrrrrr}",
-        r"\toprule",
-        r"method & setting & validation & test & seeds & tries & compile & run \\",
-        r"\midrule",
-        r"fedavg & data=npz:50\%\_a\&b\#\{\$\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}"
-        r"\textless{}\textgreater{} & 50.00 & 50.00 $\pm$ 0.00 & 2 & 1 & - & 0.0 \\",
-    ]
-    assert table[:2] == [line for line in table if line.startswith("%")]
-    assert r"data=npz:50%\_a&b#{$}~^\\\|\<\>" in text_table(summary(odd), "md")
+    assert sheet.bold == {(0, 3)}
+    assert "± standard deviation over seeds" in sheet.note
 
 
 def test_every_setting_has_a_row_and_the_chosen_ones_are_bold():
-    table = text_table(summary(records()), "md", every=True).splitlines()
-    assert table[0] == "| method | lr | adaped.psi\\_init | validation | test | seeds | compile | run | status |"
-    assert table[2] == "| local | 0.1 | - | 10.00 | 15.00 ± 7.07 | 2 | 1.0 | 0.5 | done |"
-    assert [line for line in table if "**" in line] == [
-        "| **local** | **0.3** | **-** | **30.00** | **35.00 ± 7.07** | **2** | **1.0** | **0.5** | **done** |",
-        "| **adaped** | **0.3** | **3.5** | **33.50** | **33.50 ± 0.00** | **2** | **-** | **12** | **done** |",
-    ]
-    latex = text_table(summary(records()), "latex", every=True)
-    assert latex.count(r"\textbf{adaped}") == 1
-    assert r"\begin{tabular}{lrrrrrrrl}" in latex
-
-
-def test_a_method_without_a_choice_says_why():
-    failed = [Record("fedper", {"lr": 0.1}, seed, FAILED, "out of memory") for seed in SEEDS]
-    table = text_table(summary([*records(), *failed]), "md")
-    assert "| fedper | none: failed | - | - | 0 | 1 | - | 0.0 |" in table
-
-
-def test_a_study_has_its_metrics():
-    found = [
-        Record("gaussian", {"clients": 10}, seed, metrics={"local": 1.0, "private": 0.0123 + seed}) for seed in SEEDS
-    ]
-    table = text_table(summary(found, best={}), "md").splitlines()
-    assert table[0] == "| method | clients | local | private | seeds | compile | run | status |"
-    assert table[2] == "| gaussian | 10 | 1 ± 0 | 0.5123 ± 0.71 | 2 | - | 0.0 | done |"
-
-
-def test_another_form_is_refused():
-    with pytest.raises(JaxpflError, match="unknown form of a table 'tex'"):
-        text_table(summary(records()), "tex")
+    sheet = rows_sheet(summary(records()))
+    columns = ("method", "lr", "adaped.psi_init", "validation", "test", "seeds", "compile", "run", "status")
+    assert sheet.header == columns
+    assert sheet.rows[0] == ("local", "0.1", "-", "10.00", "15.00 ± 7.07", "2", "1.0", "0.5", "done")
+    chosen = [row[:3] for i, row in enumerate(sheet.rows) if {(i, j) for j in range(len(columns))} <= sheet.bold]
+    assert chosen == [("local", "0.3", "-"), ("adaped", "0.3", "3.5")]
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Any, columns: int) -> str:
@@ -124,11 +85,3 @@ def test_no_number_is_lost_on_a_narrow_terminal(
     for name in ("method", "setting", "validation", "test", "seeds", "tries", "sec", "status", "adaped", "local"):
         assert name in text
     assert "…" not in text
-
-
-def test_many_settings_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    rates = [round(0.001 * i, 3) for i in range(1, MOST_ROWS)]
-    text = shown(monkeypatch, capsys, summary(records(rates)), 120)
-    assert f"{3 * len(rates)} settings; 2 programs" in text
-    assert "lr=0.039" in text
-    assert "0.017" not in text

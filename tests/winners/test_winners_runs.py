@@ -12,7 +12,7 @@ from jaxpfl.benchmarks.winners.measure import Drawn, config_of, missing
 from jaxpfl.benchmarks.winners.run import Plan
 from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import FAILED, Record
-from jaxpfl.runs.sweep.progress import Reporter
+from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
 

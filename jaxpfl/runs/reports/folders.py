@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,10 +176,12 @@ def check(path: Path) -> Checked:
       JaxpflError: for a folder that is none of these.
     """
     if (path / files.CHECKSUMS).is_file():
-        trouble = _trouble(lambda: files.check_checksums(path))
         number = len(files.contents(path / files.CHECKSUMS).splitlines())
-        status = DAMAGED if trouble else COMPLETE
-        return Checked(Folder(path, "files", status, (), "", ""), trouble, {"files": number})
+        try:
+            files.check_checksums(path)
+        except JaxpflError as error:
+            return Checked(Folder(path, "files", DAMAGED, (), "", ""), [str(error)], {"files": number})
+        return Checked(Folder(path, "files", COMPLETE, (), "", ""), [], {"files": number})
     folder = look(path)
     if folder.status == DAMAGED:
         return Checked(folder, [folder.done], {})
@@ -195,70 +195,43 @@ def check(path: Path) -> Checked:
     return Checked(folder._replace(status=DAMAGED) if troubles else folder, troubles, looked_at)
 
 
-def _trouble(read: Any) -> list[str]:
-    """The error of a call, as a list; empty where there is none."""
-    try:
-        read()
-    except JaxpflError as error:
-        return [str(error)]
-    return []
-
-
 def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
     path, run = folder.path, open_run(folder.path)
     troubles: list[str] = []
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    last: dict[str, int] = {}
+    records = files.Records(path / "metrics.jsonl").read()
     for name in run.methods:
-        if (path / "methods" / f"{name}.json").is_file():
-            try:
-                stored, arrays[name] = results.read_arrays(path, name)
-                last[name] = stored.get("stopped_after") or stored["rounds"]
-            except JaxpflError as error:
-                troubles.append(str(error))
-    records = files.Records(path / "metrics.jsonl").read()  # whose damage `look` has told
-    held = {(one["kind"], one["method"], one["round"]) for one in records}
-    for name, rounds in last.items():
-        for kind, step in (("round", 1), ("evaluation", run.config.eval_every)):
-            own = {at for what, method, at in held if (what, method) == (kind, name) and type(at) is int}
-            lost, first = _lost(rounds, step, own)
+        if not (path / "methods" / f"{name}.json").is_file():
+            troubles += [f"{path / 'methods'} lacks {name}"] * (folder.status == COMPLETE)
+            continue
+        try:
+            stored, arrays[name] = results.read_arrays(path, name)
+        except JaxpflError as error:
+            troubles.append(str(error))
+            continue
+        for kind, lost in results.lost_records(records, name, stored, run.config).items():
             if lost:
-                what = f"{lost} {kind}s of {name}, the first {'' if kind == 'round' else 'of round '}{first}"
-                troubles.append(f"{path / 'metrics.jsonl'} has lost {what}")
+                troubles.append(f"{path / 'metrics.jsonl'} has lost {lost} {kind}s of {name}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
     for one in saved:
-        troubles += _trouble(lambda one=one: files.check_checksums(one))
-    if folder.status == COMPLETE:
-        troubles += [f"{path / 'methods'} lacks {name}" for name in run.methods if name not in arrays and not troubles]
-        troubles += _check_summary(path, arrays) if len(arrays) == len(run.methods) else []
+        try:
+            files.check_checksums(one)
+        except JaxpflError as error:
+            troubles.append(str(error))
+    if folder.status == COMPLETE and len(arrays) == len(run.methods):
+        troubles += _check_summary(path, arrays)
     return troubles, {"methods": len(arrays), "records": len(records), "checkpoints": len(saved)}
-
-
-def _lost(rounds: int, step: int, held: set[int]) -> tuple[int, int]:
-    """Number of those among every ``step``-th and the last of some rounds that are not held, and the first of them.
-
-    Nothing is made for each round: a damaged folder may speak of any number of them.
-    """
-    have = {at for at in held if 1 <= at <= rounds and (at % step == 0 or at == rounds)}
-    due = -(-rounds // step)
-    first = next(at for i in itertools.count(1) if (at := min(i * step, rounds)) not in have or at == rounds)
-    return due - len(have), first
 
 
 def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
     """Troubles of a run's summary and of ``clients.npz``, which must be those of its methods' files."""
     troubles, summary = [], files.read_json(path / SUMMARY)
-    headline = stored_headline(summary)
+    headline, stored = stored_headline(summary), read_npz(path / "clients.npz")
     for name, own in arrays.items():
-        mean = over_clients(own[f"after_{headline.name}"], lower=headline.lower)["mean"]
-        told = (summary["methods"][name].get(headline.personalized) or {}).get("mean")
-        if (mean is None or not math.isfinite(mean)) != (told is None) or (told is not None and mean != told):
-            troubles.append(f"{path / SUMMARY} says {told} of {name}, and its clients {mean}")
-    try:
-        stored = read_npz(path / "clients.npz")
-    except JaxpflError as error:
-        return [*troubles, str(error)]
-    for name, own in arrays.items():
+        mean = files.jsonable(over_clients(own[f"after_{headline.name}"], lower=headline.lower)["mean"])
+        summarized = (summary["methods"][name].get(headline.personalized) or {}).get("mean")
+        if mean != summarized:
+            troubles.append(f"{path / SUMMARY} says {summarized} of {name}, and its clients {mean}")
         for key, value in own.items():
             found = stored.get(f"{name}/{key}")
             if found is None or not np.array_equal(found, value, equal_nan=value.dtype.kind == "f"):

@@ -182,43 +182,6 @@ def sheet_table(given: Sheet) -> str:
     return shown if len(given.rows) <= _MOST_SHOWN else folded(f"{len(given.rows)} rows", shown)
 
 
-def json_part(name: str, value: Any) -> str:
-    """A part of a study's results: numbers by name, or a table where several names have the same numbers."""
-    if not isinstance(value, Mapping):
-        return facts({_plain(name): _word(value)}) if not isinstance(value, list) or not _nested(value) else ""
-    heading = f"<h3>{text(_plain(name))}</h3>"
-    inner = [one for one in value.values() if isinstance(one, Mapping)]
-    if inner and len(inner) == len(value) and not any(_nested(one.values()) for one in inner):
-        columns = list(dict.fromkeys(column for one in inner for column in one))
-        rows = [
-            (_plain(key), *("-" if one.get(column) is None else _word(one[column]) for column in columns))
-            for key, one in value.items()
-        ]
-        return heading + table([_plain(name), *map(_plain, columns)], rows)
-    flat = {_plain(key): _word(one) for key, one in value.items() if not _nested([one])}
-    deeper = "".join(json_part(key, one) for key, one in value.items() if isinstance(one, Mapping))
-    return (heading + facts(flat) if flat else heading if deeper else "") + deeper
-
-
-def _nested(values: Any) -> bool:
-    return any(isinstance(one, Mapping) or (isinstance(one, list) and _nested(one)) for one in values)
-
-
-def _plain(name: str) -> str:
-    return str(name).replace("_", " ")
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "-" if value is None else "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list):
-        shown = ", ".join(_word(one) for one in value[:20])
-        return shown + f", ... ({len(value)})" * (len(value) > 20)
-    return str(value)
-
-
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
 """Colours of ink and paper in figures, and the page's own that stand for them."""
 _MOST_DOTS = 2000
@@ -226,13 +189,12 @@ _MOST_DOTS = 2000
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 
-def svg(figure: Any, name: str, label: str) -> str:
-    """A figure as SVG in HTML.
+def svg(figure: Any, name: str) -> str:
+    """A figure as SVG in HTML, labelled by its title for who does not see it.
 
     Args:
       figure: of matplotlib.
       name: of the figure, unique in the page: identifiers inside the SVG begin with it.
-      label: its content in words, for who does not see it.
     """
     import matplotlib
 
@@ -261,6 +223,7 @@ def svg(figure: Any, name: str, label: str) -> str:
     size = re.search(r'viewBox="0 0 ([\d.]+)', found)
     wide = f"{float(size[1]) * 4 / 3:.0f}px" if size else "100%"
     found = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", found, count=2)
+    label = figure.get_suptitle() or figure.axes[0].get_title(loc="left")
     opening = f'<svg role="img" aria-label="{text(label)}" style="width: {wide}"'
     # A wide figure scrolls on a narrow screen, by keys too.
     return f'<figure tabindex="0">{found.replace("<svg", opening, 1)}</figure>'

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.runs import plots, results, terminal
-from jaxpfl.runs.config import RunConfig, to_json
+from jaxpfl.runs.config import RunConfig, flat, to_json
 from jaxpfl.runs.records import Journal
 from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
 from jaxpfl.runs.reports.page import (
@@ -20,7 +20,6 @@ from jaxpfl.runs.reports.page import (
     code,
     facts,
     folded,
-    json_part,
     listing,
     page,
     paragraph,
@@ -31,7 +30,7 @@ from jaxpfl.runs.reports.page import (
     table,
 )
 from jaxpfl.runs.scores import Headline, find_headline, stored_headline
-from jaxpfl.runs.stored_run import StoredRun, flat, open_run
+from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
 from jaxpfl.runs.sweep import summary as tables
 from jaxpfl.runs.sweep.definition import FILE, Definition, read
@@ -97,13 +96,6 @@ def _about(folder: Folder) -> dict[str, object]:
     return {name: value for name, value in about.items() if str(value)} | {"report by": f"jaxpfl {__version__}"}
 
 
-_LABELS = {
-    "clients": "Scores of every client after the last round, by method",
-    "unseen": "Scores of every unseen client after its adaptation, by method",
-    "psi": "Estimated spread of the clients over the rounds, by method",
-    "uploads": "Norms of the uploads before clipping over the rounds, by method",
-    "loss-by-bytes": "Training loss against the bytes uploaded so far, by method",
-}
 _OVER_ROUNDS = ("psi", "uploads", "loss-by-bytes")
 _PRIVACY_OFF = "No noise was added: nothing is claimed about what the server learns of a client."
 
@@ -126,12 +118,12 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
         find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
     )
     drawn = plots.figures(records, {name: arrays.get(name, {}) for name in run.methods}, headline) if records else {}
-    shown = {name: svg(figure, f"{folder.path}-{name}", _label(name, headline)) for name, figure in drawn.items()}
+    shown = {name: svg(figure, f"{folder.path}-{name}") for name, figure in drawn.items()}
     return [
         Section("Results", _results(summary, shown, headline)),
         Section("Clients", _clients(folder.path, arrays, shown, headline)),
         Section("Over the rounds", [shown[name] for name in _OVER_ROUNDS if name in shown]),
-        Section("Costs", _costs(folder.path, summary, shown, headline)),
+        Section("Costs", _costs(summary, shown, headline)),
         Section("The split", _split(run, data_dir)),
         Section("Privacy", _privacy(summary)),
         Section("Settings, and how to run it again", _run_settings(folder.path, run)),
@@ -140,11 +132,6 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
 
 def _is_there(folder: Path, method: str) -> bool:
     return (folder / "methods" / f"{method}.json").is_file()
-
-
-def _label(name: str, headline: Headline) -> str:
-    fallback = f"Test {headline.words} {'against uploaded bytes' if 'bytes' in name else 'over the rounds'}, by method"
-    return _LABELS.get(name, fallback)
 
 
 def _results(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
@@ -161,17 +148,14 @@ def _clients(
     parts = [shown[name] for name in ("clients", "unseen") if name in shown]
     figure = plots.gains(arrays, headline)
     if figure is not None:
-        parts.append(svg(figure, f"{folder}-gains", "Each client's gain over local training, by method"))
+        parts.append(svg(figure, f"{folder}-gains"))
     return parts
 
 
-def _costs(folder: Path, summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
+def _costs(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
     if summary is None:
         return []
     parts = [rich_table(terminal.tables(summary)[-1])]
-    figure = plots.costs(summary, headline)
-    if figure is not None:
-        parts.append(svg(figure, f"{folder}-costs", "Scores against gradients and bytes of a client, by method"))
     by_bytes = shown.get(f"{headline.name}-by-bytes")
     parts += [by_bytes] if by_bytes else []
     return parts
@@ -192,7 +176,7 @@ def _split(run: StoredRun, data_dir: str | None) -> list[str]:
         figure = data.split_figure(data.summary(federation, source.num_classes))
     except JaxpflError as error:
         return [paragraph(f"Not drawn: {error}")]
-    return [svg(figure, f"{run.folder}-split", "Training examples of each class that each client holds")]
+    return [svg(figure, f"{run.folder}-split")]
 
 
 def _privacy(summary: dict[str, Any] | None) -> list[str]:
@@ -222,6 +206,8 @@ def _run_settings(folder: Path, run: StoredRun) -> list[str]:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
     if value is None:
         return "-"
     return ", ".join(map(str, value)) or "-" if isinstance(value, list) else str(value)
@@ -243,7 +229,7 @@ def _sweep_sections(folder: Folder) -> list[Section]:
         results.append(sheet_table(tables.rows_sheet(summary)))
         results.append(listing(summary.get("caveats", ())))
         for name, figure in sweep_plots.figures(summary).items():
-            pictures.append(svg(figure, f"{folder.path}-{name}", f"Scores of the sweep: {name.replace('-', ' ')}"))
+            pictures.append(svg(figure, f"{folder.path}-{name}"))
     troubles = [
         (one.method, tables.setting_words(one.settings, one.method) or "-", str(one.seed), one.status, one.reason)
         for one in records
@@ -290,22 +276,17 @@ def _study_sections(folder: Folder) -> list[Section]:
         raise JaxpflError(f"{path} is damaged: plots must be names of files in the folder")
     settings = summary.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
+    results = {name: value for name, value in summary.items() if name not in _ABOUT}
+    command = summary.get("command") if isinstance(summary.get("command"), list) else []
     return [
-        Section("Results", [json_part(name, one) for name, one in summary.items() if name not in _ABOUT]),
+        Section("Results", [facts({name.replace("_", " "): _word(value) for name, value in flat(results).items()})]),
         Section("Pictures", [picture(files.inside(folder.path, one), one) for one in plots]),
         Section(
             "Settings, and how to run it again",
             [
-                *_again(summary.get("command")),
+                *([code(f"{shlex.join(map(str, command))} --output NEW_FOLDER")] if command else []),
                 facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
                 folded("All results", code(files.contents(path).decode())),
             ],
         ),
     ]
-
-
-def _again(command: Any) -> list[str]:
-    """The command that gives the same results; nothing for results of earlier versions, which do not hold it."""
-    if not command or not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        return []
-    return [code(f"{shlex.join(command)} --output NEW_FOLDER")]

@@ -17,7 +17,7 @@ from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
-from jaxpfl.runs import data_sets, run_folder
+from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.sweep.grid import Axis, Grid, applied, concerns, named, with_privacy
@@ -181,33 +181,6 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
         return axis.low, axis.high
     numbers = [value for value in axis.values if isinstance(value, int | float) and not isinstance(value, bool)]
     return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
-
-
-def check_folder(folder: Path, *, resume: bool, force: bool = False) -> None:
-    """Refuse a folder in which a sweep can neither begin nor, with ``resume``, go on, nor with ``force`` take the place
-    of another.
-
-    Raises:
-      JaxpflError: if it holds a sweep and ``resume`` is false, none and ``resume`` is true, or something else.
-    """
-    stored = (folder / FILE).exists()
-    if resume and not stored:
-        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
-    if stored and force:
-        run_folder.check_replaceable(folder, FILE, PARTS)
-        _check_ours(folder)
-    elif stored and not resume:
-        ways = "--resume continues it, --force replaces it, --output chooses another folder"
-        raise JaxpflError(f"{folder} already holds a sweep: {ways}")
-    if not stored and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-        raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
-
-
-def _check_ours(folder: Path) -> None:
-    """Refuse a file of that name which is not a sweep's."""
-    found = files.read_json(folder / FILE)
-    if not (isinstance(found, dict) and {"grid", "versions", "methods"} <= found.keys()):
-        raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
 
 
 def read(folder: Path) -> Definition:

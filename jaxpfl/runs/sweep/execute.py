@@ -34,10 +34,25 @@ from jaxpfl.runs.scores import over_clients, undefined
 from jaxpfl.runs.setup import Experiment, load_federation, prepare
 from jaxpfl.runs.sweep.grid import applied, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run
-from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.selection import DATA_FIELDS
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, is_exhausted
+
+
+class Reporter:
+    """Receiver of a sweep's progress; this one shows nothing."""
+
+    def start(self, group: str, runs: int, rounds: int) -> None:
+        """A chunk of runs begins."""
+
+    def progress(self, rounds: int, loss: float) -> None:
+        """So many rounds of the chunk are done."""
+
+    def finish(self, runs: int) -> None:
+        """The chunk's runs are recorded."""
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
 
 
 class Prepared(NamedTuple):
@@ -174,7 +189,7 @@ def run_group(
             if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
             if is_exhausted(error) and rows > 1:
-                rows = fewer(rows, len(group.runs) - todo)
+                rows = -(-min(rows, len(group.runs) - todo) // 2)
                 reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
                 continue
             found = [_failed(run, group, str(error)) for run in group.runs[chunk]]
@@ -202,11 +217,6 @@ def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
     return Unfinished.within(folder, asked)
 
 
-def fewer(rows: int, left: int) -> int:
-    """Rows at a time where ``rows`` of those that are left do not fit into memory."""
-    return -(-min(rows, left) // 2)
-
-
 def _failed(run: Run, group: Group, reason: str) -> Record:
     told = {"rounds": group.until or group.rounds, "group": group.name}
     return Record(run.method, run.settings, run.seed, FAILED, " ".join(reason.split()), **told)
@@ -230,8 +240,10 @@ def _run(
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
-    saves = Saves(kept, simulation, begin.state, reporter.say)
-    state, done, spent = saves.later(begin, ready.rounds)
+    state = begin.state
+    if num_bytes((state.clients, state.server, state.counts, state.in_flight)) > _MOST_BYTES:
+        kept = None
+    state, done, spent = begin if kept is None else _restored(kept, simulation, begin, ready.rounds, reporter)
     del before, begin  # their memory, where the runs go on from a later state
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
@@ -244,8 +256,9 @@ def _run(
         return spent[1] + (building + clock.seconds) / len(runs)
 
     while done < ready.rounds:
-        if (end := stopped()) or saves.due:
-            saves.save(state, done, seconds())
+        end = stopped()
+        if kept is not None and done and (end or kept.due):
+            _save(kept, simulation, Stopped(state, done, (seconds(), 0.0)), reporter)
         if end:
             return None
         with pace.call(ready.rounds - done) as length:
@@ -324,72 +337,38 @@ class Data:
         """Checksum of the data set of a config."""
         if data_sets.is_stored(config.data):
             return data_sets.checksum(config.data, config.data_dir)
-        loaded = self.source(config)
-        return self._checksum.of(_fields(config, data_sets.FIELDS), lambda: checksum(_arrays(loaded)))
+        arrays = [leaf for leaf in jax.tree.leaves(tuple(self.source(config))) if isinstance(leaf, np.ndarray)]
+        return self._checksum.of(_fields(config, data_sets.FIELDS), lambda: checksum(arrays))
 
 
 def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def _arrays(loaded: data.Source) -> list[np.ndarray]:
-    return [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
-
-
 _MOST_BYTES = 2**30
 """Largest state that is saved on its way; two are on disk at times."""
 
 
-class Saves:
-    """Saves of a chunk's runs.
+def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: int, reporter: Reporter) -> Stopped:
+    """Runs as they were saved, if that is of a later round than where they would begin."""
+    try:
+        state, done, seconds, _ = kept.restore(simulation, begin.state, (rounds,))
+    except Exception as error:
+        if not is_exhausted(error):
+            raise
+        reporter.say(f"what was saved on the way is not used: {error}")
+        return begin
+    return Stopped(state, done, (seconds, begin.seconds[1])) if done > begin.rounds else begin
 
-    Args:
-      kept: where they are; None to save nothing.
-      simulation: of the runs.
-      first: a state of the runs, for its size: large ones are not saved.
-      say: receives what fails, in words.
-    """
 
-    def __init__(
-        self, kept: Unfinished | None, simulation: Simulation, first: RunState, say: Callable[[str], None]
-    ) -> None:
-        size = num_bytes((first.clients, first.server, first.counts, first.in_flight))
-        self._kept = None if size > _MOST_BYTES else kept
-        self._simulation, self._say = simulation, say
-
-    @property
-    def due(self) -> bool:
-        """True once it is time for the next one."""
-        return self._kept is not None and self._kept.due
-
-    def later(self, begin: Stopped, rounds: int) -> Stopped:
-        """The runs as they were saved, if that is of a later round than where they would begin.
-
-        Args:
-          begin: where they would begin.
-          rounds: of each run.
-        """
-        if self._kept is None:
-            return begin
-        try:
-            state, done, seconds, _ = self._kept.restore(self._simulation, begin.state, (rounds,))
-        except Exception as error:
-            if not is_exhausted(error):
-                raise
-            self._say(f"what was saved on the way is not used: {error}")
-            return begin
-        return Stopped(state, done, (seconds, begin.seconds[1])) if done > begin.rounds else begin
-
-    def save(self, state: RunState, done: int, seconds: float) -> None:
-        """Save the state after ``done`` rounds, and the seconds of each run so far; nothing before the first round."""
-        if self._kept is None or not done:
-            return
-        try:
-            self._kept.save(self._simulation, state, done, seconds)
-        except Exception as error:
-            if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
-                raise
-            self._say(f"not saved on the way: {error}")
+def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Reporter) -> None:
+    """Save runs on their way; what fails is reported, and they go on."""
+    try:
+        kept.save(simulation, runs.state, runs.rounds, runs.seconds[0])
+    except Exception as error:
+        if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
+            raise
+        reporter.say(f"not saved on the way: {error}")
 
 
 _SHARE = 0.25

@@ -26,7 +26,6 @@ from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig, from_mapping
 from jaxpfl.runs.records import Value
-from jaxpfl.runs.scores import OF_TASKS
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _SPACED = ("log", "linear")
@@ -210,6 +209,7 @@ class Grid:
 
 _TABLES: Mapping[str, type] = {"privacy": PrivacyConfig, "plan": ExecutionPlan}
 _OTHERWISE = {
+    "task": "--task, and a sweep for each",
     "seed": "--seed",
     "seeds": "--seeds",
     "set": "--grid METHOD.name=V,V",
@@ -252,9 +252,6 @@ def _named(axis: Axis, methods: Sequence[str]) -> Axis:
                 raise JaxpflError(f"{error}: a range is for settings of any number, --grid {name}=V,V lists") from None
         return dataclasses.replace(axis, name=name)
     values = tuple(_typed(name, value) for value in axis.values)
-    if name == "task" and len(metrics := {OF_TASKS.get(str(value)): value for value in values}) > 1:
-        said = " and ".join(f"{value} ({metric})" for metric, value in metrics.items())
-        raise JaxpflError(f"task: no sweep compares the scores of {said}: sweep each task by itself")
     return dataclasses.replace(axis, name=name, values=distinct(name, values))
 
 

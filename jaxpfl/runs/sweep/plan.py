@@ -169,14 +169,15 @@ def _missing_of_method(definition: Definition, method: str, found: Mapping[str, 
         ends = {run.id: rounds_at(group, share) for group in groups for run in group.runs}
         among = {setting_key(settings) for settings in contenders}
         own = [run for run in runs if setting_key(run.settings) in among]
-        left = [run for run in own if _is_left(found.get(run.id), ends[run.id])]
+        left = [run for run in own if is_left(found.get(run.id), ends[run.id])]
         if left:
             return [dataclasses.replace(group, until=rounds_at(group, share)) for group in groups_of(definition, left)]
         contenders = _survivors(definition, contenders, own, ends, found)
     return []
 
 
-def _is_left(record: Record | None, rounds: int) -> bool:
+def is_left(record: Record | None, rounds: int) -> bool:
+    """Whether a run of so many rounds is still to be run, or to go on."""
     return record is None or (record.status != FAILED and record.rounds < rounds)
 
 
@@ -214,14 +215,11 @@ def check_rungs(old: Definition, new: Definition) -> None:
     """
     if not old.search.halving:
         return
+    rounds = [resolve(with_privacy(one.config, one.grid)).rounds or 1 for one in (old, new)]
     for method in old.methods:
-        ends = [
-            [rounds_at(group, share) for share in rungs(one, method)[:-1]]
-            for one in (old, new)
-            for group in groups_of(one, [run for run in runs_of(old) if run.method == method])
-        ]
-        half = len(ends) // 2
-        if ends[:half] != ends[half:]:
+        shares = rungs(old, method)[:-1], rungs(new, method)[:-1]
+        ends = [[math.ceil(of * share - 1e-9) for share in own] for of, own in zip(rounds, shares, strict=True)]
+        if ends[0] != ends[1]:
             raise JaxpflError(
                 f"--resume would move the rungs of {method} by its number of settings or rounds, and decisions were "
                 "taken at the old ones: begin another sweep, with --halving-first to add to it later"

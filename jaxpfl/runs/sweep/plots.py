@@ -1,4 +1,4 @@
-"""Plots of a sweep: each axis, heat maps of pairs of axes, the chosen settings, and the number of clients."""
+"""Plots of a sweep: scores over each axis, and heat maps of pairs of axes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import itertools
 import json
 import math
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,16 +16,15 @@ import numpy as np
 from jaxpfl.runs.records import DONE, Value
 from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import setting_key
-from jaxpfl.runs.sweep.summary import choices_of, setting_words, value_words
-from jaxpfl.support.console import GRID, INK, entitle, literal, plain, shades
+from jaxpfl.runs.sweep.summary import choices_of, value_words
+from jaxpfl.support.console import INK, entitle, literal, plain, shades
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Plots of a sweep.
 
     ``by-AXIS`` for each axis that varies: validation and test accuracy of each method, at each value with the best
-    of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps. ``methods``: the
-    chosen settings. ``clients`` where the number of clients varies: accuracy, seconds and bytes against it.
+    of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps.
 
     Args:
       summary: as `summarize` gives it.
@@ -41,28 +39,12 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     looks = zip(shades(len(points)), itertools.cycle(MARKERS), strict=False)
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
-    drawn = {_named(axis): _by_axis(points, axis, axes, styles) for axis in axes.values()}
+    drawn = {f"by-{name.replace('/', '-')}": _by_axis(points, axis, axes, styles) for name, axis in axes.items()}
     for method, own in points.items():
         figure = draw_pairs(method, own, axes_of(own))
         if figure is not None:
             drawn[f"pairs-{method}"] = figure
-    if any(point.chosen for point in every):
-        drawn["methods"] = _methods(points, styles)
-    if "clients" in axes:
-        drawn["clients"] = _clients(points, axes["clients"], axes, styles)
     return drawn
-
-
-def _named(axis: Axis) -> str:
-    return f"by-{axis.name.replace('/', '-')}"
-
-
-def _validation(point: Point) -> Score:
-    return point.validation
-
-
-def _test(point: Point) -> Score:
-    return point.test
 
 
 def _by_axis(
@@ -70,31 +52,28 @@ def _by_axis(
 ) -> Any:
     """Score over one axis: on validation examples, and on test."""
     series, headline = _series(points, axis, axes), _headline(points)
-    parts = [("test", _test)]
+    parts = [True]
     if any(math.isfinite(point.validation.mean) for method in series for point in points[method]):
-        parts = [("validation, chosen by", _validation), *parts]
-    figure, panels = new_panels(len(parts), _about(axis, axes, points, series), share=True, beside=len(series) + 5)
-    for panel, (name, of) in zip(panels, parts, strict=True):
+        parts = [False, True]
+    figure, panels = _new_panels(len(parts), _about(axis, axes, points, series), len(series) + 5)
+    for panel, test in zip(panels, parts, strict=True):
         set_scale(panel, axis)
-        _lines(panel, series, axis, styles, of, headline.scale)
-        entitle(panel, name)
+        _lines(panel, series, axis, styles, test)
+        entitle(panel, _PARTS[test])
         panel.set_xlabel(literal(axis.name))
         panel.yaxis.set_major_formatter(headline.ticks)
     panels[0].set_ylabel(f"{headline.words}, mean over clients and seeds")
-    bad = _mark_bad(panels, series, axis, styles)
-    add_legend(figure, panels[0], _marks(series), bad)
+    _add_legend(figure, panels[0], series)
     return figure
+
+
+_PARTS = {False: "validation, chosen by", True: "test"}
 
 
 def _series(points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis]) -> dict[str, Series]:
     """The settings along an axis, of the methods that it concerns."""
     found = {method: along(own, axis, axes) for method, own in points.items()}
     return {method: series for method, series in found.items() if series.picked}
-
-
-def _marks(series: Mapping[str, Series]) -> Marks:
-    shown = [one.point for own in series.values() for one in own.picked if one.point is not None]
-    return Marks(any(math.isfinite(p.test.std) for p in shown), any(p.chosen for p in shown))
 
 
 def _about(
@@ -112,18 +91,14 @@ def _about(
 
 
 def _lines(
-    panel: Any,
-    series: Mapping[str, Series],
-    axis: Axis,
-    styles: Mapping[str, dict[str, Any]],
-    of: Of,
-    scale: float = 1,
+    panel: Any, series: Mapping[str, Series], axis: Axis, styles: Mapping[str, dict[str, Any]], test: bool
 ) -> None:
     """A line for each method with a band of one standard deviation, and a ring at its chosen setting."""
     for method, own in series.items():
-        shown = [(axis.places[one.number], one.point) for one in own.picked if one.point is not None]
-        x, scores = [place for place, _ in shown], [of(point) for _, point in shown]
-        mean, std = (scale * np.array([score[i] for score in scores]) for i in range(2))
+        shown = [(axis.places[number], point) for number, point in own.picked]
+        x = [place for place, _ in shown]
+        mean = np.array([_shown_score(point, test) for _, point in shown])
+        std = np.array([point.headline.scale * (point.test if test else point.validation).std for _, point in shown])
         style = {**styles[method], "linewidth": 1.6, "markersize": 5 if len(x) <= 15 else 3.5}
         panel.plot(x, mean, label=method, **style, linestyle="-" if own.joined else "none")
         color, std = style["color"], np.nan_to_num(std)
@@ -133,110 +108,12 @@ def _lines(
             panel.errorbar(x, mean, std, fmt="none", ecolor=color, alpha=0.5, capsize=2)
         for place, point in shown:
             if point.chosen:
-                panel.plot(place, scale * of(point).mean, "o", markersize=12, zorder=5, **RING)
+                panel.plot(place, _shown_score(point, test), "o", markersize=12, zorder=5, **RING)
 
 
 def _headline(points: Mapping[str, Sequence[Point]]) -> Headline:
     """The metric of the scores."""
     return next((point.headline for own in points.values() for point in own), ACCURACY)
-
-
-def _mark_bad(
-    panels: Sequence[Any], series: Mapping[str, Series], axis: Axis, styles: Mapping[str, dict[str, Any]]
-) -> list[str]:
-    """Mark the values at which no setting is done, in a row for each method at the foot of panels that share an axis.
-
-    Returns:
-      The statuses that were marked.
-    """
-    bad = {m: [one for one in own.picked if one.point is None and one.status in BAD] for m, own in series.items()}
-    bad = {method: own for method, own in bad.items() if own}
-    if not bad:
-        return []
-    step, size = min(0.045, 0.25 / len(bad)), 6 if len(bad) <= 6 else 4
-    low, high = panels[0].get_ylim()
-    panels[0].set_ylim(high - (high - low) / (1 - step * (len(bad) + 0.6)), high)
-    for panel, (row, (method, own)) in itertools.product(panels, enumerate(bad.items())):
-        for status in {one.status: None for one in own}:
-            x = [axis.places[one.number] for one in own if one.status == status]
-            height = [step * (row + 0.6)] * len(x)
-            color, across = styles[method]["color"], panel.get_xaxis_transform()
-            panel.plot(x, height, BAD[status], markersize=size, markeredgewidth=1.5, color=color, transform=across)
-    return sorted({one.status for own in bad.values() for one in own})
-
-
-def _methods(points: Mapping[str, Sequence[Point]], styles: Mapping[str, dict[str, Any]]) -> Any:
-    """The chosen setting of each method: its score on validation examples, hollow, and on test."""
-    from matplotlib.lines import Line2D
-
-    chosen = {method: point for method, own in points.items() for point in own if point.chosen}
-    headline = _headline(points)
-    scale = headline.scale
-    figure, (axes,) = new_panels(1, "Chosen settings (bars: ± 1 standard deviation over seeds)", share=False)
-    figure.set_size_inches(8.0, 1.7 + 0.45 * len(chosen))
-    for place, (method, point) in enumerate(chosen.items()):
-        for score, face, aside in ((point.validation, "white", -0.12), (point.test, None, 0.12)):
-            style = {**styles[method], "markerfacecolor": face or styles[method]["color"], "markersize": 7}
-            error = {"capsize": 3, "elinewidth": 1.4}
-            axes.errorbar(scale * score.mean, place + aside, xerr=scale * np.nan_to_num(score.std), **style, **error)
-    words = [(method, textwrap.shorten(setting_words(p.settings, method), 44)) for method, p in chosen.items()]
-    axes.set_yticks(range(len(chosen)), ["\n".join(filter(None, (m, literal(text)))) for m, text in words], fontsize=9)
-    axes.set_ylim(len(chosen) - 0.5, -0.5)
-    axes.set_xlabel(f"{headline.words}, mean over clients and seeds")
-    axes.xaxis.set_major_formatter(headline.ticks)
-    axes.grid(axis="x", color=GRID, linewidth=0.8)
-    look = {"marker": "o", "color": "#888888", "linestyle": "none", "markersize": 7}
-    hollow = Line2D([], [], label="validation, chosen by", **{**look, "markerfacecolor": "white"})
-    figure.legend(
-        handles=[hollow, Line2D([], [], label="test", **look)], frameon=False, loc="outside lower left", ncols=2
-    )
-    return figure
-
-
-def _clients(
-    points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
-) -> Any:
-    """Score on test, seconds of a run and bytes sent up, against the number of clients."""
-    from matplotlib.ticker import EngFormatter
-
-    headline = _headline(points)
-    sent = any(point.metrics.get("bytes_up", Score()).mean > 0 for own in points.values() for point in own)
-    parts: list[tuple[str, Of]] = [(f"test {headline.words}", _test), ("seconds of a run, without compiling", _seconds)]
-    parts += [("bytes up in a run, all clients", _bytes_up)] * sent
-    series = _series(points, axis, axes)
-    figure, panels = new_panels(len(parts), _about(axis, axes, points, series), share=False, beside=len(points) + 5)
-    for panel, (name, of) in zip(panels, parts, strict=True):
-        set_scale(panel, axis)
-        _lines(panel, series, axis, styles, of, headline.scale if of is _test else 1)
-        entitle(panel, name)
-        panel.set_xlabel("number of clients")
-        if of is _test:
-            panel.yaxis.set_major_formatter(headline.ticks)
-        else:
-            _amounts(panel, series, of)
-            panel.yaxis.set_major_formatter(EngFormatter("B" if of is _bytes_up else "s"))
-    add_legend(figure, panels[0], _marks(series))
-    return figure
-
-
-def _amounts(panel: Any, series: Mapping[str, Series], of: Of) -> None:
-    """Set the scale of an axis of amounts: powers if they span a decade, and else from zero."""
-    amounts = [of(one.point).mean for own in series.values() for one in own.picked if one.point is not None]
-    amounts = [amount for amount in amounts if amount > 0]
-    if amounts and max(amounts) > 10 * min(amounts):
-        panel.set_yscale("log")
-    else:
-        panel.set_ylim(bottom=0)
-
-
-def _seconds(point: Point) -> Score:
-    return Score(point.seconds)
-
-
-def _bytes_up(point: Point) -> Score:
-    """Bytes sent up; none for a method that sends nothing, which an axis of powers cannot show."""
-    score = point.metrics.get("bytes_up", Score())
-    return score if score.mean > 0 else Score()
 
 
 _DECADE = 10
@@ -256,10 +133,8 @@ class Point(NamedTuple):
       settings: the values on the axes.
       status: of its runs.
       chosen: whether it is the chosen setting of the method.
-      validation, test: of the headline metric, mean over clients.
-      seconds: of one run.
-      metrics: the others by name.
-      headline: that metric.
+      validation, test: scores by the headline metric, means over clients.
+      headline: the metric.
     """
 
     settings: Mapping[str, Value]
@@ -267,13 +142,7 @@ class Point(NamedTuple):
     chosen: bool
     validation: Score
     test: Score
-    seconds: float
-    metrics: Mapping[str, Score]
     headline: Headline = ACCURACY
-
-
-Of = Callable[[Point], Score]
-"""Score of a setting that a panel shows."""
 
 
 def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -292,9 +161,7 @@ def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
             row["status"],
             chosen,
             _score(row[headline.validation], row["validation_std"]),
-            _score(**_mean_and_std(row[headline.personalized])),
-            row["seconds"] / max(row["seeds"], 1),
-            {name: _score(**_mean_and_std(stats)) for name, stats in row["metrics"].items()},
+            _score(row[headline.personalized]["mean"], row[headline.personalized]["std"]),
             headline,
         )
         found.setdefault(row["method"], []).append(point)
@@ -355,30 +222,17 @@ def _axis(name: str, values: Sequence[Value]) -> Axis:
     return Axis(name, tuple(numbers), "linear" if not decades else "log" if min(numbers) > 0 else "even")
 
 
-class Picked(NamedTuple):
-    """A value on an axis with the setting that stands for it.
-
-    Attributes:
-      number: of the value.
-      point: the best of its settings on validation examples; None where none of them is done.
-      status: of its settings, the commonest, where none of them is done.
-    """
-
-    number: int
-    point: Point | None
-    status: str
-
-
 class Series(NamedTuple):
     """Settings of a method along an axis.
 
     Attributes:
-      picked: in the order of the values.
+      picked: numbers of the values, each with the best of its settings on validation examples, in their order; values
+        of which no setting is done are left out.
       joined: whether there is one for each value, and the values are numbers, so that a line joins them.
       every: whether all settings are there, the others being drawn from ranges, or without scores to choose by.
     """
 
-    picked: list[Picked]
+    picked: list[tuple[int, Point]]
     joined: bool
     every: bool
 
@@ -394,23 +248,22 @@ def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Seri
     every = is_drawn(points, axes) or (several and unscored)
     split = [(n, [one]) for n in sorted(groups) for one in groups[n]] if every else sorted(groups.items())
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
-    return Series([Picked(n, *best_of(group)) for n, group in split], numbers and not every, every)
+    picked = [(n, best) for n, group in split if (best := best_of(group)) is not None]
+    return Series(picked, numbers and not every, every)
 
 
-def best_of(points: Sequence[Point]) -> tuple[Point | None, str]:
-    """The best of some settings on validation examples, and the status where there is none.
+def best_of(points: Sequence[Point]) -> Point | None:
+    """The best of some settings on validation examples; None where none is done.
 
     The chosen setting is the best of those it is among. Several settings without validation scores have no best one.
     """
     done = [point for point in points if point.status == DONE]
-    if not done:
-        return None, Counter(point.status for point in points).most_common(1)[0][0]
-    if len(done) == 1:
-        return done[0], DONE
-    scored = [point for point in done if not math.isnan(point.validation.mean)]
-    if not scored:
-        return None, "not chosen from"
-    return max(scored, key=lambda point: (point.chosen, point.headline.better(point.validation.mean))), DONE
+    scored = done if len(done) == 1 else [point for point in done if not math.isnan(point.validation.mean)]
+
+    def rank(point: Point) -> tuple[bool, float]:
+        return point.chosen, point.headline.better(point.validation.mean)
+
+    return max(scored, key=rank, default=None)
 
 
 def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
@@ -428,33 +281,20 @@ def _score(mean: float | None, std: float | None) -> Score:
     return Score(math.nan if mean is None else mean, math.nan if std is None else std)
 
 
-def _mean_and_std(stats: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {"mean": stats["mean"], "std": stats["std"]}
-
-
 MARKERS = "os^DvPX<>hp*"
 """Markers of lines, which tell them apart without colours."""
-BAD = {"diverged": "x", "failed": "+", "stopped": "|", "unfinished": "_"}
-"""Marks of settings that are not done."""
 RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
 """Look of the mark around a chosen setting."""
 _MOST_TICKS = 12
 
 
-class Marks(NamedTuple):
-    """Marks of a plot that its legend explains: bands over the seeds, and rings around chosen settings."""
-
-    spread: bool
-    chosen: bool
-
-
-def new_panels(count: int, title: str, *, share: bool, beside: int = 0) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side, and room for a legend of so many entries at the right."""
+def _new_panels(count: int, title: str, beside: int) -> tuple[Any, list[Any]]:
+    """A figure with one or two panels side by side, and room for a legend of so many entries at the right."""
     from matplotlib.figure import Figure
 
-    width = {1: 6.4, 2: 10.0, 3: 13.0}[count] + 1.6
+    width = 6.4 * count + 1.6
     figure = Figure(figsize=(width, max(4.4, 1.2 + 0.23 * beside)), layout="constrained")
-    axes = figure.subplots(1, count, sharey=share, squeeze=False)[0]
+    axes = figure.subplots(1, count, sharey=True, squeeze=False)[0]
     figure.suptitle("\n".join(textwrap.wrap(literal(title), int(9 * width))), x=0.01, ha="left", fontsize=11)
     for one in axes:
         plain(one)
@@ -473,44 +313,33 @@ def set_scale(panel: Any, axis: Axis) -> None:
     else:
         margin = 0.05 * (places[-1] - places[0])
         panel.set_xlim(places[0] - margin, places[-1] + margin)
-    if axis.scale == "even" or _apart(axis):
+    if axis.scale == "even" or len(places) <= _MOST_TICKS:
         words = [literal(word) for word in axis.words]
         slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, words)) > 36 else {}
-        if len(words) > 15:
-            slanted = {"rotation": 90}
         panel.xaxis.set_major_locator(FixedLocator(places))
-        panel.set_xticks(places, words, fontsize=9 if len(words) <= 15 else 7, **slanted)
+        panel.set_xticks(places, words, fontsize=9 if len(words) <= _MOST_TICKS else 7, **slanted)
         panel.xaxis.set_minor_locator(NullLocator())
     else:
         panel.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _apart(axis: Axis) -> bool:
-    """True if the values themselves are ticks that do not overlap."""
-    places = np.log(axis.places) if axis.scale == "log" else np.array(axis.places)
-    return len(places) <= _MOST_TICKS and np.diff(places).min() > 0.05 * (places[-1] - places[0])
-
-
-def add_legend(figure: Any, panel: Any, marks: Marks, bad: Sequence[str] = ()) -> None:
+def _add_legend(figure: Any, panel: Any, series: Mapping[str, Series]) -> None:
     """Name the lines of a panel, and the marks, at the right of the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = panel.get_legend_handles_labels()[0]
-    if marks.spread:
+    shown = [point for own in series.values() for _, point in own.picked]
+    if any(math.isfinite(point.test.std) for point in shown):
         handles.append(Patch(color="#888888", alpha=0.3, linewidth=0, label="± 1 standard\ndeviation over\nseeds"))
-    if marks.chosen:
+    if any(point.chosen for point in shown):
         handles.append(Line2D([], [], marker="o", markersize=10, label="chosen", linestyle="none", **RING))
-    for status in bad:
-        handles.append(Line2D([], [], marker=BAD[status], label=status, color="#888888", linestyle="none"))
     figure.legend(handles=handles, frameon=False, loc="outside right upper", fontsize=9)
 
 
-_MOST_PAIRS = 6
 _MOST_WRITTEN = 15
 """Columns of a heat map beyond which its values are not written in."""
 _FRAME = "#d8433f"
-_SHORT = {"diverged": "div", "failed": "fail", "stopped": "stop", "unfinished": "?"}
 
 
 def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -> Any:
@@ -528,11 +357,11 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    pairs = list(itertools.combinations(axes.values(), 2))[:_MOST_PAIRS]
+    pairs = list(itertools.combinations(axes.values(), 2))[:6]
     # The longer axis lies along the page.
     pairs = [(x, y) if len(x.values) >= len(y.values) else (y, x) for x, y in pairs]
     cells = [_best_cells(points, x, y) for x, y in pairs]
-    shown = [point for of_pair in cells for point, _ in of_pair.values() if point is not None]
+    shown = [point for of_pair in cells for point in of_pair.values() if point is not None]
     headline = next((point.headline for point in points), ACCURACY)
     finite = [score for point in shown for score in (_shown_score(point, test) for test in (False, True))]
     finite = [score for score in finite if math.isfinite(score)]
@@ -544,14 +373,14 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
     width, height = len(parts) * (wide + 0.9) + 0.9, sum(heights) + 0.7
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(len(pairs), len(parts), squeeze=False, height_ratios=heights)
-    figure.suptitle(_title(method, points, len(axes), len(pairs), width), x=0.01, ha="left", fontsize=11)
+    figure.suptitle(_title(method, points, len(axes), width), x=0.01, ha="left", fontsize=11)
     norm = Normalize(min(finite), max(finite))
     for row, (x, y), of_pair in zip(panels, pairs, cells, strict=True):
         for panel, test in zip(row, parts, strict=True):
             _cells(panel, of_pair, x, y, test, norm)
             panel.set_xlabel(literal(x.name))
             panel.set_ylabel(literal(y.name))
-            entitle(panel, "test" if test else "validation, chosen by")
+            entitle(panel, _PARTS[test])
     bar = {"label": headline.words, "format": headline.ticks, "aspect": height / 0.15}
     figure.colorbar(ScalarMappable(norm, "viridis"), ax=panels, **bar)
     return figure
@@ -562,19 +391,17 @@ def _shown_score(point: Point, test: bool) -> float:
     return point.headline.scale * (point.test if test else point.validation).mean
 
 
-def _title(method: str, points: Sequence[Point], count: int, pairs: int, width: float) -> str:
+def _title(method: str, points: Sequence[Point], count: int, width: float) -> str:
     text = f"{method}, mean over clients and seeds"
     if any(point.chosen for point in points):
         text += "; framed: the chosen setting"
     if count > 2:
         text += "; a cell is the best over the other axes on validation"
-    if pairs < math.comb(count, 2):
-        text += f"; the first {pairs} of {math.comb(count, 2)} pairs"
     return "\n".join(textwrap.wrap(literal(text), int(9 * width)))
 
 
-def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, int], tuple[Point | None, str]]:
-    """The best setting, or the status, at each (y, x) where there are settings."""
+def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, int], Point | None]:
+    """The best setting at each (y, x) where there are settings; None where none is done."""
     groups: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if x.name in point.settings and y.name in point.settings:
@@ -583,20 +410,16 @@ def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, in
     return {at: best_of(group) for at, group in groups.items()}
 
 
-def _cells(
-    panel: Any, cells: Mapping[tuple[int, int], tuple[Point | None, str]], x: Axis, y: Axis, test: bool, norm: Any
-) -> None:
+def _cells(panel: Any, cells: Mapping[tuple[int, int], Point | None], x: Axis, y: Axis, test: bool, norm: Any) -> None:
     """Draw the grid of two axes: the score of each cell's best setting, hatched where none is done."""
     from matplotlib.patches import Rectangle
 
     values = np.full((len(y.values), len(x.values)), np.nan)
     written = len(x.values) <= _MOST_WRITTEN
     small = 9 if len(x.values) <= 9 else 7
-    for (i, j), (best, status) in cells.items():
+    for (i, j), best in cells.items():
         if best is None:
             panel.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="///"))
-            if written:
-                panel.text(j, i, _SHORT.get(status, "-"), ha="center", va="center", fontsize=small, color="#555555")
             continue
         values[i, j] = _shown_score(best, test)
         if written and math.isfinite(values[i, j]):

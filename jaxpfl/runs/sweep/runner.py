@@ -21,9 +21,8 @@ from jaxpfl.engine import use_cpu_cores
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep.definition import UNFINISHED
-from jaxpfl.runs.sweep.execute import Data, Prepared, States, prepared, run_group
+from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepared, run_group
 from jaxpfl.runs.sweep.plan import Group
-from jaxpfl.runs.sweep.progress import Reporter
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError
@@ -35,19 +34,16 @@ _LOOK_SECONDS = 0.5
 _RETRIES = 2  # of a task whose process dies
 
 
-def run_missing(
-    sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, retry: bool = False
-) -> None:
-    """Run what a sweep lacks in this process.
+def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Run what a sweep lacks in this process, and what failed in an earlier one.
 
     Args:
       sweep: the sweep, whose folder no other process has.
       reporter: receives the progress.
       stopped: true once no more is to be done.
-      retry: whether runs that failed before are run once more.
     """
     journal, states = sweep.journal(), States()
-    again = sweep.failed() if retry else set()
+    again = sweep.failed()
     while groups := sweep.missing(journal.read(), again):
         states.only(run for group in groups for run in group.runs)
         for group, ready in _prepared_ahead(groups, sweep.data):
@@ -83,9 +79,7 @@ def _compiled(group: Group, loaded: Data) -> Prepared:
     return ready
 
 
-def run_on_ray(
-    sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[[], bool] = lambda: False, retry: bool = False
-) -> None:
+def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[[], bool] = lambda: False) -> None:
     """Run what a sweep lacks on a Ray cluster, each group a task, which Ray runs again if its process dies.
 
     Args:
@@ -93,13 +87,12 @@ def run_on_ray(
       reporter: receives the progress, and a line for each group that is lost.
       ray: the package, connected to the cluster (see `ray_cluster`).
       stopped: true once no more is to be done.
-      retry: whether runs that failed before are run once more.
 
     Raises:
       JaxpflError: if groups were lost; the others' records are kept.
     """
     journal, submit = sweep.journal(), _submission(ray, sweep)
-    again = sweep.failed() if retry else set()
+    again = sweep.failed()
     tasks: dict[Any, Group] = {}
     begun: set[tuple[str, int | None]] = set()
     lost: list[str] = []

@@ -1,4 +1,4 @@
-"""Summary of a sweep as JSON, with each method's best setting, and as tables: on a terminal, in Markdown, in LaTeX."""
+"""Summary of a sweep as JSON, with each method's best setting, and as tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value
-from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
+from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import Choice, by_setting, headline_of, setting_key
 from jaxpfl.support.console import new_table, shown_seconds, unmarked
-from jaxpfl.support.errors import printable, unknown_name
+from jaxpfl.support.errors import printable
 from jaxpfl.support.files import jsonable
 
 UNFINISHED = "unfinished"
@@ -91,18 +91,17 @@ def _status(runs: Sequence[Record], seeds: Sequence[int]) -> tuple[str, str]:
     for status in _WORST_FIRST:
         such = [run for run in runs if run.status == status]
         if such:
-            which = "" if len(such) == len(runs) else f"seed{'s' * (len(such) > 1)} {_listed(such)}"
+            which = (
+                ""
+                if len(such) == len(runs)
+                else f"seed{'s' * (len(such) > 1)} {', '.join(str(run.seed) for run in such)}"
+            )
             reasons = "; ".join(dict.fromkeys(run.reason for run in such if run.reason))
             return status, ": ".join(part for part in (which, reasons) if part)
     missing = set(seeds) - {run.seed for run in runs}
     if missing:
         return UNFINISHED, f"{len(missing)} of {len(seeds)} seeds of the search were not run"
     return DONE, ""
-
-
-def _listed(runs: Sequence[Record], most: int = 5) -> str:
-    named = ", ".join(str(run.seed) for run in runs[:most])
-    return named if len(runs) <= most else f"{named} and {len(runs) - most} more"
 
 
 def _best(
@@ -137,10 +136,8 @@ def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
     }
 
 
-FORMS = ("md", "latex")
 MOST_ROWS = 40
 """Rows beyond which the terminal shows the best settings only."""
-_MOST_METRICS = 6
 _COMPILING = "compile_seconds"
 _MOST_NAMED = 3
 _NARROWEST = 20
@@ -165,23 +162,6 @@ class Sheet(NamedTuple):
     note: str
 
 
-def text_table(summary: Mapping[str, Any], form: str, *, every: bool = False) -> str:
-    """The best setting of each method, or every setting, as a Markdown table or a LaTeX tabular (booktabs).
-
-    Args:
-      summary: as `summarize` gives it.
-      form: one of `FORMS`.
-      every: a row for each setting; always so where nothing was selected.
-
-    Raises:
-      JaxpflError: for another form.
-    """
-    if form not in FORMS:
-        raise unknown_name("form of a table", form, FORMS)
-    sheet = rows_sheet(summary) if every or not summary["best"] else best_sheet(summary)
-    return _markdown(sheet) if form == "md" else _latex(sheet)
-
-
 def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS) -> None:
     """Print the best setting of each method, the settings level with it, every setting, and those that are not done.
 
@@ -194,9 +174,6 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
     if best:
         console.print(_rich(best_sheet(summary), "best setting of each method, chosen on validation examples"))
         console.print()
-        if (others := others_sheet(summary)) is not None:
-            console.print(_rich(others, "other scores of the same settings"))
-            console.print()
     if len(rows) <= most:
         console.print(_rich(rows_sheet(summary, joined=True), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
         console.print()
@@ -243,7 +220,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
             (
                 method,
                 words,
-                _one(own[headline.validation], headline),
+                headline.number(own[headline.validation]),
                 _spread(own[headline.personalized], headline),
                 str(own["seeds"]),
                 str(own["tries"]),
@@ -265,40 +242,6 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
 
 
-def others_sheet(summary: Mapping[str, Any]) -> Sheet | None:
-    """The chosen settings' means over all test examples, where the table tells them from those over clients, and their
-    task's other metrics; None without any.
-    """
-    headline = stored_headline(summary)
-    own, pooled = headline.personalized, f"{headline.personalized}_examples"
-    chosen = {
-        (method, setting_key(best["settings"]))
-        for _, method, best in choices_of(summary)
-        if best["settings"] is not None
-    }
-    found = [row for row in summary["rows"] if (row["method"], setting_key(row["settings"])) in chosen]
-    held = dict.fromkeys(name for row in found for name in row["metrics"])
-    names = [name.removesuffix("_examples") for name in held if name.endswith("_examples") and name != pooled]
-    others = {name: Headline(name.removeprefix("personalized_")) for name in names}
-    means = [(row["metrics"].get(pooled, {}).get("mean"), row[own]["mean"]) for row in found]
-    weighed = any(mean is not None and not _same(mean, of_clients, headline) for mean, of_clients in means)
-    if not others and not weighed:
-        return None
-    rows = []
-    for row in found:
-        cells = [_spread(row["metrics"][pooled], headline)] * weighed
-        cells += [
-            _number(row["metrics"].get(f"{name}_median" if one.name in UNBOUNDED else name))
-            for name, one in others.items()
-        ]
-        rows.append((row["method"], setting_words(row["settings"], row["method"]) or "-", *cells))
-    note = "Means over clients and seeds"
-    note += ", of R^2 the median over clients" * any(one.name == "r2" for one in others.values())
-    note += f"; examples: {headline.words}{headline.unit} weighted by test examples" * weighed
-    header = ("method", "setting", *["examples"] * weighed, *(one.words for one in others.values()))
-    return Sheet(header, rows, 2, frozenset(), f"{note}.")
-
-
 def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     """A row for each setting, the chosen one of each method in bold.
 
@@ -309,10 +252,6 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
     headline = stored_headline(summary)
-    learned = any(row[headline.personalized]["mean"] is not None for row in every)
-    learned |= bool(summary["best"])
-    names = dict.fromkeys(name for row in every for name in row["metrics"] if name != _COMPILING)
-    metrics = [] if learned else list(names)[:_MOST_METRICS]
     chosen = {
         (method, setting_key(own["settings"])) for _, method, own in choices_of(summary) if own["settings"] is not None
     }
@@ -320,24 +259,14 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     for i, row in enumerate(every):
         words = [setting_words(row["settings"], row["method"]) or "-"]
         cells = [row["method"], *(words if joined else (value_words(row["settings"].get(name)) for name in axes))]
-        if learned:
-            cells += [_one(row[headline.validation], headline), _spread(row[headline.personalized], headline)]
-        cells += [_number(row["metrics"].get(name)) for name in metrics]
+        cells += [headline.number(row[headline.validation]), _spread(row[headline.personalized], headline)]
         cells += [str(row["seeds"]), *_times([row]), row["status"]]
         if (row["method"], setting_key(row["settings"])) in chosen:
             bold |= {(i, column) for column in range(len(cells))}
         rows.append(tuple(cells))
-    header = (
-        "method",
-        *(["setting"] if joined else axes),
-        *("validation", "test") * learned,
-        *metrics,
-        "seeds",
-        "compile",
-        "run",
-        "status",
-    )
-    note = f"{_plural(headline)}, mean over clients and seeds" if learned else "Means over seeds"
+    columns = ["setting"] if joined else axes
+    header = ("method", *columns, "validation", "test", "seeds", "compile", "run", "status")
+    note = f"{_plural(headline)}, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
     note += "; compile, run: seconds of all runs"
     note += "; bold: chosen on validation examples" * bool(chosen)
@@ -379,48 +308,6 @@ def _rich(sheet: Sheet, title: str) -> Any:
     return table
 
 
-def _markdown(sheet: Sheet) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    def cell(text: str) -> str:
-        text = printable(text, 300)
-        for mark in "\\|*_`[]<>":
-            text = text.replace(mark, f"\\{mark}")
-        return text
-
-    rules = ["---" if i < sheet.words or name == "status" else "---:" for i, name in enumerate(sheet.header)]
-    lines = [line([cell(name) for name in sheet.header]), line(rules)]
-    for i, row in enumerate(sheet.rows):
-        lines.append(line([f"**{cell(t)}**" if (i, j) in sheet.bold else cell(t) for j, t in enumerate(row)]))
-    return "\n".join([*lines, "", sheet.note])
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-}
-
-
-def _latex(sheet: Sheet) -> str:
-    def cell(text: str, bold: bool = False) -> str:
-        text = "".join(_LATEX.get(mark, mark) for mark in printable(text, 300))
-        return rf"\textbf{{{text}}}" if bold and text else text
-
-    sides = "".join("l" if i < sheet.words or name == "status" else "r" for i, name in enumerate(sheet.header))
-    lines = [f"% {sheet.note}", "% Needs booktabs.", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
-    lines += [rf"{' & '.join(map(cell, sheet.header))} \\", r"\midrule"]
-    for i, row in enumerate(sheet.rows):
-        lines.append(rf"{' & '.join(cell(text, (i, j) in sheet.bold) for j, text in enumerate(row))} \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
 def _plural(headline: Headline) -> str:
     return "Accuracies in %" if headline == ACCURACY else f"{headline.words}{headline.unit}"
 
@@ -430,20 +317,10 @@ def _same(mean: float | None, best: float, headline: Headline) -> bool:
     return mean is not None and headline.number(mean) == headline.number(best)
 
 
-def _one(value: float | None, headline: Headline) -> str:
-    return "-" if value is None else headline.number(value)
-
-
 def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
     if stats["mean"] is None:
         return "-"
-    return _one(stats["mean"], headline) + ("" if stats["std"] is None else f" ± {headline.number(stats['std'])}")
-
-
-def _number(stats: Mapping[str, float | None] | None) -> str:
-    if stats is None or stats["mean"] is None:
-        return "-"
-    return f"{stats['mean']:.4g}" + ("" if stats["std"] is None else f" ± {stats['std']:.2g}")
+    return headline.number(stats["mean"]) + ("" if stats["std"] is None else f" ± {headline.number(stats['std'])}")
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

@@ -8,7 +8,6 @@ once the sweep is complete, ``results.parquet``, ``plots/``, ``best/`` (chosen s
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -20,7 +19,7 @@ import jax
 
 from jaxpfl import __version__
 from jaxpfl.runs import run_folder
-from jaxpfl.runs.config import RunConfig, to_json
+from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
 from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
@@ -32,6 +31,7 @@ from jaxpfl.runs.sweep.plan import (
     Run,
     check_rungs,
     groups_of,
+    is_left,
     missing_at_rungs,
     planned_runs,
     recorded_runs,
@@ -42,8 +42,7 @@ from jaxpfl.runs.sweep.selection import Choice, in_grid_order, select, select_ea
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.support import files
 from jaxpfl.support.console import save, signed
-from jaxpfl.support.errors import JaxpflError, printable, shown, writing
-from jaxpfl.support.files import whole
+from jaxpfl.support.errors import JaxpflError, shown, writing
 
 SUMMARY = "summary.json"
 _FIRST = 8  # groups that are tried before the folder is made
@@ -84,7 +83,9 @@ class Sweep:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
             true; or if ``force`` would replace what is no sweep.
         """
-        definitions.check_folder(folder, resume=resume, force=force)
+        run_folder.check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
+        if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
+            raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
         sweep = cls(folder, definition, data)
         sweep.check_runs()
         sums = sweep._checksums()
@@ -182,14 +183,8 @@ class Sweep:
         return groups_of(self.definition, left)
 
     def _left(self, runs: Sequence[Run], found: dict[str, Record]) -> list[Run]:
-        left = []
-        for group in groups_of(self.definition, runs):
-            for run in group.runs:
-                record = found.get(run.id)
-                short = record is not None and record.status != FAILED and record.rounds < group.rounds
-                if record is None or short:
-                    left.append(run)
-        return left
+        groups = groups_of(self.definition, runs)
+        return [run for group in groups for run in group.runs if is_left(found.get(run.id), group.rounds)]
 
     def _final(self, records: Sequence[Record]) -> list[Run]:
         """Runs of each problem's chosen settings from the seeds that the search left out."""
@@ -237,8 +232,8 @@ def finish(sweep: Sweep) -> dict[str, Any]:
         for method, choice in best.items():
             if choice.settings is not None:
                 name = "-".join([method, *(f"{axis}={value}" for axis, value in problem.items())])
-                text = _config(sweep, method, choice.settings, records)
-                write_best(sweep.folder / "best", re.sub(r"[^\w.=-]", "_", name), text)
+                values = _config(sweep, method, choice.settings, records)
+                write_best(sweep.folder / "best", re.sub(r"[^\w.=-]", "_", name), values)
     programs = {record.program or record.group for record in records if record.status != FAILED}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
@@ -263,23 +258,14 @@ def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str
 
 
 def _undefined(records: Sequence[Record]) -> list[str]:
-    """Sentences about metrics that some clients' test examples do not define, of all runs that have such clients."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for record in records:
-        for name, count in record.metrics.items():
-            if name.endswith(UNDEFINED) and count:
-                of = int(record.metrics.get("num_clients") or 0)
-                found.setdefault(name.removesuffix(UNDEFINED), []).append((int(count), of))
+    """Sentences about metrics that some clients' test examples do not define."""
+    counted = ((name, count) for record in records for name, count in record.metrics.items())
+    names = dict.fromkeys(name.removesuffix(UNDEFINED) for name, count in counted if name.endswith(UNDEFINED) and count)
     return [
-        f"{Headline(name.removeprefix('personalized_')).words}: the test examples of {_range(own)} of "
-        f"{_range(clients)} clients do not define it; its means leave them out"
-        for name, (own, clients) in ((name, tuple(zip(*counts, strict=True))) for name, counts in found.items())
+        f"{Headline(name.removeprefix('personalized_')).words}: the test examples of some clients do not define it; "
+        "its means leave them out"
+        for name in names
     ]
-
-
-def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
@@ -296,79 +282,50 @@ def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list
     ]
 
 
-def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> str:
+def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> dict[str, Any]:
     """The chosen setting's run as a config file, shares of the clients and the rounds as numbers."""
     ran = next(r for r in records if r.method == method and r.settings == settings and r.status == DONE)
     share = isinstance(settings.get("cohort"), str)
     counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
-    note = f"chosen for {method} on validation examples, jaxpfl {__version__}"
     base = with_privacy(sweep.definition.config, sweep.definition.grid)
-    return best_config(base, method, {**settings, **counts}, ran.rounds, note)
-
-
-_TABLES = ("privacy", "plan")
+    return best_config(base, method, {**settings, **counts}, ran.rounds)
 
 
 def best_config(
-    base: RunConfig, method: str, settings: Mapping[str, Value], rounds: int | None = None, note: str = ""
-) -> str:
-    """The run of a method with a setting of a sweep, as the text of a TOML file: what differs from the defaults.
+    base: RunConfig, method: str, settings: Mapping[str, Value], rounds: int | None = None
+) -> dict[str, Any]:
+    """The run of a method with a setting of a sweep, as the values of a config file: all that differ from the defaults.
 
     Args:
       base: the run that all settings of the sweep share, its fields as given.
       method: name of the method.
       settings: the values on the axes, by field (``lr``, ``privacy.epsilon``) or hyper-parameter
         (``adaped.psi_init``); counts are numbers, not shares of the clients.
-      rounds: of the run, where the sweep set them.
-      note: a line of comment at the top.
+      rounds: number of rounds, where the sweep set them.
     """
     config = applied(base, settings)
-    values: dict[str, Any] = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
-    values["set"] = [f"{method}.{name}={text}" for name, text in _entries(config.set, method).items()]
-    default = to_json(RunConfig())
-    changed = {name: value for name, value in values.items() if name not in _TABLES and value != default[name]}
-    lines = [f"# {printable(note, 300)}"] * bool(note)
-    lines += [f"{name} = {_toml(name, value)}" for name, value in {"methods": [method], **changed}.items()]
-    for table in _TABLES:
-        changed = {name: value for name, value in values[table].items() if value != default[table][name]}
-        if changed:
-            lines += ["", f"[{table}]", *(f"{name} = {_toml(name, value)}" for name, value in changed.items())]
-    return "\n".join(lines) + "\n"
+    values = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
+    values["set"] = [f"{method}.{name}={text}" for name, text in method_settings(config, method, None).items()]
+    return {"methods": [method], **_changed(values, to_json(RunConfig()))}
 
 
-def write_best(folder: Path, method: str, text: str) -> Path:
-    """Write ``folder/METHOD.toml``; a missing folder is created in the one above it.
+def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that differ from their defaults, in tables too."""
+    return {
+        name: _changed(value, default[name]) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if value != default[name]
+    }
+
+
+def write_best(folder: Path, name: str, values: Mapping[str, Any]) -> Path:
+    """Write ``folder/NAME.json``; a missing folder is created in the one above it.
 
     Raises:
       UnwritableError: if it cannot be written.
     """
+    path = folder / f"{name}.json"
     with writing(folder):
         folder.mkdir(exist_ok=True)
-    path = folder / f"{method}.toml"
-    with whole(path) as file:
-        file.write(text)
+    files.write_json(path, values)
     return path
-
-
-def _entries(given: tuple[str, ...], method: str) -> dict[str, str]:
-    """The values of ``--set`` that are a method's, by name; one without a method's name is of the only method."""
-    found = {}
-    for entry in given:
-        target, _, text = entry.partition("=")
-        owner, dot, name = target.partition(".")
-        if not dot or owner == method:
-            found[name if dot else target] = text
-    return found
-
-
-def _toml(name: str, value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, list):
-        return f"[{', '.join(_toml(name, one) for one in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if value is None:
-        raise JaxpflError(f"{name} cannot be unset in a config file")
-    return repr(value)
