@@ -26,6 +26,7 @@ Value = bool | int | float | str
 """Value of a setting."""
 
 DONE, DIVERGED, FAILED, STOPPED = "done", "diverged", "failed", "stopped"
+STATUSES = (DONE, DIVERGED, FAILED, STOPPED)
 JOURNAL = "journal"
 _LEFT = "left"
 
@@ -139,15 +140,50 @@ def _read(path: Path) -> list[Record]:
         if checksum != f"{zlib.crc32(text):08x}".encode():
             raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
         with expecting(f"{path} line {number}", "the record of a run"):
-            left = values.pop(_LEFT, 0)
+            left = _count(values.pop(_LEFT, 0))
             if left != awaited:  # of those before, some are missing
                 begun = []
-            begun.append(Record(**values))
-            awaited = max(left - 1, 0)
+            begun.append(_checked(Record(**values)))
+        awaited = max(left - 1, 0)
         if not left:
             records += begun
             begun = []
     return records
+
+
+def _count(left: Any) -> int:
+    """The number of records that are left of an append.
+
+    Raises:
+      TypeError: for anything else.
+    """
+    if type(left) is not int or left < 0:
+        raise TypeError(f"{left!r} is no number of records")
+    return left
+
+
+def _checked(record: Record) -> Record:
+    """The record.
+
+    Raises:
+      TypeError, ValueError: if its values are of no record.
+    """
+    if record.status not in STATUSES:
+        raise ValueError(f"status {record.status!r}")
+    texts = (record.method, record.reason, record.group, record.program, *record.settings, *record.metrics)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is no text")
+        text.encode()  # half of a surrogate pair is no character
+    for value in record.settings.values():
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(f"{value!r} is no setting")
+    for number in (record.seconds, *record.metrics.values()):
+        if number is not None and type(number) not in (int, float):
+            raise TypeError(f"{number!r} is no number")
+    if type(record.seed) is not int or type(record.rounds) is not int or record.rounds < 0:
+        raise ValueError(f"seed {record.seed!r} after {record.rounds!r} rounds")
+    return record
 
 
 def load_sweep(folder: str | Path) -> pandas.DataFrame:

@@ -59,7 +59,7 @@ class Terminal(_Bars):
         )
 
     def start(self, method: str, done: int, rounds: int) -> None:
-        fields = {"loss": "   -  ", "metric": self._headline.words, "score": "   -  "}
+        fields: dict[str, Any] = {"loss": "   -  ", "metric": self._headline.words, "score": "   -  "}
         self._task = self._progress.add_task(method, total=rounds, completed=done, **fields)
         self._progress.refresh()
 

@@ -75,10 +75,10 @@ def seal_run(folder: Path) -> None:
         try:
             stored = files.read_json(path)
             if isinstance(stored, dict):
-                stored.pop(results._SUM, None)
+                stored.pop(files._SEAL, None)
                 if (arrays := path.with_suffix(".npz")).exists():
                     stored[results._ARRAYS] = hashlib.sha256(arrays.read_bytes()).hexdigest()
-                path.write_text(json.dumps(stored | {results._SUM: results._sum(stored)}))
+                path.write_text(json.dumps(stored | {files._SEAL: files._sum(stored)}))
         except (files.JaxpflError, UnicodeEncodeError):
             continue
 

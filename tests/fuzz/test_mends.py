@@ -23,9 +23,11 @@ from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import disk as undo
 from jaxpfl.engine.streamed.disk import Disk
+from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.records import Journal, Record
-from jaxpfl.runs.reports.folders import _lost, check
+from jaxpfl.runs.reports.folders import check
 from jaxpfl.runs.reports.page import page
+from jaxpfl.runs.results import lost_records
 from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.bernoulli import parse_prior
 from jaxpfl.support import files
@@ -229,10 +231,11 @@ def test_lost_rounds_are_counted_without_a_list_of_all() -> None:
         held = set(rng.integers(-1, 12, rng.integers(0, 12)).tolist())
         due = [at for at in range(1, rounds + 1) if at % step == 0 or at == rounds]
         missing = [at for at in due if at not in held]
-        count, first = _lost(rounds, step, held)
-        assert count == len(missing)
-        assert not missing or first == missing[0]
-    assert _lost(10**15, 1, {1, 2, 4}) == (10**15 - 3, 3)
+        records = [{"method": "local", "kind": "evaluation", "round": at} for at in held]
+        config = RunConfig(eval_every=step)
+        assert lost_records(records, "local", {"rounds": rounds}, config)["evaluation"] == len(missing)
+    records = [{"method": "local", "kind": "round", "round": at} for at in (1, 2, 4)]
+    assert lost_records(records, "local", {"rounds": 10**15}, RunConfig())["round"] == 10**15 - 3
 
 
 def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
