@@ -164,7 +164,7 @@ def _choose(
     Args:
       commands: functions of that name.
       prog: what the arguments follow.
-      description: of all of them.
+      description: purpose of the commands together.
       args: the arguments.
       others: commands dispatched earlier, with their descriptions.
     """

@@ -57,7 +57,7 @@ def of_command(
     """The help of one command.
 
     Args:
-      name: of the command, ``jaxpfl run``.
+      name: name of the command, ``jaxpfl run``.
       command: its docstring's paragraphs come first.
       flags: its flags.
       more: lines that follow the docstring, such as the methods that it knows.

@@ -112,7 +112,7 @@ def write(
     """Write a study's results and its plots if a folder was asked for, and print JSON if that was.
 
     Args:
-      result: of the study.
+      result: result of the study.
       to: the destination.
       draw: writes the plots into a given folder, and other files beside it; returns the plots.
       files: the contents of the output folder, in words.

@@ -99,9 +99,9 @@ class Flag:
     """A flag or positional argument of a command.
 
     Attributes:
-      name: as written, ``--plan.runs``; for a positional argument its name in the usage line, ``METHOD``.
+      name: name as written, ``--plan.runs``; for a positional argument its name in the usage line, ``METHOD``.
       kind: type of one value: int, float, str or Path; bool for a switch, which takes none.
-      text: of the help.
+      text: text of the help.
       default: the value if it is not given; REQUIRED if it must be.
       choices: the allowed values; empty if the kind is the only restriction.
       many: whether it takes any number of values.
@@ -218,8 +218,8 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
     """The same arguments in one order: flags, then ``--`` and what is given by position.
 
     Args:
-      flags: of the command.
-      args: as they were typed.
+      flags: flags of the command.
+      args: arguments as they were typed.
       command: its name, ``jaxpfl run``.
 
     Raises:

@@ -180,7 +180,7 @@ def restore(
     """Restore the runs of a simulation from the latest intact checkpoint; see `Checkpoints.restore`.
 
     Args:
-      checkpoints: of the first process; None in the others.
+      checkpoints: checkpoints of the first process; None in the others.
       simulation: theirs, on any number of devices and processes.
       first: its first state, returned if there is no checkpoint.
       most: rounds of the run.
@@ -297,7 +297,7 @@ class Unfinished:
         nothing where there is none.
 
         Args:
-          simulation: of the runs.
+          simulation: simulation of the runs.
           first: their initial state.
           stops: rounds after which something is read, the last of which is the runs' last.
         """

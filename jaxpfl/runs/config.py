@@ -243,8 +243,8 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
     Args:
       config: the config.
       name: the method's name.
-      methods: of all methods of the run.
-      num_classes: of the data set.
+      methods: all methods of the run.
+      num_classes: number of classes of the data set.
 
     Raises:
       JaxpflError: for a name or a value that is not the method's.

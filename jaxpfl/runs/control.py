@@ -103,7 +103,7 @@ class Patience:
     Args:
       experiment: the run.
       name: the method.
-      records: of the run up to the round where it goes on.
+      records: records of the run up to the round where it goes on.
       done: that round.
 
     Raises:

@@ -52,7 +52,7 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     """Read a graph; clients that the file does not name have no neighbours.
 
     Args:
-      client_ids: of the clients in the order of the stack, [m].
+      client_ids: ids of the clients in the order of the stack, [m].
 
     Raises:
       JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
@@ -104,7 +104,7 @@ def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection |
     """Mechanism and claim of a method's uploads or of its silos' examples; None without privacy.
 
     Args:
-      run: of one noise multiplier.
+      run: run of one noise multiplier.
       caveats: weaknesses of the claim.
 
     Raises:

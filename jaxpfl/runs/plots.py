@@ -38,7 +38,7 @@ def figures(
     """Plots of the records and of the last per-client scores.
 
     Args:
-      records: of ``metrics.jsonl``.
+      records: records of ``metrics.jsonl``.
       arrays: method -> the arrays of its npz file.
       headline: the metric of the scores.
 

@@ -38,14 +38,14 @@ class Record:
     Attributes:
       method: name of the method.
       settings: the values on the axes of the grid that concern the method, by the axis's name.
-      seed: of the run.
+      seed: seed of the run.
       status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing
         could be run; ``stopped`` where successive halving dropped it.
-      reason: of any status but ``done``, in one line.
+      reason: reason of any status but ``done``, in one line.
       rounds: rounds that were run; of a run that failed, those that it was to run.
       metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
         there is not.
-      seconds: of the program that it was a row of, compiling left out, divided by the rows.
+      seconds: seconds of the program that it was a row of, compiling left out, divided by the rows.
       group: name of the group of runs that differ in traced values only.
       program: name of the training program by its content; groups whose shapes are equal share one.
     """

@@ -335,7 +335,7 @@ class Uplink:
     """Running count of a run's uploaded bits.
 
     Attributes:
-      bits: of all clients' uploads since round 0, [S] int64; None without compression.
+      bits: bits of all clients' uploads since round 0, [S] int64; None without compression.
     """
 
     def __init__(self, simulation: Simulation, state: RunState):
@@ -363,7 +363,7 @@ def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -
 
     Args:
       counts: at the end, on the host.
-      compress: as in the config.
+      compress: compressor as in the config.
     """
     runs = counts.uploads.shape[0]
     plain = simulation.bytes_per_client()[0] * int(counts.uploads.sum()) // runs

@@ -129,7 +129,7 @@ def run_methods(
 
     Args:
       experiment: the run.
-      folder: of the run, as `open_folder` made it.
+      folder: folder of the run, as `open_folder` made it.
       reporter: receives the progress.
       trackers: receive every record too.
       traced: write a trace of each method's second call of rounds, the first that does not compile, to

@@ -183,7 +183,7 @@ def other_metrics(
       scores: [S, m] by ``after_NAME``, of personalised models, and ``global_NAME``.
       headline: the metric that is not among them.
       sizes: the clients' weights in means over examples, [m].
-      task: of the metrics.
+      task: task of the metrics.
       examples: the clients' numbers of test examples, [m]; ``sizes`` unless given.
 
     Returns:
@@ -226,7 +226,7 @@ def best_on_validation(
       rounds: [E].
       validation, test: mean scores of the personalised models, [E, S].
       headline: their metric.
-      patience: of the run; the evaluations behind a seed's own end are not among its choices.
+      patience: patience of the run; the evaluations behind a seed's own end are not among its choices.
     """
     if np.isnan(validation).all(axis=0).any():
         return None

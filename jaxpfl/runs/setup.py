@@ -59,8 +59,8 @@ class Experiment(NamedTuple):
       start: the checksum of the parameters that it starts from, if given.
       unseen: the clients that arrive at the end, if any.
       graph: the graph of the clients, if a method needs it.
-      scaling: of all inputs, if they were standardised.
-      class_names: as `Source.class_names`.
+      scaling: scaling of all inputs, if they were standardised.
+      class_names: names as `Source.class_names`.
       caveats: weaknesses of its privacy claims.
     """
 
@@ -277,7 +277,7 @@ def clients_of(
 
     Args:
       config: resolved.
-      source, federation: as `load_federation` gives them.
+      source, federation: data set and its clients, as `load_federation` gives them.
     """
     unseen = scaling = None
     if config.unseen_clients == TEST_USERS:

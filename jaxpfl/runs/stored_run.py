@@ -144,7 +144,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
     """Warn of clients that are not those of the run whose ``config.json`` is given, where none were asked for.
 
     Args:
-      path, file, experiment: as `check_recorded`.
+      path, file, experiment: file, its content and the run, as `check_recorded`.
       strict: make it an error.
     """
     was = resolve(file.config)

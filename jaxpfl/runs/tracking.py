@@ -51,7 +51,7 @@ class TensorBoard:
     """Event files of each method, for ``tensorboard --logdir RUN/tensorboard``: means over the seeds by round.
 
     Args:
-      folder: of the run; the files are in ``tensorboard/METHOD``.
+      folder: folder of the run; the files are in ``tensorboard/METHOD``.
 
     Raises:
       JaxpflError: if the package tensorboardX is not installed.
@@ -162,8 +162,8 @@ class MLflow(_Service):
     """Runs of an MLflow server or folder, in the experiment ``jaxpfl`` or $MLFLOW_EXPERIMENT_NAME.
 
     Args:
-      folder: of the run; its name is the tag ``run_folder``.
-      uri: of the server, or a folder (``mlruns``, ``file:///home/me/mlruns``).
+      folder: folder of the run; its name is the tag ``run_folder``.
+      uri: address of the server, or a folder (``mlruns``, ``file:///home/me/mlruns``).
 
     Raises:
       JaxpflError: if the package is not installed, or nothing answers there.
@@ -223,7 +223,7 @@ class WandB(_Service):
     """Runs of a project of Weights & Biases, in a group named as the run folder; offline under WANDB_MODE=offline.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
       project: their name for a set of runs.
 
     Raises:

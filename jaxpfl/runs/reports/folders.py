@@ -29,7 +29,7 @@ class Folder(NamedTuple):
     """A folder of results.
 
     Attributes:
-      path: of the folder.
+      path: path of the folder.
       kind: ``run``, ``sweep`` or ``study``.
       status: ``complete``, ``unfinished``, ``running`` (a process holds it) or ``damaged``.
       what: the methods, or the study's name.
@@ -159,7 +159,7 @@ class Checked(NamedTuple):
     """A folder that was checked.
 
     Attributes:
-      folder: as `look` sees it; its status is ``damaged`` if there are troubles.
+      folder: folder as `look` sees it; its status is ``damaged`` if there are troubles.
       troubles: a sentence for each damaged or missing part.
       looked_at: number of files whose content was read, by kind.
     """

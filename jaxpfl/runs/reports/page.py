@@ -38,7 +38,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
     """The HTML text of a page.
 
     Args:
-      title: of the page.
+      title: title of the page.
       lead: HTML below the title.
       sections: its parts; those without content are left out, and a contents list names the others.
     """
@@ -153,7 +153,7 @@ def picture(path: Path, label: str) -> str:
     """A PNG file, embedded; nothing for one that is not there.
 
     Args:
-      path: of the file.
+      path: path of the file.
       label: its content in words.
     """
     try:
@@ -193,8 +193,8 @@ def svg(figure: Any, name: str) -> str:
     """A figure as SVG in HTML, labelled by its title for who does not see it.
 
     Args:
-      figure: of matplotlib.
-      name: of the figure, unique in the page: identifiers inside the SVG begin with it.
+      figure: figure of matplotlib.
+      name: name of the figure, unique in the page: identifiers inside the SVG begin with it.
     """
     import matplotlib
 

@@ -42,7 +42,7 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
     """Write a self-contained page about result folders, which needs no network.
 
     Args:
-      folders: of runs, sweeps and studies.
+      folders: folders of runs, sweeps and studies.
       output: the HTML file.
       data_dir: present folder of the data sets, for pictures of the splits.
 
@@ -104,7 +104,7 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
     """Sections of the report.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
       data_dir: present folder of the data, for the picture of the split.
 
     Raises:

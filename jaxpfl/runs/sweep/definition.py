@@ -261,10 +261,10 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
     rounds between two participations.
 
     Args:
-      config: of the run; not resolved.
+      config: config of the run; not resolved.
       method: its name.
       among: all methods of the config.
-      share: of the clients that are in a cohort, if not cohort / clients.
+      share: share of the clients that are in a cohort, if not cohort / clients.
 
     Raises:
       JaxpflError: for a method that does not count its gradients, or draws their number, one that trains outside the
@@ -280,7 +280,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
     """Gradients of a client for each of its rounds in the cohort, those of the expected rounds outside it included.
 
     Args:
-      config, method, among, share: as in `rounds_of`.
+      config, method, among, share: settings, method, methods and share, as in `rounds_of`.
 
     Raises:
       JaxpflError: as `rounds_of`.

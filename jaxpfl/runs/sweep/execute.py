@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
 
     Attributes:
       group: the group.
-      experiment: of its config.
+      experiment: experiment of its config.
       runs: each row, with the traced settings in its hyper-parameters.
     """
 
@@ -169,7 +169,7 @@ def run_group(
       reporter: receives the progress.
       stopped: true once the chunk at work is to be given up.
       ready: the group, prepared before.
-      states: of runs that were stopped and now go on; receives those of the runs that stop here.
+      states: states of runs that were stopped and now go on; receives those of the runs that stop here.
       unfinished: folder of this group alone, in which a chunk is saved every minute and when it is given up, and from
         which it goes on.
     """
@@ -379,9 +379,9 @@ class Stopped(NamedTuple):
     """Runs at a rung, all at the same round.
 
     Attributes:
-      state: of S runs, trimmed.
+      state: state of S runs, trimmed.
       rounds: that they have run.
-      seconds: of each run so far, without compiling and of compiling.
+      seconds: seconds of each run so far, without compiling and of compiling.
     """
 
     state: RunState
@@ -440,8 +440,8 @@ def measured(
     Args:
       experiment: the config with its data.
       simulation: its programs.
-      state: of S runs, at their end.
-      loss: of the last round, [S].
+      state: state of S runs, at their end.
+      loss: training loss of the last round, [S].
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None

@@ -37,8 +37,8 @@ class Axis:
     """A setting with the values that it takes, or the range that they are drawn from.
 
     Attributes:
-      name: of the setting.
-      values: as given, without repetitions; empty for a range.
+      name: name of the setting.
+      values: values as given, without repetitions; empty for a range.
       low, high: the ends of a range.
       log: whether the range is evenly spaced in the logarithm.
     """

@@ -44,12 +44,12 @@ class Group:
     """Runs of a method that differ in traced values and seeds only.
 
     Attributes:
-      name: of the group by its content, the same in every process.
-      method: of all its runs.
-      config: of all its runs, but for the traced settings; a share of the clients as cohort is left out.
+      name: name of the group by its content, the same in every process.
+      method: method of all its runs.
+      config: config of all its runs, but for the traced settings; a share of the clients as cohort is left out.
       static: the settings of the grid that all its runs share.
       among: all methods of the sweep.
-      runs: in the order of the grid, seeds innermost.
+      runs: runs in the order of the grid, seeds innermost.
       until: the round at which successive halving stops them; None for all rounds.
     """
 
@@ -155,7 +155,7 @@ def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tup
     """Groups of runs that the present rung of each method still lacks, to be run until its end.
 
     Args:
-      definition: of the sweep.
+      definition: definition of the sweep.
       found: the records by run, those left out that are to be run again.
     """
     return tuple(group for method in definition.methods for group in _missing_of_method(definition, method, found))

@@ -27,7 +27,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps.
 
     Args:
-      summary: as `summarize` gives it.
+      summary: summary as `summarize` gives it.
 
     Returns:
       name -> matplotlib figure.
@@ -131,7 +131,7 @@ class Point(NamedTuple):
 
     Attributes:
       settings: the values on the axes.
-      status: of its runs.
+      status: status of its runs.
       chosen: whether it is the chosen setting of the method.
       validation, test: scores by the headline metric, means over clients.
       headline: the metric.
@@ -173,7 +173,7 @@ class Axis:
     """A setting that varies, and the place of its values on an axis of a plot.
 
     Attributes:
-      name: of the setting.
+      name: name of the setting.
       values: numbers in ascending order, and then others in the order of the grid.
       scale: ``log``, ``linear``, or ``even`` for values in even steps, whatever they are.
     """

@@ -170,7 +170,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster while the block runs; to be entered before JAX starts, as Ray forks.
 
     Args:
-      address: of the cluster, as ``ray.init`` takes it; ``local`` starts one on this machine and ends it.
+      address: address of the cluster, as ``ray.init`` takes it; ``local`` starts one on this machine and ends it.
 
     Raises:
       JaxpflError: if Ray is not installed, and for an address without a cluster.

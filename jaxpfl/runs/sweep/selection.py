@@ -66,8 +66,8 @@ def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]
     same mean, the first in the order of the records is chosen (`in_grid_order`).
 
     Args:
-      records: of the sweep; those with other seeds do not count.
-      seeds: of the search.
+      records: records of the sweep; those with other seeds do not count.
+      seeds: seeds of the search.
 
     Raises:
       JaxpflError: without seeds, and for runs of several headlines.
@@ -197,8 +197,8 @@ def in_grid_order(
     A journal holds them in the order in which they ended.
 
     Args:
-      records: of the sweep.
-      methods: in their order; others come after them as they appear.
+      records: records of the sweep.
+      methods: methods in their order; others come after them as they appear.
       axes: the values on each axis, in their order; other axes and other values come after them as they appear.
     """
     records, axes = list(records), axes or {}

@@ -36,11 +36,11 @@ def summarize(
     where one of these runs lacks the metric.
 
     Args:
-      records: of the sweep, in the order wanted of the rows.
-      choices: as `select` gives them; empty where nothing is selected.
-      seeds: of the search; a validation accuracy is the mean over these, as in the selection.
+      records: records of the sweep, in the order wanted of the rows.
+      choices: choices as `select` gives them; empty where nothing is selected.
+      seeds: seeds of the search; a validation accuracy is the mean over these, as in the selection.
       programs: compiled for the sweep.
-      seconds: of the sweep.
+      seconds: seconds of the sweep.
 
     Returns:
       ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
@@ -166,8 +166,8 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
     """Print the best setting of each method, the settings level with it, every setting, and those that are not done.
 
     Args:
-      console: of rich.
-      summary: as `summarize` gives it.
+      console: console of rich.
+      summary: summary as `summarize` gives it.
       most: settings beyond which they are not listed one by one.
     """
     rows, best = summary["rows"], summary["best"]
@@ -246,7 +246,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     """A row for each setting, the chosen one of each method in bold.
 
     Args:
-      summary: as `summarize` gives it.
+      summary: summary as `summarize` gives it.
       joined: whether a setting is one column in words, which a terminal can fold, or one for each axis.
     """
     every = summary["rows"]

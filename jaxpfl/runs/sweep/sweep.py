@@ -52,8 +52,8 @@ class Sweep:
     """A sweep with its folder.
 
     Attributes:
-      folder: of the sweep.
-      definition: of the sweep.
+      folder: folder of the sweep.
+      definition: definition of the sweep.
       data: last loaded.
     """
 
@@ -166,7 +166,7 @@ class Sweep:
         """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds.
 
         Args:
-          records: of the journal.
+          records: records of the journal.
           again: names of runs that failed and are run once more.
         """
         # As if they had stopped just before: they are missing, and what they had got to is not.
