@@ -144,9 +144,9 @@ def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):
 
 
 @pytest.mark.slow
-def test_damaged_scores_are_said_and_made_again(finished, capsys, damage):
+def test_damaged_scores_are_said_and_made_again(finished, capsys):
     folder, summary = finished
-    damage(folder / "methods" / "adaped.npz")
+    (folder / "methods" / "adaped.npz").write_bytes(b"")
     again = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume", "--json")
     refused = jaxpfl(capsys, *again)
     assert (refused.status, refused.out) == (2, "")
