@@ -177,7 +177,7 @@ def _missing_of_method(definition: Definition, method: str, found: Mapping[str, 
 
 
 def is_left(record: Record | None, rounds: int) -> bool:
-    """Whether a run of so many rounds is still to be run, or to go on."""
+    """True if a run of so many rounds is still to be run, or to go on."""
     return record is None or (record.status != FAILED and record.rounds < rounds)
 
 
