@@ -28,15 +28,6 @@ def fit(federation, method="adaped", **changes):
     return jaxpfl.fit(method, federation, **settings | changes)
 
 
-@pytest.mark.slow
-def test_a_sweep_gives_each_run_its_value(federation):
-    starts = [1.0, 2.0]
-    together = fit(federation, seeds=[0, 0], hyper={"psi_init": starts})
-    alone = fit(federation, seeds=[0], hyper={"psi_init": starts[1]})
-    np.testing.assert_allclose(together.history["psi"][1], alone.history["psi"][0], rtol=1e-5)
-    assert np.abs(together.history["psi"][0] - alone.history["psi"][0]).max() > 0.1
-
-
 @pytest.mark.parametrize(
     ("seeds", "given", "said"),
     [

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import METHODS, JaxpflError, LocalWork, models
-from jaxpfl.algorithms import l2gd
+from jaxpfl import METHODS, JaxpflError, models
 from jaxpfl.algorithms.parts import hyper
 from jaxpfl.core import participation
 from jaxpfl.core.participation import Availability
@@ -75,18 +74,6 @@ def test_models_start_the_same(model, shape, kind):
     for a, b in zip(jax.tree.leaves(single), jax.tree.leaves(double), strict=True):
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         np.testing.assert_array_equal(a, b)
-
-
-def test_the_tosses_of_l2gd_are_the_same():
-    def tosses():
-        task = classification(models.build_model("linear", 3, (4,)), (4,), 3)
-        server = l2gd.l2gd(task, LocalWork(SIZES, 2, 4)).server
-        hp = METHODS["l2gd"].hyper.replace(p=0.3)
-        return jax.vmap(lambda key: server.broadcast(key, hp, None, ()).shared.aggregate)(jax.random.split(KEY, 64))
-
-    single, double = in_both(tosses)
-    np.testing.assert_array_equal(single, double)
-    assert 0 < single.sum() < 64
 
 
 def test_noise_is_the_same_up_to_rounding():

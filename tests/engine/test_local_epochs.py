@@ -29,7 +29,7 @@ def fitted(method="fedavg", sizes=SIZES, **more):
     return jaxpfl.fit(method, federation(sizes), **given)
 
 
-@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("epochs", [1, 2])
 def test_a_round_is_so_many_passes(epochs):
     own = LocalEpochs(epochs, BATCH)
     steps = own.on_host(np.array(SIZES))
@@ -40,7 +40,7 @@ def test_a_round_is_so_many_passes(epochs):
 
     for n, count in zip(SIZES, steps, strict=True):
         seen = []
-        for participations in range(12):
+        for participations in range(6):
             places, valid = draw_batches(plan, jax.random.key(n), np.int32(participations), np.int32(n))
             seen += np.asarray(places)[:count][np.asarray(valid)[:count]].tolist()
         whole = len(seen) // n * n  # rounds continue the epoch, so that every pass has every example once

@@ -25,6 +25,7 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.streamed import rounds, simulation
 from jaxpfl.engine.streamed.rounds import _places
 from jaxpfl.engine.streamed.rows import length_for, most, packed
+from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.privacy import Mechanism
 
 SETTINGS: dict[str, Any] = {
@@ -73,10 +74,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     [
         ("adaped", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2}),
         slow("scaffold", {"participation": "poisson", "cohort_cap": 9}),
-        slow("fedavg", {}),
-        slow("local", {"draw": "step"}),
         slow("ditto", {"compress": "sign"}),
-        slow("ifca", {}),
         slow("adaped", {"privacy": Mechanism(1.0, 0.5)}),
         slow("map-gaussian", {"cohort": 20}),
         slow("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
@@ -87,25 +85,6 @@ def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[
     resident = jaxpfl.fit(method, federation(), **given, plan=ON_DEVICE)
     assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("host")))
     assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("disk")))
-
-
-@pytest.mark.slow
-def test_two_devices_give_the_same_up_to_the_order_of_sums(two_devices: None) -> None:
-    resident = jaxpfl.fit("adaped", federation(), **SETTINGS, plan=ExecutionPlan(devices=2))
-    streamed = jaxpfl.fit("adaped", federation(), **SETTINGS, plan=ExecutionPlan(devices=2, clients_in="host"))
-    np.testing.assert_array_equal(resident.state.participations[:, :20], streamed.state.participations)
-    np.testing.assert_allclose(resident.history["train_loss"], streamed.history["train_loss"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_several_blocks_score_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_BYTES", 1)
-    whole = jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3))
-    in_blocks = jaxpfl.fit(
-        "local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3, clients_in="host")
-    )
-    assert in_blocks.simulation._blocks.placement.rows == 3  # 20 clients: the last block is not full
-    assert_same(whole, in_blocks)
 
 
 @pytest.mark.slow
@@ -267,3 +246,52 @@ def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeyp
 def assembled(method: str, settings: dict[str, Any], plan: ExecutionPlan | None = None) -> Assembled:
     spec = RunSpec(method=jaxpfl.METHODS[method], plan=plan or ExecutionPlan(devices=1), **settings)
     return assemble_run(spec, federation())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fitting", "step", "want"), [(7.5, 1, 7), (7.5, 3, 6), (1, 1, 1), (0.5, 3, 3), (19.9, 1, 19), (20.1, 3, 20)]
+)
+def test_a_block_has_as_many_clients_as_fit_with_their_data(
+    monkeypatch: pytest.MonkeyPatch, fitting: float, step: int, want: int
+) -> None:
+    """In steps of the clients that are scored at once; all clients need no such steps."""
+    made, states = streamed()._blocks, {"weights": np.zeros((2, 20, 650), np.float32)}
+    splits = (federation().train, federation().validation, federation().test)
+    of_data = sum(leaf.nbytes for split in splits for leaf in split.examples) / 20
+    monkeypatch.setattr(rounds, "_BYTES", fitting * (4 * 650 + of_data))
+    assert made._rows(step, states) == want
+
+
+@functools.cache
+def streamed() -> StreamedSimulation:
+    return jaxpfl.fit("local", federation(), **SETTINGS | {"rounds": 1}, plan=plan("host")).simulation
+
+
+@pytest.mark.slow
+def test_blocks_on_two_devices_give_the_numbers_of_one(two_devices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_BYTES", 1)
+    one, two = (
+        jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=n, clients=3, clients_in=where))
+        for n, where in ((1, "device"), (2, "host"))
+    )
+    assert two.simulation._blocks.placement.rows == 6  # of 20 clients: the last block is not full
+    np.testing.assert_array_equal(one.state.participations, two.state.participations)
+    seen = [(fit.simulation.personal_models(fit.state), fit.scores, fit.history) for fit in (one, two)]
+    for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_program_that_runs() -> None:
+    """A round that is asked for its memory first is not compiled twice, and takes one run at a time."""
+    given = SETTINGS | {"rounds": 1, "seeds": 2, "privacy": Mechanism(1.0, 0.5)}
+    fit = jaxpfl.fit("adaped", federation(), **given, plan=plan("host"))
+    fresh = jaxpfl.fit("adaped", federation(), **given, plan=plan("host")).simulation
+    fresh._rounds._programs.clear()
+    told = [fresh.memory(runs) for runs in (1, 2)]
+    assert told[1] == told[0] | {"states": 2 * told[0]["states"]}
+    assert told[0]["states"] == sum(leaf[0].nbytes for leaf in jax.tree.leaves(fit.state.clients))
+    state, _ = fresh.advance(fresh.init([0, 1]), 1)
+    for a, b in zip(jax.tree.leaves(state.server), jax.tree.leaves(fit.state.server), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -92,34 +92,11 @@ def odd_tree(rng: random.Random, tree: Any) -> Any:
     return tree
 
 
+_KINDS = "? i1 u1 i2 u2 i4 u4 i8 u8 >i8 f2 f4 f8 >f4 g c8 c16 m8[s] M8[D] S3 U3 V4 O i4,f8"
+
+
 def some_dtype(rng: random.Random) -> np.dtype:
-    kinds = [
-        "?",
-        "i1",
-        "u1",
-        "i2",
-        "u2",
-        "i4",
-        "u4",
-        "i8",
-        "u8",
-        ">i8",
-        "f2",
-        "f4",
-        "f8",
-        ">f4",
-        "g",
-        "c8",
-        "c16",
-        "m8[s]",
-        "M8[D]",
-        "S3",
-        "U3",
-        "V4",
-        "O",
-        "i4,f8",
-    ]
-    return np.dtype(rng.choice(kinds))
+    return np.dtype(rng.choice(_KINDS.split()))
 
 
 def odd_array(rng: random.Random, array: np.ndarray) -> np.ndarray:

@@ -19,8 +19,22 @@ from jaxpfl.engine.state import RunState
 from jaxpfl.privacy import Mechanism
 from jaxpfl.support import processes
 
-EVERYONE = ("local", "fedper", "scaffold", "toy clusters", "adaped, idle")
-"""Methods that are run with all clients in every round; the others with a cohort, of a fixed size or Poisson."""
+COHORTS: dict[str, int | float | None] = {
+    "local": None,
+    "fedavg": 0.6,
+    "scaffold": None,
+    "ifca": 4,
+    "pooled": 4,
+    "cfl": None,
+    "fedbuff": 4,
+    "network-lasso": 4,
+    "adaped": 4,
+    "adaped, idle": None,
+    "adaped, private": 4,
+    "toy medians": 4,
+    "toy clusters": None,
+}
+"""Cohorts of some methods, which between them have every kind of state and upload: all clients, four, or Poisson."""
 
 
 def method(name: str, cohort: int | float | None) -> dict[str, Any]:
@@ -133,17 +147,9 @@ def forbid(x: np.ndarray, start: np.ndarray, size: np.ndarray) -> None:
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(low), ctypes.c_size_t(high - low), 0) == 0
 
 
-COHORTS = {name: None if name in EVERYONE else 4 for name in toys.CASES}
 METHODS = {name: partial(method, name, cohort) for name, cohort in COHORTS.items()}
-ROTATED: dict[str, int | float | None] = {
-    name: 4 if name == "fedbuff" else None if name in toys.EVERYBODY else (None, 4, 0.6)[i % 3]
-    for i, name in enumerate(toys.CASES)
-}
-"""Everyone, cohorts of four and Poisson cohorts in turn; asynchronous rounds are all of as many clients."""
 CASES: dict[str, Callable[[], Any]] = {
     **METHODS,
-    **{f"{name}, rotated": partial(method, name, cohort) for name, cohort in ROTATED.items()},
-    "fedavg, everyone": partial(method, "fedavg", None),
     "trained": trained,
     "stored": stored,
     "shares": shares,

@@ -1,4 +1,4 @@
-"""Clients spread over processes give the numbers of one process: every method, in float64."""
+"""Clients spread over processes give the numbers of one process, in float64."""
 
 import functools
 import sys
@@ -20,11 +20,11 @@ from jaxpfl.engine import execution_plan
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("stored", "shares", "refused")
-"""Cases of their own group: the way of clients' states to the first process and back, and what is refused."""
+QUICK = ("shares", "refused")
+"""Cases of their own group: the rows of each process, and what is refused."""
 OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
 """Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
-EVERY = (*METHODS, "fedavg, everyone", "trained", "stored")
+OF_TWO = (*METHODS, "trained", "stored")
 
 
 @functools.cache
@@ -46,10 +46,6 @@ def assert_equal(got: Any, want: Any) -> None:
 def of_one(name: str) -> Any:
     """Result of a case in this process."""
     return reference(name, COHORTS[name]) if name in METHODS else CASES[name]()
-
-
-def test_states_of_two_processes_are_stored_as_those_of_one():
-    assert_equal(quick()["stored"], of_one("stored"))
 
 
 def test_each_process_holds_the_states_of_its_clients(monkeypatch):
@@ -85,22 +81,19 @@ def test_an_error_of_one_process_is_everyones():
     assert found["long"] == "20000"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_calls_that_differ_between_the_processes_are_refused():
+    for name, message in (
         ("data", "the clients' data must be the same in every process"),
         ("seeds", "the runs' seeds must be the same in every process: process 0 has [1, 2], process 1 [1, 3]"),
         ("place", "plan.clients_in = host is of one process"),
         ("rounds", "fit's rounds must be the same in every process: process 0 has 2, process 1 3"),
-    ],
-)
-def test_calls_that_differ_between_the_processes_are_refused(name, message):
-    assert quick()["refused"][name].startswith(message)
+    ):
+        assert quick()["refused"][name].startswith(message)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_method_gives_the_same_in_two_processes(name):
-    assert_equal(of(2, EVERY)[name], of_one(name))
+@pytest.mark.parametrize("name", OF_TWO)
+def test_two_processes_give_the_numbers_of_one(name):
+    assert_equal(of(2, OF_TWO)[name], of_one(name))
 
 
 @pytest.mark.parametrize("name", OF_FOUR)
