@@ -127,30 +127,18 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
         raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}") from error
 
 
-def check_metric(name: str, values: Any, examples: int) -> None:
-    """Check that a task's metric is one number for each example: a mean would count padding.
+def check_metric(name: str, values: Any, *examples: int) -> None:
+    """Check that a task's metric is one number for each of a client's examples, as a mean would count padding; without
+    their number, that it is one for all of them.
 
     Raises:
       JaxpflError: telling its shape.
     """
     try:
-        chex.assert_shape(values, (examples,))
+        chex.assert_shape(values, examples)
     except (AssertionError, TypeError, ValueError) as error:
-        raise JaxpflError(
-            f"the task's metric {name!r} must be one number for each of {examples} examples, got {_typed(values)}"
-        ) from error
-
-
-def check_client_metric(name: str, value: Any) -> None:
-    """Check that a task's metric of all of a client's examples is one number.
-
-    Raises:
-      JaxpflError: telling its shape.
-    """
-    try:
-        chex.assert_shape(value, ())
-    except (AssertionError, TypeError, ValueError) as error:
-        raise JaxpflError(f"the task's metric {name!r} must be one number for a client, got {_typed(value)}") from error
+        each = f"each of {examples[0]} examples" if examples else "a client"
+        raise JaxpflError(f"the task's metric {name!r} must be one number for {each}, got {_typed(values)}") from error
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:

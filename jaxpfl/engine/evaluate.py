@@ -364,7 +364,7 @@ def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
     for name, metric in task.metrics.items():
         if isinstance(metric, PerClient):
             value = metric.function(logits, y, valid)
-            protocol_checks.check_client_metric(name, value)
+            protocol_checks.check_metric(name, value)
             found[name] = jnp.where(count > 0, value, jnp.nan)
     return found
 

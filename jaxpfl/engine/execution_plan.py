@@ -187,19 +187,11 @@ def resolve(
         why_block = "as given"
     vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (backend != "cpu" or fitting > 1))
     if devices == 1:
-        why_even = "there is one device" if shards == 1 else "there is one group of devices"
+        why_even = "there is one device, or one group of them"
     elif even:
         why_even = "a small cohort falls unevenly on the devices where its clients live; dealing it out costs less"
-    elif dealt and each > 1:
-        why_even = "the processes hold their own clients' data; only sums cross"
-    elif dealt and shards > 1:
-        why_even = "a client's state lies in parts on the devices that work on it; only sums cross"
-    elif cohort == num_clients:
-        why_even = "everybody takes part, so every device has its share already"
-    elif backend == "cpu":
-        why_even = "a large cohort falls about evenly on the devices where its clients live; only sums cross"
     else:
-        why_even = "data stay on the device that holds them; only sums cross"
+        why_even = "clients work where their states and data are; only sums cross"
     if plan.runs != "auto":
         why_runs = "as given"
     elif vmap_runs:

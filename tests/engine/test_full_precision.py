@@ -91,13 +91,6 @@ def test_whatever_an_estimator_computes_by_products_has_full_ones():
     assert precisions(jax.jit(partial(base.estimate, twice)).lower(jax.random.key(0), clients)) == ["HIGHEST"] * 2
 
 
-def test_jit_takes_the_options_of_jax():
-    power = full_precision.jit(lambda a, n: jnp.linalg.matrix_power(a, n), static_argnames="n")
-    a = jnp.asarray([[1.0, 1.0], [0.0, 1.0]])
-    np.testing.assert_array_equal(power(a, n=3), [[1, 3], [0, 1]])
-    assert set(precisions(power.lower(a, n=3))) == {"HIGHEST"}
-
-
 @pytest.mark.parametrize("folder", ["estimators", "similarity", "studies"])
 def test_what_is_compiled_outside_rounds_is_compiled_so(folder):
     texts = {path: path.read_text() for path in sorted((PACKAGE / folder).rglob("*.py"))}

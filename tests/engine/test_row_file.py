@@ -39,19 +39,6 @@ def test_rows_are_those_of_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file.array.dtype == file.take(np.arange(2)).dtype == dtype
 
 
-def test_rows_without_entries(tmp_path: Path):
-    file = RowFile.existing(made(tmp_path, shape=(2, 5, 0)), (2, 5, 0), np.dtype(np.float32))
-    file.put(np.arange(4), np.zeros((4, 0), np.float32))
-    assert file.take(np.arange(4)).shape == (4, 0)
-
-
-def test_rows_of_another_shape_are_not_written(tmp_path: Path):
-    file = RowFile.existing(made(tmp_path), SHAPE, np.dtype(np.float32))
-    with pytest.raises(ValueError, match="reshape"):
-        file.put(np.arange(4), np.ones((4, 2), np.float32))
-    assert not file.array.any()
-
-
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 5, 4), np.float32), (SHAPE, np.float64)])
 def test_another_array_is_refused(tmp_path: Path, shape: tuple[int, ...], dtype):
     with pytest.raises(JaxpflError, match=r"rows.npy is damaged: it holds \(2, 5, 3\) of float32$"):

@@ -23,8 +23,7 @@ from jaxpfl.engine.build import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.streamed import rounds, simulation
-from jaxpfl.engine.streamed.rounds import _places
-from jaxpfl.engine.streamed.rows import length_for, most, packed
+from jaxpfl.engine.streamed.rows import length_for, most
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 from jaxpfl.privacy import Mechanism
 
@@ -198,23 +197,6 @@ def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(JaxpflError, match=r"plan.clients_in must be auto, device, host or disk, got 'cloud'"):
         ExecutionPlan(clients_in="cloud")
-
-
-def test_places_of_rows_in_the_round_before() -> None:
-    np.testing.assert_array_equal(_places(np.array([1, 4, 6, 9, 9]), np.array([0, 4, 6, 9])), [-1, 1, 2, 3, 3])
-    np.testing.assert_array_equal(_places(np.array([1, 2]), np.zeros(0, np.int32)), [-1, -1])
-
-
-def test_packed_clients_are_the_views_of_the_store() -> None:
-    sizes = np.array([3, 0, 5, 2])
-    store = ClientData.stacked(Examples(np.arange(20.0).reshape(10, 2), np.arange(10)), sizes)
-    rows = np.array([2, 3, 1, 4])  # the last is nobody
-    found = packed(store, rows, 8)
-    assert (found.capacity, found.chunk, len(found.examples.y)) == (store.capacity, store.chunk, 8)
-    np.testing.assert_array_equal(found.size, [5, 2, 0, 0])
-    for place, row in enumerate(rows[:3]):
-        np.testing.assert_array_equal(found.x[place], store.x[row])
-        np.testing.assert_array_equal(found.y[place], store.y[row])
 
 
 def test_buffers_have_few_lengths() -> None:

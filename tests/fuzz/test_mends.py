@@ -31,7 +31,6 @@ from jaxpfl.runs.results import lost_records
 from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.bernoulli import parse_prior
 from jaxpfl.support import files
-from jaxpfl.support.errors import expecting
 from jaxpfl.uploads.compression import codes, quantizers
 
 
@@ -197,16 +196,6 @@ def test_a_label_beyond_single_precision_is_no_infinite_one(tmp_path: Path) -> N
     path.write_text("x,y\n1,0.5\n2,1e39\n3,2.5\n")
     with pytest.raises(JaxpflError, match="line 3: column 'y' holds a number beyond 32 bits"):
         load_table("csv:a", path, TableOptions("y"), task="regression")
-
-
-def test_expecting_names_the_file_and_keeps_our_own_errors() -> None:
-    with (
-        pytest.raises(JaxpflError, match=r"a\.json is damaged, or not a run \(KeyError: 'x'\)"),
-        expecting("a.json", "a run"),
-    ):
-        _ = {}["x"]
-    with pytest.raises(JaxpflError, match=r"^mine$"), expecting("a.json", "a run"):
-        raise JaxpflError("mine")
 
 
 def test_a_table_of_separators_alone_is_refused(tmp_path: Path) -> None:
