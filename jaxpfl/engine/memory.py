@@ -9,6 +9,7 @@ import jax
 
 from jaxpfl.core.types import Device
 from jaxpfl.support import distributed, host_memory, processes
+from jaxpfl.support.errors import OutOfMemoryError
 from jaxpfl.support.host_memory import readable as readable
 
 _of_programs: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
@@ -36,6 +37,23 @@ def free(devices: Sequence[Device]) -> int | None:
     """
     known = [amount for amount in processes.exchange(_free_here(devices)) if amount is not None]
     return min(known, default=None)
+
+
+def check(need: int, devices: Sequence[Device], what: str, advice: str) -> None:
+    """Refuse what would not fit on the devices.
+
+    Args:
+      need: bytes, on the host for CPU devices, else on each device.
+      devices: those that need them.
+      what: the beginning of the message.
+      advice: the end of the message.
+
+    Raises:
+      OutOfMemoryError: with the memory needed and free.
+    """
+    left = free(devices)
+    if left is not None and need > left:
+        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, {readable(left)} are free: {advice}")
 
 
 def _free_here(devices: Sequence[Device]) -> int | None:

@@ -20,7 +20,7 @@ from jaxpfl.engine.cohort import AXIS, MODEL, ModelAxis, Spread
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.state import RunState
 from jaxpfl.support import host_memory, processes
-from jaxpfl.support.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.support.errors import JaxpflError
 
 
 class Placement(NamedTuple):
@@ -250,14 +250,9 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
     held, laid = ((state.clients, state.counts, state.server, state.in_flight) for state in (shapes, layout))
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
-    need, free = trees.num_bytes(parts), memory.free(devices)
-    if _shares_memory(devices[0].platform):
-        need *= placement.local
-    if free is not None and need > free:
-        raise OutOfMemoryError(
-            f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
-            f"clients, fewer seeds at once ({runs} now) or a smaller model"
-        )
+    need = trees.num_bytes(parts) * (placement.local if _shares_memory(devices[0].platform) else 1)
+    advice = f"use fewer clients, fewer seeds at once ({runs} now) or a smaller model"
+    memory.check(need, devices, "the states", advice)
 
 
 def _shares_memory(platform: str) -> bool:
@@ -273,15 +268,13 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)
         need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.parts
-    free = memory.free(placement.devices)
-    if free is not None and need > free:
-        sizes = np.asarray(federation.train.size)
-        largest = int(sizes.argmax())
-        raise OutOfMemoryError(
-            f"the data need {memory.readable(need)} of memory, {memory.readable(free)} are free: take fewer examples "
-            f"or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training examples, client "
-            f"{int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
-        )
+    sizes = np.asarray(federation.train.size)
+    largest = int(sizes.argmax())
+    advice = (
+        f"take fewer examples or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training "
+        f"examples, client {int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
+    )
+    memory.check(need, placement.devices, "the data", advice)
 
 
 _PATIENCE = {
