@@ -62,8 +62,7 @@ def run(given: ElectionSettings) -> dict[str, Any]:
     Returns:
       ``mse`` and ``gains``: mean and standard error over folds, for the gains also the standard deviation, as in the
       paper; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
-      ``beta_binomial``: the likelihood's alpha and beta in each; ``shrinkage``: for each number of wins among five,
-      the estimates and the frequency in the sixth.
+      ``beta_binomial``: the likelihood's alpha and beta in each.
     """
     return cross_validated(given).json
 
@@ -113,7 +112,6 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
         "printed_gain": {"mean": PRINTED_GAIN[0], "std": PRINTED_GAIN[1]},
         "folds": {name: values.tolist() for name, values in errors.items()},
         "beta_binomial": [{"alpha": alpha, "beta": beta} for alpha, beta in fitted],
-        "shrinkage": _shrinkage(np.asarray(train), np.asarray(test), estimates),
     }
     title = f"{result['counties']} counties, each election left out in turn; ± over the {len(result['years'])} folds"
     return Results(
@@ -154,18 +152,6 @@ def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np
 
 def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
     return name if len(among) == 1 else f"{name}, epsilon {epsilon:g}"
-
-
-def _shrinkage(train: np.ndarray, test: np.ndarray, estimates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    wins = train.sum(axis=2)
-    rows = []
-    for count in range(train.shape[2] + 1):
-        chosen = wins == count
-        if not chosen.any():
-            continue
-        made = {name: float(values[chosen].mean()) for name, values in estimates.items()}
-        rows.append({"wins": count, "counties": int(chosen.sum()), "held_out": float(test[chosen].mean())} | made)
-    return rows
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:

@@ -28,17 +28,7 @@ from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Learned, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
-from jaxpfl.studies.study import (
-    NOT_PRIVATE,
-    Block,
-    Results,
-    Settings,
-    Study,
-    at_least,
-    check_uploads,
-    refuse_given,
-    within,
-)
+from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, at_least, check_uploads, refuse_given, within
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 from jaxpfl.uploads.compression import quantizers
 
@@ -614,7 +604,7 @@ def _read_regressed(path: Path, options: Any) -> tuple[own_clients.Clients, str,
     return clients, target, names
 
 
-def _regression_lines(result: dict[str, Any]) -> list[Block]:
+def _regression_lines(result: dict[str, Any]) -> list[str]:
     of = result["estimated"]
     return [
         *own_clients.how_it_was_read(result),

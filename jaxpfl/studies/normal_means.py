@@ -15,26 +15,8 @@ from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.estimators.empirical_bayes import (
-    FAMILIES,
-    Family,
-    NormalMixture,
-    dependent,
-    differences,
-    ebbinomial,
-    ebbinomial_regression,
-    ebnm,
-    ebnm_groups,
-    ebpoisson,
-    ebpoisson_regression,
-    fay_herriot,
-    homogeneity,
-    learned_gaussian,
-    learned_rates,
-    level_within,
-    posterior,
-    robust_intervals,
-)
+from jaxpfl.estimators import empirical_bayes as eb
+from jaxpfl.estimators.empirical_bayes import FAMILIES, Family, NormalMixture, ebnm, posterior
 from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvTable, Own, Picture, distinct_clients, own_or_simulated, refuse_sum
 from jaxpfl.studies.repetitions import repeat, report
@@ -363,7 +345,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
       JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
         and as the fits.
     """
-    level_within(options.level, np.float64)
+    eb.level_within(options.level, np.float64)
     own_clients.refuse_simulated(given, _SIMULATED)
     table = csv_text.read(path, options.sep, options.decimal, options.encoding, options.missing_words)
     data = read(table, options.covariates, client=options.client, groups=options.groups, weights=options.weights)
@@ -413,7 +395,7 @@ def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
 
 def _fit(data: Summaries, seed: int, options: Any) -> Fitted:
     if data.covariate_names:
-        at = dependent(data.covariates)
+        at = eb.dependent(data.covariates)
         if at is not None:
             name = shown(data.covariate_names[at])
             raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
@@ -439,11 +421,13 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
         # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
         # both for all that tells how sure an estimate is.
         facts["intervals"] = "integrated"
-        middle, stderr = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
-        reach = learned_gaussian.student(options.level, np.inf) * stderr
+        middle, stderr = (
+            of[:, 0] for of in eb.learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2)
+        )
+        reach = eb.learned_gaussian.student(options.level, np.inf) * stderr
         low, high = middle - reach, middle + reach
         lfsr = jax.scipy.special.ndtr(-jnp.abs(middle) / stderr)
-    robust, test = robust_intervals(x, s, options.level), homogeneity(x, s)
+    robust, test = eb.robust_intervals(x, s, options.level), eb.homogeneity(x, s)
     facts |= {
         "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
         "log_marginal": float(fit.log_marginal),
@@ -463,7 +447,7 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
 
 def _areas(data: Summaries, options: Any) -> Fitted:
     """Fit estimates with standard errors about a regression on covariates."""
-    found = fay_herriot(data.first, data.second, data.covariates)
+    found = eb.fay_herriot(data.first, data.second, data.covariates)
     low, high = found.interval(options.level)
     facts = {
         "prior": "normal",
@@ -484,7 +468,7 @@ def _areas(data: Summaries, options: Any) -> Fitted:
 def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
     """Fit estimates with standard errors about their groups' means."""
     names, index = np.unique(np.array(groups), return_inverse=True)
-    found = ebnm_groups(data.first, data.second, index)
+    found = eb.ebnm_groups(data.first, data.second, index)
     low, high = found.interval(options.level)
     group_low, group_high = found.group_interval(options.level)
     facts = {
@@ -516,13 +500,13 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit a Beta or Gamma prior, or any distribution, to successes of trials or to counts."""
     z, n, bounded = data.first, data.second, data.kind == "successes"
     prior: Any = "npmle" if options.prior == "npmle" else "conjugate"
-    fit = (ebbinomial if bounded else ebpoisson)(z, n, prior, weights=data.weights)
+    fit = (eb.ebbinomial if bounded else eb.ebpoisson)(z, n, prior, weights=data.weights)
     low, high, stderr = (np.asarray(of) for of in (*fit.interval(options.level), fit.sd))
     how = "plug-in"
     if prior == "conjugate" and data.weights is None and len(z) <= _MOST_INTEGRATED:
         how = "integrated"
-        low, high, stderr = (learned_rates.probabilities if bounded else learned_rates.rates)(z, n, options.level)
-    test = differences.of_shares(z, n, seed) if bounded else differences.of_rates(z, n)
+        low, high, stderr = (eb.learned_rates.probabilities if bounded else eb.learned_rates.rates)(z, n, options.level)
+    test = eb.differences.of_shares(z, n, seed) if bounded else eb.differences.of_rates(z, n)
     facts = {
         "prior": "npmle" if prior == "npmle" else "beta" if bounded else "gamma",
         "intervals": how,
@@ -541,7 +525,7 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
 def _rates_about(data: Summaries, options: Any) -> Fitted:
     """Fit successes of trials, or counts, about a regression on covariates."""
     bounded = data.kind == "successes"
-    fit = (ebbinomial_regression if bounded else ebpoisson_regression)(data.first, data.second, data.covariates)
+    fit = (eb.ebbinomial_regression if bounded else eb.ebpoisson_regression)(data.first, data.second, data.covariates)
     low, high = fit.interval(options.level)
     spread = float(fit.spread)
     facts = {

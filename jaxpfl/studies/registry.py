@@ -10,27 +10,18 @@ from jaxpfl.support.errors import unknown_name
 
 STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
-    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private "
-    "bits.",
+    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised, as printed, and private bits.",
     "unequal": "Bernoulli clients of unequal numbers of samples: errors and gains by a client's size.",
-    "normal-means": "Estimates with standard errors (--csv: also successes,trials, count,exposure and count:NAME): "
-    "five families of priors.",
-    "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and "
-    "locally.",
-    "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with "
-    "privacy.",
-    "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, and "
-    "moments with EM.",
-    "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the "
-    "Bayes bound.",
+    "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): four priors.",
+    "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means.",
+    "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, and private.",
+    "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, EM.",
+    "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, and by EM.",
     "coefficients": "Regressions from few examples each: a full covariance, or a common subspace of rank k.",
-    "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, and "
-    "Algorithm 5.",
-    "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and "
-    "pFedMe.",
+    "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 5.",
+    "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA and others.",
     "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, which it is at one lambda.",
-    "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the "
-    "text's demo.",
+    "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
 }

@@ -51,7 +51,7 @@ def test_summary(made: Path):
     for name in releases:
         assert spent[name]["epsilon"] == pytest.approx(15, rel=1e-4)
         assert spent[name]["relation"] == "add-or-remove-one"
-    assert sorted(found["plots"]) == [f"plots/{n}.png" for n in ("cluster-tokens", "kl-epsilon", "misclustering")]
+    assert sorted(found["plots"]) == [f"plots/{n}.png" for n in ("kl-epsilon", "misclustering")]
     assert all((made / "run" / plot).stat().st_size > 5000 for plot in found["plots"])
 
 

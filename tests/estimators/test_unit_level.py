@@ -168,26 +168,5 @@ def test_clients_without_spread_and_coverage():
 def test_samples_that_tell_too_little_are_refused(args: Any, said: str):
     with pytest.raises(JaxpflError, match=said):
         unit_level(*args)
-
-
-def test_rows_and_columns_of_a_population_are_put_together_by_name():
-    y, x, client, _ = samples()
-    names = np.array([f"c{(5 * i) % 12:02d}" for i in range(12)])
-    table = pd.DataFrame(x, columns=["a", "b"])
-    of = pd.DataFrame(np.random.default_rng(1).normal(size=(12, 2)), columns=["b", "a"], index=names)
-    plain = unit_level(y, x, names[client], population=of.sort_index()[["a", "b"]].to_numpy())
-    found = unit_level(y, table, names[client], population=of)
-    np.testing.assert_array_equal(found.regression, plain.regression)
-    numbered = of.set_axis(np.arange(12.0)).iloc[::-1]
-    expected = unit_level(y, x, client, population=numbered.sort_index()[["a", "b"]].to_numpy())
-    np.testing.assert_array_equal(unit_level(y, table, client, population=numbered).mean, expected.mean)
-    one = unit_level(y, table["a"], names[client], population=of["a"])
-    np.testing.assert_array_equal(one.mean, unit_level(y, table["a"], names[client], population=of[["a"]]).mean)
-    for bad, said in (
-        (of.reset_index(drop=True), "population's clients must be those of the samples, c00 is missing"),
-        (pd.concat([of, of[:1].set_axis(["zed"])]), "clients must be those of the samples, got zed too"),
-        (of.rename(columns={"b": "c"}), "population's columns must be those of the samples, b is missing"),
-        (pd.concat([of, of[:1]]), f"population's clients must not repeat, got '{names[0]}' twice"),
-    ):
-        with pytest.raises(JaxpflError, match=said):
-            unit_level(y, table, names[client], population=bad)
+    with pytest.raises(JaxpflError, match="population must be an array"):
+        unit_level(*samples()[:3], population=pd.DataFrame(np.zeros((12, 2))))

@@ -25,7 +25,7 @@ from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.privacy import Mechanism, PerStepNoise, PrivacyConfig, discrete_gaussian, mechanism, private_sum
 from jaxpfl.studies.histogram import methods as histogram_private_methods
-from jaxpfl.studies.histogram.settings import HistogramSettings
+from jaxpfl.studies.histogram.methods import HistogramSettings
 
 CENTRAL = Mechanism(1.0, 0.5)
 DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)

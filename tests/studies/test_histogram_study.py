@@ -8,7 +8,7 @@ import pytest
 
 from jaxpfl.data.sources.token_counts import DirichletMixture, TokenCounts, build
 from jaxpfl.studies.histogram import study as histogram_study
-from jaxpfl.studies.histogram.settings import HistogramSettings, follow, prepare
+from jaxpfl.studies.histogram.methods import HistogramSettings, follow, prepare
 from jaxpfl.support.errors import JaxpflError
 
 OWN = HistogramSettings(data="csv:own.csv")

@@ -47,7 +47,6 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.search import bisect
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.empirical_bayes import inputs
-from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame, labels_of
 from jaxpfl.estimators.empirical_bayes.normal_means import checked, in_blocks
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -108,11 +107,11 @@ class AreaMeans(NamedTuple):
     log_likelihood: Array
     statistic: Array
     p_value: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.x), level, leave=("basis",))
+        return inputs.frame(self, len(self.x), level, leave=("basis",))
 
     @property
     def risk(self) -> Array:
@@ -175,7 +174,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
     own, errors = checked(x, s, one=True)
     columns = regressors("z", z, len(own), LEAST_FREE, intercept=intercept)
     found = _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
-    return found._replace(labels=labels_of(x, s, z))
+    return found._replace(labels=inputs.labels_of(x, s, z))
 
 
 def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any:

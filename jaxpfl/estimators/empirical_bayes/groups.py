@@ -44,7 +44,6 @@ from jaxpfl.core.search import climb
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.empirical_bayes import inputs
 from jaxpfl.estimators.empirical_bayes.area import about
-from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame, labels_of
 from jaxpfl.estimators.empirical_bayes.normal_means import checked
 from jaxpfl.support.errors import JaxpflError
 
@@ -104,11 +103,13 @@ class GroupMeans(NamedTuple):
     p_value: Array
     ratio: Array
     group_p_value: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.x), level, leave=tuple(name for name in self._fields if name.startswith("group_")))
+        return inputs.frame(
+            self, len(self.x), level, leave=tuple(name for name in self._fields if name.startswith("group_"))
+        )
 
     @property
     def risk(self) -> Array:
@@ -159,7 +160,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
         raise JaxpflError("every group has a single client: spreads within and between groups cannot be told apart")
     found = _solve(own, errors, jnp.asarray(index), groups=number)
-    return found._replace(labels=labels_of(x, s, group))
+    return found._replace(labels=inputs.labels_of(x, s, group))
 
 
 class _Sums(NamedTuple):

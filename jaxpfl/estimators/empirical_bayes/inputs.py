@@ -84,41 +84,6 @@ def aligned(**given: Any) -> tuple[Any, ...]:
     return tuple(given.values())
 
 
-def ordered_rows(name: str, value: Any, labels: Any, columns: Any) -> Any:
-    """Rows of a frame or series in the order of the clients' names, columns in the order of another frame's.
-
-    Args:
-      name: name of the argument, for errors.
-      value: frame or series; anything else counts by position and is returned as it is.
-      labels: the clients' names, [m].
-      columns: names of the columns, or None where they count by position.
-
-    Raises:
-      JaxpflError: for other names than these, and for repeated names.
-    """
-    if not is_frame(value):
-        return value
-    own = value.index.map(str) if np.asarray(labels).dtype.kind == "U" else value.index
-    value = value.iloc[_order(f"{name}'s clients", own, labels)]
-    if columns is None or value.ndim == 1:
-        return value
-    return value.iloc[:, _order(f"{name}'s columns", value.columns, columns)]
-
-
-def _order(what: str, own: Any, wanted: Any) -> np.ndarray:
-    """Place in a frame's index of each wanted name."""
-    if not own.is_unique:
-        raise JaxpflError(f"{what} must not repeat, got {shown(own[own.duplicated()][0])} twice: or give an array")
-    order = own.get_indexer(wanted)
-    if (order < 0).any():
-        lacking = np.asarray(wanted)[int(np.argmax(order < 0))]
-        raise JaxpflError(f"{what} must be those of the samples, {lacking!s} is missing: or give an array")
-    if len(own) > len(order):
-        other = np.delete(np.asarray(own), order)[0]
-        raise JaxpflError(f"{what} must be those of the samples, got {other!s} too: or give an array")
-    return order
-
-
 def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
     """Index of a name for each row, and the sorted distinct names; None for these where their number is given.
 
@@ -261,12 +226,10 @@ def frame(
       leave: fields that are no columns though they have m rows.
 
     Raises:
-      JaxpflError: for a level outside (0, 1), and without pandas.
+      JaxpflError: for a level outside (0, 1).
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise JaxpflError("to_frame needs pandas: pip install pandas") from error
+    import pandas
+
     labels = getattr(answer, "labels", None)
     given = {name: of for name, of in answer._asdict().items() if name not in (*leave, "labels")}
     if level is not None:

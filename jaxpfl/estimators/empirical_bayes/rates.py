@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,6 @@ from jaxpfl.core.search import bisect, climb
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.empirical_bayes import grid, inputs
 from jaxpfl.estimators.empirical_bayes.area import regressors, triangle
-from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame
 from jaxpfl.estimators.empirical_bayes.normal_means import in_blocks
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -95,11 +94,11 @@ class Rates(NamedTuple):
     sd: Array
     shrinkage: Array
     log_marginal: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.mean), level)
+        return inputs.frame(self, len(self.mean), level)
 
     @property
     def prior_sd(self) -> Array:
@@ -163,11 +162,11 @@ class AtomRates(NamedTuple):
     sd: Array
     log_marginal: Array
     slack: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.mean), level, leave=("shares",))
+        return inputs.frame(self, len(self.mean), level, leave=("shares",))
 
     @property
     @full_precision.products
@@ -196,12 +195,6 @@ class AtomRates(NamedTuple):
         return self.atoms[jax.random.categorical(key, jnp.log(self.shares))]
 
 
-@overload
-def ebbinomial(
-    successes: Any, trials: Any, prior: Literal["conjugate"] = "conjugate", *, weights: Any = None
-) -> Rates: ...
-@overload
-def ebbinomial(successes: Any, trials: Any, prior: Literal["npmle"], *, weights: Any = None) -> AtomRates: ...
 def ebbinomial(
     successes: Any, trials: Any, prior: RatePrior = "conjugate", *, weights: Any = None
 ) -> Rates | AtomRates:
@@ -222,12 +215,6 @@ def ebbinomial(
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
 
-@overload
-def ebpoisson(
-    count: Any, exposure: Any, prior: Literal["conjugate"] = "conjugate", *, weights: Any = None
-) -> Rates: ...
-@overload
-def ebpoisson(count: Any, exposure: Any, prior: Literal["npmle"], *, weights: Any = None) -> AtomRates: ...
 def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weights: Any = None) -> Rates | AtomRates:
     """Fit a prior to numbers of events, and return every client's posterior of its rate.
 
@@ -388,7 +375,7 @@ class RegressedRates(NamedTuple):
     log_marginal: Array
     ratio: Array
     p_value: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     @property
     def mean(self) -> Array:

@@ -42,7 +42,6 @@ from jaxpfl.core.search import climb
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.empirical_bayes import inputs
 from jaxpfl.estimators.empirical_bayes.area import about, covariates, refuse_dependent, triangle
-from jaxpfl.estimators.empirical_bayes.inputs import Labels, frame
 from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 3
@@ -95,7 +94,7 @@ class UnitMeans(NamedTuple):
     log_likelihood: Array
     ratio: Array
     p_value: Array
-    labels: Labels | None = None
+    labels: inputs.Labels | None = None
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
@@ -103,7 +102,7 @@ class UnitMeans(NamedTuple):
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.mean), level, leave=("beta", "beta_covariance"))
+        return inputs.frame(self, len(self.mean), level, leave=("beta", "beta_covariance"))
 
 
 def unit_level(
@@ -124,9 +123,8 @@ def unit_level(
       x: their covariates, [N], [N, k], or columns of a frame.
       client: of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With ``clients``
         given, numbers of 0 ... clients - 1, each with a sample.
-      population: means of the covariates over all that each client stands for, in the order of the clients, [m] or
-        [m, k]; by default the means of its samples. A frame's rows are matched to the clients by its index, its
-        columns to the columns of x.
+      population: array of the means of the covariates over all that each client stands for, in the order of the
+        clients, [m] or [m, k]; by default the means of its samples.
       intercept: whether a column of ones is put before the covariates.
       clients: m; to be given where the values of ``client`` are not known, under a transformation.
 
@@ -163,15 +161,15 @@ def unit_level(
         _check_free(own, columns, index, m, intercept)
     means = None
     if population is not None:
-        labels = np.arange(m) if names is None else names
-        population = inputs.ordered_rows("population", population, labels, getattr(x, "columns", None))
+        if inputs.is_frame(population):
+            raise JaxpflError("population must be an array, a row for each client in the order of the sorted names")
         means = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
         if means.shape[1] != columns.shape[1]:
             raise JaxpflError(f"population must have {columns.shape[1]} columns, as x, got {means.shape[1]}")
     kind = jnp.result_type(float)
     y, x = jnp.asarray(own, kind), jnp.asarray(columns, kind)
     found = _solve(y, x, jnp.asarray(index), means, m=m, intercept=bool(intercept))
-    return found._replace(labels=None if names is None else Labels(names))
+    return found._replace(labels=None if names is None else inputs.Labels(names))
 
 
 def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: bool) -> None:

@@ -19,7 +19,6 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
-from jaxpfl.studies.histogram import report
 from jaxpfl.studies.histogram.methods import (
     ALGORITHM_3,
     BASELINE,
@@ -29,24 +28,30 @@ from jaxpfl.studies.histogram.methods import (
     ORDER,
     PRINTED,
     Choice,
+    Group,
+    HistogramSettings,
     Made,
     Noise,
+    Prepared,
     Scored,
     all_private_centers,
     divided,
     exact_centers,
     exact_rows,
     exported,
+    follow,
     given_choices,
     noise_of,
+    prepare,
+    read,
     reference_rows,
     rows_of,
     score,
 )
-from jaxpfl.studies.histogram.settings import Group, HistogramSettings, Prepared, follow, prepare, read
 from jaxpfl.studies.repetitions import measure, standard_error
-from jaxpfl.studies.study import Options, Read, Results, Study
-from jaxpfl.support.console import claim_file
+from jaxpfl.studies.report import FEW_ERRORS, Curve, number, write_curves
+from jaxpfl.studies.study import Block, Options, Read, Results, Study
+from jaxpfl.support.console import claim_file, new_table
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FILE, partial
 
@@ -335,8 +340,8 @@ def _results(given: HistogramSettings, options: HistogramOptions, counts: TokenC
         export(made, options.export, options.export_epsilon)
     return Results(
         json=made.result,
-        tables=lambda: report.tables(made.result),
-        plots=lambda folder: report.write_plots(folder, made),
+        tables=lambda: tables(made.result),
+        plots=lambda folder: write_plots(folder, made),
         series=made.series,
     )
 
@@ -345,6 +350,118 @@ def _read(given: HistogramSettings) -> Read:
     given.check()
     found = read(given)
     return Read(found, None if found is None else (found.indptr, found.indices, found.counts))
+
+
+DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+         "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
+"""Rows that plots show, each in its colour."""
+
+
+def tables(result: dict[str, Any]) -> list[Block]:
+    """Table of every row in every column, and lines on the privacy claims, from `study.run`'s result."""
+    given, users = result["settings"], result["users"]
+    sizes = result["tokens_per_user"]
+    title = (
+        f"KL(Q || estimate): {users['clients']} users of {sizes['min']:g} to {sizes['max']:g} tokens "
+        f"(median {sizes['median']:g}), d = {given['tokens']}, s = {result['floor']:g}, {given['repetitions']} runs"
+    )
+    caption = (
+        "± half of a 95 % interval over runs (start and noise, the same users)\n"
+        f"unseen: without privacy, of {users['unseen']} users from their own counts alone\n"
+        f"lambda and alpha tuned on {users['validation']} validation users, a public group, whom no claim covers"
+    )
+    table = new_table(title, caption)
+    table.add_column("method", style="bold", no_wrap=True)
+    for column in result["rows"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unseen", justify="right", no_wrap=True)
+    columns = result["rows"].values()
+    for name in ORDER:
+        if any(name in part for part in columns):
+            unseen = result["rows"][EXACT].get(name, {}).get("unseen")
+            cells = [_cell(part.get(name)) for part in columns]
+            table.add_row(name, *cells, "-" if unseen is None else number(unseen))
+    lines = []
+    if result["followed_the_data"]:
+        taken = ", ".join(f"{name} {value}" for name, value in result["followed_the_data"].items())
+        private = ", which no eps covers" if given["epsilon"] else ""
+        lines.append(f"smaller than by default, after the data{private}: {taken}")
+    for column, said in result["privacy"].items():
+        noises: dict[str, list[str]] = {}
+        for name, own in said.items():
+            if name != ALGORITHM_3:
+                noises.setdefault(f"{_releases(own['releases'])} (C = {own['clipping_norm']:g})", []).append(name)
+        parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
+        lines.append(
+            f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
+            f"Algorithm 3 as printed by its own theorem, sigma = {said[ALGORITHM_3]['stddev']:.3g}, its start not "
+            "covered"
+        )
+    if result["privacy"] and given["data"] != "synthetic":
+        lines.append(
+            f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
+        )
+    return [table, *lines, *_comparison(result)]
+
+
+def _comparison(result: dict[str, Any]) -> list[str]:
+    """The row of every column that is exported against FedAvg + FT."""
+    lines = []
+    for column, name in result["best"].items():
+        gap = result["rows"][column][name]["difference"]
+        text = f"{column}: {name} minus {BASELINE}: {gap['mean']:+.4f}"
+        for of in ("runs", "users"):
+            if gap[f"over_{of}"] is not None:
+                text += f", ±{gap[f'over_{of}']:.4f} over {of}"
+        lines.append(text)
+    return [*lines, "settings as given: if they were chosen by looking at data, no eps covers that"]
+
+
+def _releases(multipliers: list[float]) -> str:
+    first, *others = multipliers
+    return f"{first:.3g}" + (f" (mean) and {len(others)} of {others[0]:.3g}" if others else "")
+
+
+def _cell(row: dict[str, float | None] | None) -> str:
+    if row is None:
+        return "-"
+    return number(row["mean"]) if row["interval"] is None else f"{row['mean']:.4f} ±{row['interval']:.3f}"
+
+
+def write_plots(folder: Path, study: Made) -> list[Path]:
+    """Plot the loss against eps, and the rates of misclustering."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    if len(study.result["settings"]["epsilon"]) > 1:
+        drawn.append(_against_epsilon(folder, study))
+    if "misclustering" in study.result:
+        drawn.append(_misclustering(folder, study.result["misclustering"]))
+    return drawn
+
+
+def _against_epsilon(folder: Path, study: Made) -> Path:
+    rows, epsilons = study.result["rows"], sorted(study.result["settings"]["epsilon"])
+    curves = {}
+    for name in DRAWN:
+        private = [rows[f"epsilon {e:g}"][name] for e in epsilons]
+        own = rows[EXACT].get(name)
+        line = None if own is None else [own["mean"]] * len(epsilons)
+        pairs = [{"mean": row["mean"], "stderr": (row["interval"] or 0) / FEW_ERRORS} for row in private]
+        curves[name] = Curve.measured(epsilons, pairs, line)
+    given, users = study.result["settings"], study.result["users"]
+    source = given["data"].split("/")[-1]
+    title = f"{source}: {users['clients']} users, d = {given['tokens']}; lines: without privacy"
+    style: dict[str, Any] = {"ylabel": "KL(Q || estimate)", "logarithmic": "xy"}
+    return write_curves(folder / "kl-epsilon.png", epsilons, curves, xlabel="epsilon of a user", title=title, **style)
+
+
+def _misclustering(folder: Path, found: dict[str, Any]) -> Path:
+    """Plot the rates over rounds."""
+    curves = {name: Curve.measured(range(len(own)), [(x, 0) for x in own]) for name, own in found["wrong"].items()}
+    rounds = range(max(map(len, found["wrong"].values())))
+    curves["exp(-Delta^2 / (8 sigma^2))"] = Curve.level(found["bound"], rounds)
+    style: dict[str, Any] = {"ylabel": "share of users in a wrong cluster", "title": "Mis-clustering, mean over runs"}
+    return write_curves(folder / "misclustering.png", rounds, curves, xlabel="round", **style)
 
 
 STUDY = Study(HistogramSettings, _results, HistogramOptions, reads=_read)
