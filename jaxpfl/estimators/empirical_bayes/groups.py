@@ -107,9 +107,8 @@ class GroupMeans(NamedTuple):
 
     def to_frame(self, level: float | None = None) -> Any:
         """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return inputs.frame(
-            self, len(self.x), level, leave=tuple(name for name in self._fields if name.startswith("group_"))
-        )
+        leave = tuple(name for name in self._fields if name.startswith("group_"))
+        return inputs.frame(self, len(self.x), level, leave=leave)
 
     @property
     def risk(self) -> Array:

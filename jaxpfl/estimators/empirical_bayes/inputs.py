@@ -200,9 +200,6 @@ class Labels:
     def __hash__(self) -> int:
         return hash(len(self.index))
 
-    def __repr__(self) -> str:
-        return f"Labels({len(self.index)})"
-
 
 def labels_of(*given: Any) -> Labels | None:
     """Labels of the first column of a frame among some arguments; None without one."""
