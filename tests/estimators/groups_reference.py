@@ -121,10 +121,3 @@ def shrinker(s: np.ndarray, group: np.ndarray, member: np.ndarray, same: np.ndar
     """Covariances with x times its inverse covariance, [G + m, m]."""
     V = covariance(s, group, A, B)
     return np.vstack([B * member, A * np.eye(len(s)) + B * same]) @ linalg.inv(V)
-
-
-def best_error(s: np.ndarray, group: np.ndarray, member: np.ndarray, same: np.ndarray, A: float, B: float):
-    """Posterior variances with a known overall mean, [G + m]."""
-    own = np.concatenate([np.full(len(member), B), np.full(len(s), A + B)])
-    truth = np.vstack([B * member, A * np.eye(len(s)) + B * same])
-    return own - (shrinker(s, group, member, same, A, B) * truth).sum(axis=1)

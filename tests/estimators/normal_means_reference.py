@@ -35,12 +35,6 @@ def normals(weights, means, sds) -> Prior:
     return Prior(atoms, lambda a: stats.norm.pdf(a[:, None], c, spread) @ w, tuple(c))
 
 
-def laplace(null, center, scale) -> Prior:
-    """A spike and a Laplace slab."""
-    slab = lambda a: (1 - null) * stats.laplace.pdf(a, center, scale)  # noqa: E731
-    return Prior(((center, null),) if null else (), slab, (center,))
-
-
 def posterior(prior: Prior, x: float, s: float) -> Posterior:
     """Moments by Gauss-Legendre quadrature of the joint density, on pieces split at zero, the kinks and multiples of s
     around x, and between the kinks.

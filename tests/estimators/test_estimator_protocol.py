@@ -4,15 +4,21 @@ The order of clients does not matter, degenerate data give finite and sensible e
 ignored, and everything jits and vmaps over settings.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
-from jaxpfl.estimators import base, bernoulli, gaussian, mixture, release
+from jaxpfl.estimators import base, bernoulli, gaussian, gaussian_closed_form, mixture, release
 from jaxpfl.estimators.base import Estimator, Samples
+from jaxpfl.estimators.clustering import Clusters
+from jaxpfl.estimators.empirical_bayes import ebnm
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.support.errors import JaxpflError
 
@@ -48,6 +54,10 @@ PROBABILITIES: dict[str, Estimator] = {
 }
 EVERY = VECTORS | PROBABILITIES
 ROUNDS = {"alternating": 3}
+OF_EACH_KIND = (
+    *("estimated variances", "gaussian mechanism, norm", "one bit, split", "james-stein", "em, variance fitted"),
+    *("alternating", "private k-means, soft", "corrected", "split"),
+)
 
 
 def some_clients(name: str, m: int = 12, n: int = 4, seed: int = 0) -> Samples:
@@ -80,15 +90,6 @@ def run(name: str, clients: Samples, ids=None, sent=None) -> np.ndarray:
     return np.asarray(program(name)(clients, ids, jnp.ones(m, bool) if sent is None else sent))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
-def test_the_order_of_clients_does_not_matter(name: str):
-    clients, order = some_clients(name), np.random.default_rng(1).permutation(12)
-    straight = run(name, clients, jnp.arange(12))
-    shuffled = run(name, jax.tree.map(lambda a: a[order], clients), jnp.asarray(order))
-    np.testing.assert_allclose(shuffled, straight[order], rtol=2e-4, atol=2e-5)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_what_is_not_sent_is_not_looked_at(name: str):
     """Other data of clients that do not send change nothing for those that do; they still get estimates."""
@@ -102,9 +103,12 @@ def test_what_is_not_sent_is_not_looked_at(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
-def test_padding_changes_nothing(name: str):
-    clients = some_clients(name)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_order_and_padding_change_nothing(name: str):
+    clients, order = some_clients(name), np.random.default_rng(1).permutation(12)
+    straight = run(name, clients, jnp.arange(12))
+    shuffled = run(name, jax.tree.map(lambda a: a[order], clients), jnp.asarray(order))
+    np.testing.assert_allclose(shuffled, straight[order], rtol=2e-4, atol=2e-5)
     padding = [(0, 0), (0, 3), *[(0, 0)] * (clients.x.ndim - 2)]
     junk = jnp.pad(clients.x, padding, constant_values=1e30)
     padded = Samples(junk, jnp.pad(clients.mask, [(0, 0), (0, 3)]))
@@ -180,17 +184,6 @@ def test_settings_are_one_more_axis():
             np.testing.assert_allclose(grid[i, j], alone(epsilon, variance), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_split_bits_find_the_variance():
-    """One bit each, eps = 6, m = 40000, b = 5: mu within 4 standard errors (.035), st2 within 4 of its own (.11)."""
-    rng = np.random.default_rng(4)
-    x = 1 + np.sqrt(0.5) * rng.normal(size=(40_000, 1, 1)) + 0.5 * rng.normal(size=(40_000, 4, 1))
-    estimator = gaussian.split(5.0, 6.0, 0.25)
-    made = base.estimate(estimator, jax.random.key(0), base.every(jnp.asarray(x, jnp.float32)))
-    assert float(made.shared.mean[0]) == pytest.approx(1.0, abs=0.14)
-    assert float(made.shared.st2) == pytest.approx(0.5, abs=0.44)
-
-
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
@@ -207,8 +200,87 @@ def test_bad_clients_are_refused_in_one_line(clients: list, message: str):
         base.stack(clients)
 
 
-def test_what_single_precision_shows_or_double_does_is_stacked():
-    base.stack([np.full(3, 2e6), np.array([7.0])])  # of these nothing is lost
-    base.stack([2e3 + np.arange(3.0)])
+truncated_mean = jax.jit(base.truncated_mean)
+
+
+@pytest.mark.parametrize("m", [3, 7, 10, 11, 50, 99, 1000])
+def test_of_single_samples_no_variance_is_learned(m: int):
+    """All others of the one client with five samples have one: its estimate is their mean, whatever they round to."""
+    rng = np.random.default_rng(m)
+    clients = [np.array([1.0, 0, 0, 1, 1]), *rng.integers(0, 2, size=(m - 1, 1)).astype(float)]
+    estimates = jax.jit(lambda clients: base.estimate(bernoulli.personalized(), jax.random.key(0), clients).estimates)
+    made = estimates(base.stack(clients))
+    assert made.dtype == jnp.float32
+    assert float(made[0]) == pytest.approx(np.mean(clients[1:]), abs=1e-5)
+
+
+@pytest.mark.parametrize("stddev", [1e-3, 0.05, 1.0, 60.0, 1e3, 1e6])
+@pytest.mark.parametrize("mean", [-30.0, -0.01, 0.1, 0.25, 0.3, 5.0])
+def test_truncated_posterior_mean_in_single_precision(mean: float, stddev: float):
+    """Against a fine sum, about the likeliest value, in double precision."""
+    most = 0.25
+    nearest = min(max(mean, 0), most)
+    reach = min(most, 40 * stddev, 100 * stddev**2 / max(abs(nearest - mean), 1e-9))
+    low, high = max(0, nearest - reach), min(most, nearest + reach)
+    x = low + (high - low) * (np.arange(200_000) + 0.5) / 200_000
+    log_p = -((x - mean) ** 2 - (nearest - mean) ** 2) / (2 * stddev**2)
+    p = np.exp(log_p - log_p.max())
+    found = truncated_mean(jnp.asarray(mean), jnp.asarray(stddev), jnp.asarray(most))
+    assert found.dtype == jnp.float32
+    assert float(found) == pytest.approx((p * x).sum() / p.sum(), abs=1e-6, rel=1e-4)
+
+
+def test_a_number_seen_without_error_is_itself():
+    found = truncated_mean(jnp.array([-1.0, 0.1, 1.0]), jnp.zeros(3), jnp.full(3, 0.25))
+    np.testing.assert_allclose(found, [0, 0.1, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ([0.0, 3.0, 1.0], [0.0, 0.75, 0.25]),
+        ([-2.0, 0.3, 0.1], [0.0, 0.75, 0.25]),
+        ([0.0, -1.0, 0.0], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_shares_of_clusters_are_those_of_their_points(sizes: list[float], shares: list[float]):
+    """Noisy sizes may be negative or below one; without any points all clusters are alike."""
+    found = Clusters(jnp.zeros((3, 2)), jnp.array(sizes)).as_prior
+    np.testing.assert_allclose(found[0], shares, rtol=1e-6)
+
+
+@pytest.mark.parametrize("prior", ["normal", "point-normal"])
+def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
+    """Effects that spread less than their unequal errors: the null's mean, and its log likelihood in closed form."""
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(base.stack([1.7e9 + np.arange(3.0)]).x, [[1.7e9, 1.7e9 + 1, 1.7e9 + 2]])
+        s = np.array([0.5, 2.0, 1.0, 4.0])
+        x = 3 + 0.1 * s * np.array([1.0, -1.0, 0.5, 1.0])
+        found: Any = ebnm(x, s, prior=prior, center="learned")
+        mean = (x / s**2).sum() / (1 / s**2).sum()
+        assert float(found.prior.weights[0]) == 1
+        np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
+        np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("s2", "st2", "sq2"), [(0.0167, 0.01, 0.0), (0.0167, 0.01, 100.0), (1.0, 0.2, 3.0)])
+def test_gain_and_the_clients_and_noise_that_it_takes(s2: float, st2: float, sq2: float):
+    with jax.enable_x64(True):
+        limit = float(gaussian_closed_form.most_gain(s2, st2))
+        for share in (0.1, 0.5, 0.9):
+            target = share * limit
+            m = float(gaussian_closed_form.clients_needed(target, s2, st2, sq2))
+            assert m >= 2
+            assert float(gaussian_closed_form.gain(m, s2, st2, sq2)) >= target * (1 - 1e-9)
+            if m > 2:
+                assert float(gaussian_closed_form.gain(m - 1, s2, st2, sq2)) < target
+            noise = float(gaussian_closed_form.most_noise(target, m + 50, s2, st2))
+            assert float(gaussian_closed_form.gain(m + 50, s2, st2, noise)) == pytest.approx(target, rel=1e-9)
+        assert np.isinf(float(gaussian_closed_form.clients_needed(limit * 1.01, s2, st2, sq2)))
+        assert np.isnan(float(gaussian_closed_form.most_noise(limit, 10, s2, st2)))
+        m = 37
+        by_hand = (m - 1) / m * s2 / (s2 + st2 + sq2 / (m - 1))
+        assert float(gaussian_closed_form.gain(m, s2, st2, sq2)) == pytest.approx(by_hand, rel=1e-12)
+        # Ignoring the noise never helps, and one estimate for all is the same with weight zero.
+        assert float(gaussian_closed_form.careless_gain(m, s2, st2, sq2)) <= by_hand + 1e-12
+        worse = st2 + sq2 / (m - 1) > s2
+        assert (float(gaussian_closed_form.global_gain(m, s2, st2, sq2)) < 0) == worse

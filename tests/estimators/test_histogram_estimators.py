@@ -11,7 +11,6 @@ from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood,
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
 from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
-from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.clusters import cluster, far_apart
 from jaxpfl.support.errors import JaxpflError
@@ -43,23 +42,6 @@ def test_algorithm_2_and_ifca(rate):
     np.testing.assert_allclose(made.objective, objective, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_double_precision_beside_counts_in_single_precision():
-    """Starts, floors and rates of NumPy are float64 under x64; scans over the users keep their counts' precision."""
-    with jax.enable_x64(True):
-        users, floor, rate = users_of(COUNTS), np.float64(FLOOR), np.float64(0.3)
-        made = cluster(users, jnp.asarray(START), 6, floor=floor, rate=rate)
-        np.testing.assert_allclose(made.centers, algorithm_2(Q, START, 6, 0.3)[0], rtol=2e-4, atol=1e-7)
-        printed = histogram_printed.cluster(
-            jax.random.key(0), users, START, 2, epsilon=np.float64(1), stddev=np.float64(0), clip=rate, floor=floor
-        )
-        fit = histogram_dirichlet.em(users, histogram_dirichlet.around(jnp.asarray(START), 20.0), 2)
-        far = far_apart(jax.random.key(0), users, 3, temperature=np.float64(1), floor=floor)
-        for found in (made.centers, printed, fit.mixture.a, far):
-            assert found.dtype == jnp.float32
-            assert np.isfinite(found).all()
-
-
 def test_a_center_without_users_becomes_uniform_and_under_ifca_stays():
     far = np.full((1, 30), FLOOR)
     far[0, 29] = 1  # nobody is near a center on the rarest token alone
@@ -74,18 +56,6 @@ def test_the_objective_never_rises_as_the_floor_vanishes(seed):
     objective = np.asarray(cluster(USERS, start, 12, floor=1e-12).objective)
     assert (np.diff(objective) <= 1e-5 * objective[:-1]).all()
     assert objective[-1] < objective[0]
-
-
-def test_relabelling_clusters_changes_nothing():
-    order = [2, 0, 1]
-    start = jnp.asarray(START, jnp.float32)
-    made, other = (cluster(USERS, s, 5, floor=FLOOR) for s in (start, start[jnp.array(order)]))
-    np.testing.assert_array_equal(np.asarray(made.centers)[order], other.centers)
-    scores = [
-        histogram_tuning.losses(USERS, USERS, histogram_tuning.finetuned(c.centers, histogram_tuning.fixed(0.3), FLOOR))
-        for c in (made, other)
-    ]
-    np.testing.assert_array_equal(*scores)
 
 
 @pytest.mark.parametrize("direction", ["printed", "objective"])

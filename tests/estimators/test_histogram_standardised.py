@@ -11,7 +11,6 @@ import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, floored, kl, small, users_of
 from scipy.stats import norm
 
-from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms.private import GRID, STEPS, denoised
 
@@ -102,11 +101,3 @@ def test_without_noise_it_is_algorithm_2_on_users_of_equal_norm(clusters, monkey
     expected, _ = algorithm_2(Q, np.asarray(start, float), 3)
     some = np.bincount(apart(Q, expected).argmin(1), minlength=clusters) > 0
     np.testing.assert_allclose(np.asarray(made)[some], expected[some], rtol=0.02, atol=1e-4)
-
-
-def test_only_some_users():
-    keep = np.arange(48).reshape(3, 16) % 3 == 0
-    some = histogram.only(USERS, jnp.asarray(keep))
-    assert int(some.number) == 16
-    np.testing.assert_allclose(histogram.mean(some), Q[keep.ravel()].mean(0), rtol=1e-5)
-    np.testing.assert_array_equal(histogram.each(some.size, some), COUNTS.sum(1)[keep.ravel()])

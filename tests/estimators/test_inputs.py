@@ -70,14 +70,6 @@ def test_a_mask_of_nothing_is_none_and_columns_are_paired_by_their_index():
         ebnm(twice, frame["s"])
 
 
-@pytest.mark.slow
-def test_counts_in_a_frame():
-    frame = pd.DataFrame({"z": Z, "n": N}, index=[f"c{i}" for i in range(8)])
-    found = ebbinomial(frame["z"], frame["n"].sample(frac=1, random_state=1)).to_frame(level=0.5)
-    assert list(found.index) == list(frame.index)
-    assert {"events", "size", "mean", "sd", "shrinkage", "low", "high"} == set(found.columns)
-
-
 @pytest.mark.parametrize("n", [7.0, 1e3, 1e6, 1e9])
 def test_marginals_of_large_counts_have_digits_in_single_precision(n):
     rng, size = np.random.default_rng(0), np.full(30, n)
@@ -99,63 +91,6 @@ def test_marginals_of_large_counts_have_digits_in_single_precision(n):
         np.testing.assert_allclose(gamma + one, stats.nbinom.logpmf(c, mu * of, of / (of + n)), atol=tolerance)
         np.testing.assert_allclose(found, beta, atol=1e-4)
         np.testing.assert_allclose(other, gamma, atol=2e-4)
-
-
-def large() -> tuple[np.ndarray, np.ndarray, float]:
-    rng = np.random.default_rng(0)
-    return rng.binomial(10**6, rng.beta(15, 35, 200)), rng.poisson(rng.gamma(20, 1 / 40, 200) * 1e6), 1e6
-
-
-@pytest.mark.slow
-def test_large_counts_in_single_precision_are_fitted_as_in_double():
-    z, c, n = large()
-    single = ebbinomial(z, n), ebpoisson(c, n)
-    with jax.enable_x64(True):
-        double = ebbinomial(z, n), ebpoisson(c, n)
-    for one, other in zip(single, double, strict=True):
-        np.testing.assert_allclose(one.prior_size, other.prior_size, rtol=1e-3)
-        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-6)
-        np.testing.assert_allclose(one.log_marginal, other.log_marginal, rtol=1e-5)
-
-
-def test_single_trials_tell_nothing_of_a_spread():
-    with pytest.raises(JaxpflError, match="of one trial each no spread can be learned"):
-        ebbinomial([0, 1, 1, 0], 1)
-    with pytest.raises(JaxpflError, match="of one trial each"):
-        ebbinomial([0, 1, 1, 2], [1, 1, 1, 5], weights=[1, 1, 1, 0])
-
-
-@pytest.mark.slow
-def test_weights_of_counts():
-    twice = np.array([2.0, 1, 1, 3, 1, 0, 1, 2])
-    for fit in (ebbinomial, ebpoisson):
-        found = fit(Z, N, weights=5 * twice)
-        repeated = fit(np.repeat(Z, twice.astype(int)), np.repeat(N, twice.astype(int)))
-        np.testing.assert_allclose(found.prior_mean, repeated.prior_mean, rtol=1e-4)
-        np.testing.assert_allclose(found.prior_size, repeated.prior_size, rtol=1e-3)
-        np.testing.assert_allclose(found.log_marginal / 8, repeated.log_marginal / twice.sum(), rtol=1e-4)
-        found = fit(Z, N, prior="npmle", weights=5 * twice)
-        repeated = fit(np.repeat(Z, twice.astype(int)), np.repeat(N, twice.astype(int)), prior="npmle")
-        np.testing.assert_allclose(found.log_marginal / 8, repeated.log_marginal / twice.sum(), rtol=1e-4)
-    with pytest.raises(JaxpflError, match="all successes are zero"):
-        ebbinomial([0, 0, 3], 5, weights=[1, 1, 0])
-
-
-def test_probabilities_are_checked():
-    found, rates = ebnm(X, S), ebpoisson(Z, N)
-    for call in (found.interval, rates.interval, fay_herriot(X, S, Z).interval):
-        with pytest.raises(JaxpflError, match="level must be > 0 and < 1, got 95"):
-            call(95)
-        for level in (1 - 1e-16, [0.9, 1 - 1e-7]):
-            with pytest.raises(
-                JaxpflError, match=r"level must be at most 1 - 3\.8e-06, for the digits of float32, got "
-            ):
-                call(level)
-        with jax.enable_x64(True):
-            call(1 - 1e-7)
-    for call in (found.quantile, rates.quantile):
-        with pytest.raises(JaxpflError, match=r"p must be > 0 and < 1, got 1\.5"):
-            call(1.5)
 
 
 def test_a_center_far_from_all_estimates_is_doubted():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxpfl.estimators import base, bernoulli, gaussian, gaussian_columns
+from jaxpfl.estimators import base, gaussian, gaussian_columns
 from jaxpfl.estimators.empirical_bayes import learned_gaussian, learned_rates
 
 
@@ -110,14 +110,10 @@ def test_no_event_anywhere():
 @pytest.mark.parametrize(
     ("m", "n", "p", "spread", "least"),
     [
-        pytest.param(50, 1000, 1e-5, 0, 0.97, marks=pytest.mark.slow),
         pytest.param(50, 1000, 1e-5, 2, 0.95, marks=pytest.mark.slow),
         (10, 100, 1e-4, 0, 0.97),
         (10, 1000, 1e-4, 1, 0.92),
-        pytest.param(50, 100, 1e-3, 2, 0.925, marks=pytest.mark.slow),
-        pytest.param(50, 1000, 1e-3, 1, 0.925, marks=pytest.mark.slow),
         pytest.param(10, 1000, 1e-2, 2, 0.925, marks=pytest.mark.slow),
-        pytest.param(50, 100, 1e-2, 0.5, 0.935, marks=pytest.mark.slow),
     ],
 )
 def test_coverage_of_rare_events(m: int, n: int, p: float, spread: float, least: float):
@@ -146,34 +142,11 @@ def test_the_grid_finds_a_narrow_population(m: int, n: int, p: float):
     assert (high - low).max() < 2 * np.sqrt(max(p, 1 / n) * (1 - p) / n)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "least", "cut_off"), [(10, 0.945, 0.88), (20, 0.935, 0.75), (50, 0.925, 0)])
-def test_coverage_of_probabilities(m: int, least: float, cut_off: float):
-    """95 % asked, p_i ~ Beta(4.25, 4.25), n = 5; measured 96.0, 95.0 and 93.8 %, and 94 and 88 % in the files whose
-    moments say that all probabilities are alike (21 and 11 % of them). With the moments' mean and variance for the true
-    ones it was 71 to 88 %, and 1 % there. 400 files: at least four standard errors, false alarm below 1e-4."""
-    rng, n = np.random.default_rng(0), 5
-    hits, alike = [], []
-    for _ in range(400):
-        p = rng.beta(4.25, 4.25, size=m)
-        ones = rng.binomial(n, p)
-        low, high, _ = learned_rates.probabilities(ones, np.full(m, n), 0.95)
-        hits.append(((low <= p) & (p <= high)).mean())
-        share = ones / n
-        alike.append(float(bernoulli.moment_variance(share.mean(), share.var(ddof=1), jnp.asarray(1 / n))) <= 0)
-    hits, alike = np.array(hits), np.array(alike)
-    assert hits.mean() > least
-    if cut_off:
-        assert hits[alike].mean() > cut_off
-
-
 @pytest.mark.parametrize(
     ("m", "n", "st", "least"),
     [
         (5, 5, 0.45, 0.945),
         pytest.param(2, 5, 0.45, 0.935, marks=pytest.mark.slow),
-        pytest.param(10, 5, 0.45, 0.945, marks=pytest.mark.slow),
-        pytest.param(30, 5, 0.45, 0.935, marks=pytest.mark.slow),
         pytest.param(5, 2, 0.45, 0.94, marks=pytest.mark.slow),
     ],
 )
@@ -199,24 +172,6 @@ def test_coverage_of_means_of_unequal_sizes(m: int, n: int, st: float, least: fl
     assert hits.mean() > least
     if m <= 10:
         assert hits[alike].mean() > 0.92
-
-
-@pytest.mark.slow
-def test_coverage_of_means_of_many_pairs():
-    """3000 clients of two samples: 95.2 %. The common variance has 3000 degrees of freedom, and yet st2 is as unsure
-    for it as for the means; taken for known it was 93 %. 40 files, standard error .2 %."""
-    m, n, st = 3000, 2, 0.45
-
-    def study(key):
-        of_theta, of_x = jax.random.split(key)
-        theta = st * jax.random.normal(of_theta, (m, 1))
-        x = theta + jax.random.normal(of_x, (m, n))
-        s2 = ((x - x.mean(axis=1, keepdims=True)) ** 2).sum() / m / n
-        low, high = learned_gaussian.morris(x.mean(axis=1, keepdims=True), s2, 0.95, degrees=float(m))
-        return ((low <= theta) & (theta <= high)).mean()
-
-    hits = np.asarray(jax.jit(lambda keys: jax.lax.map(study, keys))(jax.random.split(jax.random.key(0), 40)))
-    assert 0.943 < hits.mean() < 0.965
 
 
 @pytest.mark.slow
@@ -251,13 +206,69 @@ def test_clients_of_unequal_noise_have_intervals_of_their_own():
     assert errors[:, 0].mean() < 0.65 * errors[:, 1].mean()
 
 
-@pytest.mark.parametrize("unit", [1.6e-18, 2.0**-56, 1e15])
-def test_the_unit_of_numbers_does_not_count(unit: float):
-    s2, own = np.array([0.1, 0.4, 0.4, 1.0, 0.2]), np.array([0.3, -1.0, 0.8, 2.0, -0.4])
-    for kind, digits in ((jnp.float64, 1e-12), (jnp.float32, 2e-5)):
-        posterior = [
-            learned_gaussian.posterior(jnp.asarray(of * own, kind)[:, None], jnp.asarray(of**2 * s2, kind), 7.0)
-            for of in (1, unit)
-        ]
-        for one, other in zip(*posterior, strict=True):
-            np.testing.assert_allclose(np.asarray(other, float) / unit, one, rtol=digits, atol=digits)
+def test_rates_by_brute_force():
+    """The mixture of Gamma distributions over a dense grid of mu and c has the tails that were asked for."""
+    z, e = np.array([0, 2, 5, 1, 9, 3]), np.array([1.0, 0.5, 2.0, 1.5, 2.5, 1.0])
+    low, high, stddev = learned_rates.rates(z, e, 0.9)
+    log_mu, share = np.meshgrid(np.linspace(-12, 12, 900), (np.arange(500) + 0.5) / 500, indexing="ij")
+    mu, c = np.exp(log_mu), 4 * share / (1 - share)
+    p = np.prod([stats.nbinom.pmf(k, 1 / c, 1 / (1 + c * mu * t)) for k, t in zip(z, e, strict=True)], axis=0)
+    pooled = z.sum() / e.sum()
+    upper = p * mu * (1 + c * e.mean() * pooled) / (1 + c * e.mean() * mu)
+    both = (p / p.sum() + upper / upper.sum()) / 2
+    for k, t, a, b, sd in zip(z, e, low, high, stddev, strict=True):
+        shape, rate = 1 / c + k, 1 / (c * mu) + t
+        for end, weights, tail in ((a, p, 0.05), (b, upper, 0.95)):
+            found = (weights * stats.gamma.cdf(end, shape, scale=1 / rate)).sum() / weights.sum()
+            assert found == pytest.approx(tail, abs=1.5e-3)
+        mean = (both * shape / rate).sum()
+        assert sd == pytest.approx(((both * (shape * (shape + 1) / rate**2)).sum() - mean**2) ** 0.5, rel=3e-3)
+
+
+def test_one_rate_for_all_has_garwoods_interval():
+    """Many clients whose counts vary less than by chance: nearly the interval of all counts together, and other units
+    of the exposure are other units of the rate."""
+    z, e = np.full(200, 3), 0.5
+    low, high, _ = learned_rates.rates(z, e, 0.95)
+    ends = stats.gamma.ppf([0.025, 0.975], [600, 601]) / 100
+    assert low[0] < ends[0]
+    assert high[0] > ends[1]
+    np.testing.assert_allclose([low[0], high[0]], ends, rtol=0.2)
+    other = learned_rates.rates(z, 1e9 * e, 0.95)
+    np.testing.assert_allclose(1e9 * other.low, low, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("m", "variation", "files"),
+    [
+        (10, 0.0, 100),
+        (10, 0.5, 150),
+        (30, 0.2, 100),
+    ],
+)
+def test_intervals_cover(m: int, variation: float, files: int):
+    """Mean coverage is at least 95 % less four standard errors over files: a false alarm in about 3e-5 of the seeds if
+    it is 95 %. Plug-in intervals cover 34, 75 and 60 %."""
+    rng = np.random.default_rng(0)
+    theta = np.full((files, m), 5.0)
+    if variation:
+        theta = rng.gamma(1 / variation**2, 5 * variation**2, (files, m))
+    z = rng.poisson(theta)
+    covered = []
+    for own, truth in zip(z, theta, strict=True):
+        low, high, _ = learned_rates.rates(own, 1.0, 0.95)
+        covered.append(((low <= truth) & (truth <= high)).mean())
+    assert np.mean(covered) > 0.95 - 4 * np.std(covered, ddof=1) / files**0.5
+
+
+@pytest.mark.parametrize("n", [1e9, 1e10])
+def test_ends_of_large_counts_are_quantiles(n: float):
+    """Counts so large that clients' own posteriors are all there is, and normal on the scale of the ends."""
+    z = np.round(np.array([0.3, 0.31, 0.29, 0.35, 0.28]) * n)
+    for found, own in (
+        (learned_rates.probabilities(z, np.full(5, n), 0.95), stats.beta(z, n - z)),
+        (learned_rates.rates(z, np.full(5, n), 0.95), stats.gamma(z, scale=1 / n)),
+    ):
+        np.testing.assert_allclose(found.low, own.ppf(0.025), rtol=0, atol=3e-3 * own.std().min())
+        np.testing.assert_allclose(found.high, own.ppf(0.975), rtol=0, atol=3e-3 * own.std().min())

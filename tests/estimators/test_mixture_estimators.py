@@ -170,13 +170,3 @@ def test_private_kmeans_is_accounted_for_all_its_steps():
     for bad in ({"epsilon": 0.0}, {"delta": 1.0}, {"steps": 0}):
         with pytest.raises(JaxpflError, match=next(iter(bad))):
             clustering.noise_multiplier(**({"epsilon": 1.0, "delta": 1e-5, "steps": 3} | bad))
-
-
-@pytest.mark.slow
-def test_private_kmeans_helps_where_there_are_many_clients():
-    data, theta = clients(4000)
-    noise = clustering.noise_multiplier(2.0, 1e-5, 10)
-    local = float(((np.asarray(data.x.mean(axis=1)) - theta) ** 2).sum(axis=1).mean())
-    for soft in (False, True):
-        made = mixture.private(3, 0.25, radius=2.1, noise=noise, steps=10, reach=0.5, soft=soft)
-        assert error(made, data, theta) < 0.6 * local

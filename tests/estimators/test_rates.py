@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from jaxpfl.estimators import beta_binomial
-from jaxpfl.estimators.empirical_bayes import ebbinomial, ebpoisson
+from jaxpfl.estimators.empirical_bayes import ebbinomial, ebbinomial_regression, ebpoisson, ebpoisson_regression
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -106,3 +106,103 @@ def test_bad_counts_are_refused_in_a_line(fit, counts, sizes, said):
     with pytest.raises(JaxpflError, match=said) as error:
         fit(counts, sizes)
     assert "\n" not in str(error.value)
+
+
+def data(bounded: bool, spread: float = 8.0) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    m = 80
+    x = rng.normal(10, 3, size=(m, 2))
+    eta = -1 + 0.2 * (x[:, 0] - 10) - 0.1 * (x[:, 1] - 10)
+    if bounded:
+        n, mu = rng.integers(5, 60, m).astype(float), special.expit(eta)
+        p = rng.beta(mu * spread, (1 - mu) * spread) if np.isfinite(spread) else mu
+        return rng.binomial(n.astype(int), p).astype(float), n, x
+    n, mu = rng.uniform(1, 30, m), np.exp(eta)
+    rate = rng.gamma(spread, mu / spread) if np.isfinite(spread) else mu
+    return rng.poisson(rate * n).astype(float), n, x
+
+
+def log_likelihood(bounded: bool, z: np.ndarray, n: np.ndarray, x: np.ndarray, at: np.ndarray) -> float:
+    eta, size = np.column_stack([np.ones(len(z)), x]) @ at[:-1], np.exp(at[-1])
+    if bounded:
+        mu = special.expit(eta)
+        return stats.betabinom.logpmf(z, n, mu * size, (1 - mu) * size).sum()
+    return stats.nbinom.logpmf(z, size, size / (size + np.exp(eta) * n)).sum()
+
+
+@pytest.mark.parametrize("bounded", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_the_fit_is_the_likeliest(bounded: bool):
+    z, n, x = data(bounded)
+    found = (ebbinomial_regression if bounded else ebpoisson_regression)(z, n, x)
+    at = np.append(np.asarray(found.beta), np.log(found.spread))
+    np.testing.assert_allclose(found.log_marginal, log_likelihood(bounded, z, n, x, at), rtol=1e-10)
+
+    def minus(at: np.ndarray) -> float:
+        return -log_likelihood(bounded, z, n, x - 10, at)
+
+    best: Any = optimize.minimize(minus, [-1, 0, 0, 1.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-11})
+    np.testing.assert_allclose(-best.fun, found.log_marginal, rtol=1e-10)
+    np.testing.assert_allclose([*at[1:3], at[3]], best.x[1:], rtol=1e-4)
+    hessian = np.zeros((4, 4))
+    for i in range(4):
+        for j in range(4):
+            steps = 1e-3 * np.eye(4)[[i, j]]
+            hessian[i, j] = sum(
+                a * b * minus(best.x + a * steps[0] + b * steps[1]) for a in (1, -1) for b in (1, -1)
+            ) / (4e-6)
+    np.testing.assert_allclose(found.beta_covariance[1:, 1:], np.linalg.inv(hessian)[1:3, 1:3], rtol=1e-3)
+
+    mu, size = np.asarray(found.rates.prior_mean), np.asarray(found.rates.prior_size)
+    own = stats.beta(mu * size + z, (1 - mu) * size + n - z) if bounded else stats.gamma(
+        float(found.spread) + z, scale=1 / (size + n)
+    )  # fmt: skip
+    np.testing.assert_allclose(found.mean, own.mean(), rtol=1e-9)
+    np.testing.assert_allclose(found.rates.sd, own.std(), rtol=1e-9)
+    np.testing.assert_allclose(found.interval(0.9), own.ppf([[0.05], [0.95]]), rtol=1e-7)
+    assert found.p_value < 1e-3
+    logits = np.column_stack([np.ones(len(z)), x]) @ np.asarray(found.beta)
+    np.testing.assert_allclose(mu, special.expit(logits) if bounded else np.exp(logits), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_without_a_covariate_it_is_the_plain_fit_and_units_change_nothing():
+    z, n, x = data(True)
+    zero = np.zeros((len(z), 0))
+    plain, other = ebbinomial(z, n), ebbinomial_regression(z, n, zero)
+    np.testing.assert_allclose(other.log_marginal, plain.log_marginal, rtol=1e-9)
+    np.testing.assert_allclose(other.mean, plain.mean, rtol=1e-5)
+    z, n, x = data(False)
+    plain, other = ebpoisson(z, n), ebpoisson_regression(z, n, zero)
+    np.testing.assert_allclose(other.mean, plain.mean, rtol=1e-5)
+    one, far = ebpoisson_regression(z, n, x), ebpoisson_regression(z, 1e5 * n, 1e3 * x + 7)
+    np.testing.assert_allclose(1e5 * far.mean, one.mean, rtol=1e-5)
+    both = jax.jit(jax.vmap(lambda z: ebpoisson_regression(z, jnp.asarray(n), jnp.asarray(x))))
+    found = both(jnp.stack([jnp.asarray(z), -jnp.asarray(z)]))
+    np.testing.assert_allclose(found.mean[0], one.mean, rtol=1e-6)
+    assert np.isnan(found.mean[1]).all()
+
+
+@pytest.mark.slow
+def test_no_spread_about_the_regression():
+    z = np.array([2.0, 4, 8, 16, 2, 4, 8, 16])
+    found = ebpoisson_regression(z, np.ones(8), np.log(z))
+    assert np.isinf(found.spread)
+    assert found.p_value == 1
+    np.testing.assert_allclose(found.mean, z, rtol=1e-6)
+    np.testing.assert_allclose(found.beta, [0, 1], atol=1e-6)
+    np.testing.assert_allclose(found.log_marginal, stats.poisson.logpmf(z, z).sum(), rtol=1e-9)
+    np.testing.assert_allclose(found.interval()[0], z, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (np.eye(8)[0], "x tells clients of no events"),
+        (np.ones(8), "x's column 0 is a linear combination of the columns before it and the intercept"),
+        (np.random.default_rng(0).normal(size=(8, 6)), "7 coefficients need at least 9 clients, got 8"),
+        (np.full(8, np.nan), "x must be finite, got nan for client 0 in column 0"),
+    ],
+)
+def test_covariates_that_leave_no_fit_are_refused(x, said):
+    with pytest.raises(JaxpflError, match=said):
+        ebpoisson_regression([0, 1, 2, 3, 1, 2, 4, 2], 2.0, x)

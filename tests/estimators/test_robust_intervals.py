@@ -40,15 +40,6 @@ def test_critical_values():
     )
 
 
-@pytest.mark.slow
-def test_interpolated_critical_values_of_all_sizes():
-    t = np.geomspace(1e-3, 1e9, 600)
-    for kurtosis in (3.0, np.inf):
-        some = slice(100, 500, 13)
-        ratio = critical_value(t, kurtosis)[some] / critical_value(t[some], kurtosis)
-        assert np.abs(ratio - 1).max() < 1e-3
-
-
 def populations(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> np.ndarray:
     if name == "normal":
         return rng.normal(size=shape)
@@ -59,7 +50,7 @@ def populations(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["normal", "two points", "three points"])
+@pytest.mark.parametrize("name", ["two points", "three points"])
 def test_robust_intervals_cover(name):
     """On average over clients, for any population: 95 % less 4 standard errors over files of 1000 clients, so a false
     alarm in about one of 1000 seeds; parametric ones miss it where effects are small and rare.

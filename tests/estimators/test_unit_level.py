@@ -105,17 +105,6 @@ def test_all_of_it_by_dense_matrices():
     np.testing.assert_allclose(found.ratio, 2 * (none.fun - best.fun), rtol=1e-6)
 
 
-def test_beside_statsmodels():
-    models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
-    y, x, client, _ = samples()
-    found = unit_level(y, x, client)
-    other = models.MixedLM(y, np.column_stack([np.ones(len(y)), x]), client).fit()
-    np.testing.assert_allclose(found.beta, other.fe_params, rtol=1e-4)
-    np.testing.assert_allclose([found.between, found.within], [other.cov_re[0, 0], other.scale], rtol=1e-3)
-    effects = [float(other.random_effects[i].iloc[0]) for i in range(12)]
-    np.testing.assert_allclose(found.effect, effects, rtol=1e-3, atol=1e-4)
-
-
 def test_units_names_and_transformations():
     y, x, client, _ = samples()
     plain = unit_level(y, x, client)

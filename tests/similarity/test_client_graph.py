@@ -146,24 +146,3 @@ def test_an_experiment_takes_data_unless_told():
     assert graph() == graph(graph="data") != graph(graph="features")
     with pytest.warns(JaxpflWarning, match="graph = features changes nothing"):
         assert prepare(resolve(RunConfig(graph="features")), ("local",)).graph is None
-
-
-@pytest.mark.slow
-def test_any_model_of_the_package():
-    """A convolutional network with a shared body and heads on the graph, at two lambdas in one program."""
-    rng = np.random.default_rng(6)
-    clients = [(rng.normal(size=(12, 16, 16)).astype(np.float32), rng.integers(3, size=12)) for _ in range(5)]
-    given = jaxpfl.stack_clients(clients, test=clients)
-    options = {"shared": "conv*,dense*", "personal": "head/*"}
-    result = jaxpfl.fit(
-        "network-lasso",
-        given,
-        model="cnn",
-        rounds=3,
-        local_steps=2,
-        hyper={"lam": [0.0, 100.0]},
-        seeds=[0, 0],
-        options=options,
-    )
-    assert np.isfinite(result.history["train_loss"]).all()
-    assert [row.max() + 1 for row in result.clusters] == [5, 1]

@@ -1,13 +1,11 @@
 """The study of planted clusters: its measures against what they are defined as, and a small run."""
 
-import io
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 from jaxpfl.data import PlantedSettings, draw_planted
 from jaxpfl.studies import network
@@ -56,33 +54,6 @@ def test_the_network_lasso_goes_from_everyone_alone_to_one_model(result: dict):
     assert mean(row, "clusters").tolist() == [12, 12, 2, 1]
     assert mean(row, "ari").tolist() == [0, 0, 1, 0]
     assert mean(row, "error").min() < 0.8 * mean(result["methods"]["local"], "error").min()
-
-
-@pytest.mark.slow
-def test_the_graph_alone_does_not_tell(result: dict):
-    """At least two of seven neighbours in a cluster of six belong to another cluster."""
-    assert result["graph"]["components"]["mean"] == 1
-    assert result["graph"]["ari"]["mean"] == 0
-    assert result["graph"]["crossing"]["mean"] > 0.2
-
-
-@pytest.mark.slow
-def test_the_table_shows_what_was_chosen(result: dict):
-    console = Console(width=110, record=True, file=io.StringIO())
-    for block in network.tables(result):
-        console.print(block, soft_wrap=isinstance(block, str))
-    shown = console.export_text()
-    for name, row in result["methods"].items():
-        line = next(line for line in shown.splitlines() if line.split()[:1] == [name])
-        assert f"{row['swept']} {row['chosen_values'][0]:g}" in line
-        assert f"{row['chosen']['error']['mean']:.4g}" in line
-    assert "the graph alone (models, 7 neighbours)" in shown
-
-
-@pytest.mark.slow
-def test_ifca_is_told_the_number_of_clusters(result: dict):
-    assert mean(result["methods"]["ifca"], "clusters").max() <= 2
-    assert mean(result["methods"]["ifca"], "ari").max() == 1
 
 
 def test_measures_are_what_they_say():
