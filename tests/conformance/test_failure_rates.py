@@ -18,10 +18,8 @@ NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
 @pytest.mark.parametrize(
     ("name", "runs", "rates"),
     [
-        ("fedavg", "vmap", [NOTHING, BOTH]),
-        ("fedavg", "map", [NOTHING, LOSSY, SLOW, BOTH]),
+        ("fedavg", "map", [NOTHING, BOTH]),
         ("adaped", "vmap", [NOTHING, LOSSY, SLOW, BOTH]),
-        ("ditto", "map", [NOTHING, LOSSY, SLOW, BOTH]),
     ],
 )
 def test_rows_equal_runs_alone(federation, name, runs, rates):

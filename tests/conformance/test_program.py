@@ -36,18 +36,6 @@ def test_lowers_for_every_platform_without_a_callback(method, federation):
 
 
 @pytest.mark.slow
-def test_seeds_differ(method, federation):
-    state = outcome(simulate(method, federation), 2, (0, 1))["state"]
-    if method.name == "adamix":  # of a few models, shares are whole fractions and variances at their floor
-        state = state._replace(server=state.server.mu)
-    for name in ("server", "clients"):
-        for leaf in jax.tree.leaves(getattr(state, name)):
-            if leaf.ndim > 1 and leaf.dtype == np.float32:
-                assert not np.array_equal(leaf[0], leaf[1]), name
-    assert not np.array_equal(state.participations[0], state.participations[1])
-
-
-@pytest.mark.slow
 def test_test_examples_reach_nothing_but_scores(method, federation):
     test = federation.test
     nothing = test.with_examples(x=np.full_like(test.examples.x, np.nan), y=2 - test.examples.y)

@@ -85,12 +85,12 @@ class Normalised(nn.Module):
 
 
 def silos() -> Any:
-    once: dict[str, Callable[[int], int]] = {"per_round": lambda n: 1, "once": lambda n: 0}
-    return mechanism_of(np.array([4]), batch_size=2, releases=1, rounds=1, clipping_norm=1.0, **once)
+    given: dict[str, Any] = {"batch_size": 2, "releases": 1, "rounds": 1, "clipping_norm": 1.0}
+    return mechanism_of(np.array([4]), per_round=int, once=int, **given)
 
 
 def audited(**settings: Any) -> Any:
-    config = PrivacyConfig(**{"noise_multiplier": 1.0, "delta": 1e-3} | settings)
+    config = PrivacyConfig(noise_multiplier=1.0, delta=1e-3, **settings)
     turns = {"participation": "cyclic", "cohort": 2} if config.noise == "banded" else {}
     spec = RunSpec(method=jaxpfl.METHODS["local" if config.of_examples else "fedavg"], privacy=config, **turns)
     return subject_of(assemble(spec, FEDERATION), "fedavg")
@@ -125,7 +125,7 @@ def run(settings: dict[str, Any]) -> None:
     private = {name.removeprefix("privacy."): value for name, value in settings.items() if "." in name}
     given = {name: value for name, value in settings.items() if "." not in name}
     if private:
-        noise = {} if "epsilon" in private else {"noise_multiplier": 1.0}
+        noise: dict[str, Any] = {} if "epsilon" in private else {"noise_multiplier": 1.0}
         given["privacy"] = PrivacyConfig(**noise | {"delta": 1e-3} | private)
     jaxpfl.fit(given.pop("method", "fedavg"), FEDERATION, **{"model": "linear", "rounds": 2, "batch_size": 4} | given)
 

@@ -244,22 +244,3 @@ def test_a_part_of_the_data_states_no_difference_from_print(tmp_path, monkeypatc
     said = "the data set fake has 3 entries, the whole 3111: not comparable with print"
     assert all(row.difference is None and row.note.startswith(said) for row in rows)
     assert rows[0].ours == 75.0
-
-
-@pytest.mark.parametrize("stored", ["[]", "{}", '{"values": {"local": ["x"]}}', '{"values"', '{"crc32": 1e999}'])
-def test_a_damaged_study_is_refused(tmp_path, stored):
-    run.run(EXPERIMENT, way(tmp_path))
-    (tmp_path / "fake" / "runs" / "m-10.json").write_text(stored)
-    with pytest.raises(JaxpflError, match=r"m-10\.json.*: without the file it is run again"):
-        run.run(EXPERIMENT, way(tmp_path))
-
-
-def test_repetitions_that_are_not_finite_are_said(tmp_path):
-    run.run(EXPERIMENT, way(tmp_path))
-    path = tmp_path / "fake" / "runs" / "m-10.json"
-    stored = files.read_checksummed(path)
-    stored["values"]["personalized"][1] = None
-    files.write_checksummed(path, stored)
-    gain = run.run(EXPERIMENT, way(tmp_path)).rows[0]
-    assert gain.ours is None
-    assert "1 of 4 repetitions are not finite" in gain.note

@@ -90,21 +90,6 @@ def test_noise_multipliers():
     assert scaled.stddevs[0] / scaled.stddevs[1] == pytest.approx(5.0 / 4.0)
 
 
-def test_the_combined_multiplier_is_what_an_accountant_composes():
-    """Two Gaussian releases in one round, composed by dp-accounting, cost what their one multiplier costs."""
-    noise = CentralNoise(2.0, count_stddev=0.7)
-    composed = dp.ComposedDpEvent([dp.GaussianDpEvent(2.0), dp.GaussianDpEvent(2 * 0.7)])
-    both = dp.pld.PLDAccountant().compose(composed, 5).get_epsilon(1e-6)
-    assert PrivacyPlan(noise, Full(), 5).epsilon(1e-6) == pytest.approx(both, rel=1e-4)
-    sampled = dp.PoissonSampledDpEvent(0.2, composed)
-    rdp = dp.rdp.RdpAccountant(range(2, 64)).compose(sampled, 5)
-    one = dp.rdp.RdpAccountant(range(2, 64)).compose(
-        dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(noise.multiplier)), 5
-    )
-    np.testing.assert_allclose(rdp.rdp, one.rdp, rtol=1e-9)
-    assert not dp.pld.PLDAccountant().supports(sampled)
-
-
 def test_what_one_client_can_do_within_a_round_of_per_step_noise():
     """tau^2/K is reached: a client whose data push one way moves the sum by tau C, and the others, who undo in each
     step what their earlier noise did, leave the last step's noise only."""

@@ -2,46 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from jaxpfl import data
 from jaxpfl.benchmarks.winners import run as winners_run
-from jaxpfl.benchmarks.winners.cells import IID, LOCAL, TEST, Cell
-from jaxpfl.benchmarks.winners.measure import Drawn, config_of, missing
+from jaxpfl.benchmarks.winners.measure import missing
 from jaxpfl.benchmarks.winners.run import Plan
-from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import FAILED, Record
 from jaxpfl.runs.sweep.execute import Reporter
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
-
-
-def source(rng):
-    def part(n):
-        return rng.normal(size=(n, 2, 2, 1)).astype(np.float32), rng.integers(10, size=n).astype(np.int32)
-
-    (x, y), (x_test, y_test) = part(400), part(100)
-    return data.Source("mnist", x, y, x_test, y_test, 10, "drawn")
-
-
-def test_images_are_drawn_anew_for_each_split(monkeypatch):
-    whole = source(np.random.default_rng(0))
-    loads = []
-    monkeypatch.setattr(data, "load", lambda name, data_dir, **options: loads.append(name) or whole)
-    cell, drawn = Cell("mnist", "linear", 3, 20, IID), Drawn()
-
-    def split(seed):
-        return drawn.of(resolve(config_of(cell, LOCAL, seed)))[1]
-
-    first, again, other = split(0), split(0), split(1)
-    assert first is again
-    assert loads == ["mnist"]
-    np.testing.assert_array_equal(np.asarray(first.train.size) + np.asarray(first.validation.size), 20)
-    np.testing.assert_array_equal(np.asarray(first.test.size), TEST)
-    rows = [set(map(bytes, np.concatenate([part.flat().x for part in one[1:]]))) for one in (first, other)]
-    assert len(rows[0]) == len(rows[1]) == 3 * (20 + TEST)  # no image twice
-    assert rows[0] != rows[1]
-    np.testing.assert_array_equal(split(0).train.flat().x, first.train.flat().x)
 
 
 def test_a_map_holds_finished_cells_and_says_what_failed():
