@@ -94,7 +94,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "local", *SMALL, "--output", "empty.csv/r"], "--output must be in a folder, and"),
         (["run", "local", *SMALL, "--config", "."], "cannot read .: Is a directory"),
         (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
-        (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "a folder, not an .npz archive"),
+        (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "cannot read .: Is a directory"),
         (["run", "local", *SMALL, "--warm-start", "/"], "/"),
         (["export", "/"], "/"),
         (["data", "convert", "--clients", "6"], "data convert needs --output"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -14,25 +13,20 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from data_files import real
 
 import jaxpfl
 from jaxpfl.data import (
     Source,
     available,
-    describe,
     federate,
-    format_description,
     load,
     pooled,
     scaled,
     scaling_of,
-    summary,
-    unseen,
 )
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning, UnwritableError
+from jaxpfl.support.errors import JaxpflError, UnwritableError
 
 X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -170,27 +164,6 @@ def test_labels_that_are_numbers_or_several_keep_their_values_and_clients(
         np.testing.assert_array_equal(sorted(found.tolist()), sorted(labels[writer == WRITERS].astype(dtype).tolist()))
 
 
-@pytest.mark.slow
-def test_real_writers() -> None:
-    """The setting of FEMNIST's stand-in: 66 clients of 3 writers each; the test writers are unseen."""
-    root = real("MNIST by writer", "writers", "mnist_by_writer.npz")
-    source = load("mnist-writers", root)
-    assert source.users_train is not None
-    sizes = np.bincount(source.users_train)
-    assert (sizes[sizes > 0].min(), np.median(sizes[sizes > 0]), sizes.max()) == (19, 116, 131)
-    assert (len(np.unique(source.users_train)), source.x_train.shape) == (539, (60000, 28, 28, 1))
-
-    with pytest.warns(JaxpflWarning, match="297 of 297 test users have no training examples"):
-        federation = federate(source, partition="natural", clients=66, users_per_client=3, test_share=0.12)
-    counts = summary(federation, 10, source)
-    held = sum(int(sizes.sum()) for sizes in counts.sizes.values())
-    assert counts.unused == 70000 - held
-    assert counts.sizes["train"].min() >= 3 * 17
-    assert (counts.sizes["test"] >= 1).all()
-    assert "left out" in format_description(describe(counts))
-    assert federate(unseen(source), partition="natural").num_clients == 297
-
-
 def archived(path: Path, header: str, data: bytes, method: int = zipfile.ZIP_DEFLATED) -> None:
     """An archive whose one array has a header of its own making."""
     text = header.encode().ljust(117) + b"\n"
@@ -231,18 +204,6 @@ def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: p
         read_npz(path)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_archives_cut_anywhere(tmp_path: Path, method: int) -> None:
-    path = tmp_path / "a.npz"
-    archived(path, "{'descr': '|u1', 'fortran_order': False, 'shape': (100,), }", bytes(range(100)), method)
-    whole = path.read_bytes()
-    assert len(read_npz(path)["x_train"]) == 100
-    for end in range(0, len(whole), 7):
-        path.write_bytes(whole[:end] + whole[end + 1 :])
-        with contextlib.suppress(JaxpflError):
-            read_npz(path)
-
-
 RNG = np.random.default_rng(4)
 
 
@@ -259,43 +220,6 @@ def both(name: str, folder: Path, **how: Any) -> tuple[Source, Source]:
     assert host_memory.is_mapped(there.x_train)
     assert_same(tuple(memory), tuple(there))
     return memory, there
-
-
-def leaf_file(path: Path, users: dict[str, tuple[list, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    path.write_text(json.dumps({"users": list(users), "num_samples": [], "user_data": own}, ensure_ascii=False))
-
-
-def users(names: str, d: int = 784) -> dict[str, tuple[list, list]]:
-    sizes = {name: int(RNG.integers(2, 7)) for name in names}
-    return {
-        f"{u}{n}": (RNG.uniform(size=(n, d)).round(3).tolist(), RNG.integers(9, size=n).tolist())
-        for u, n in sizes.items()
-    }
-
-
-@pytest.mark.parametrize("standardize", [False, True])
-def test_leafs_numbers(tmp_path: Path, standardize: bool) -> None:
-    train = users("dacbe")
-    names = list(train)
-    leaf_file(tmp_path / "own/train/a.json", {name: train[name] for name in names[:3]} | {"zz": ([], [])})
-    leaf_file(tmp_path / "own/train/b.json", {name: train[name] for name in names[3:]})
-    leaf_file(tmp_path / "own/test/a.json", {name: (x[:1], y[:1]) for name, (x, y) in train.items()})
-    with pytest.warns(JaxpflWarning, match=r"left out 1 clients without examples \(zz\)"):
-        memory, there = both("leaf:own", tmp_path, standardize=standardize)
-    for how in (
-        {"partition": "natural"},
-        {"partition": "iid", "clients": 3, "validation_share": 0.3, "pool_test": True},
-        {"partition": "clusters", "clusters": 2, "clients": 4},
-    ):
-        one, other = (jaxpfl.federate(source, **how) for source in (memory, there))
-        assert host_memory.is_mapped(other.train.examples.x)
-        assert_same(one, other)
-        assert (one.train.capacity, one.train.chunk) == (other.train.capacity, other.train.chunk)
-    for a, b in zip(jaxpfl.set_apart(one, 1), jaxpfl.set_apart(other, 1), strict=True):
-        assert host_memory.is_mapped(b.train.examples.x)
-        assert_same(a, b)
 
 
 def archive(path: Path, **arrays: Any) -> None:

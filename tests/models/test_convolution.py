@@ -132,18 +132,6 @@ def test_no_convolution_and_no_reduce_window_in_the_vmapped_gradient():
     assert "reduce_window" not in text
 
 
-def test_unused_input_gradient_is_dropped():
-    """Compiled products of the gradient by kernel and bias: forward and kernel gradient, no third one."""
-    x, kernel, bias = draw((2, 9, 8, 3, 3, 4), jnp.float32)
-
-    def products(argnums):
-        gradient = jax.grad(lambda *a: jnp.sum(convolution.conv_pool(*a) ** 2), argnums=argnums)
-        lines = jax.jit(gradient).lower(x, kernel, bias).compile().as_text().splitlines()
-        return sum(" dot(" in line for line in lines)
-
-    assert (products((1, 2)), products((0, 1, 2))) == (2, 3)
-
-
 def test_hessian_vector_product():
     """Second derivatives (Per-FedAvg needs them), forward over reverse and reverse over reverse."""
     with jax.enable_x64(True):

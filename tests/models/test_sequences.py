@@ -1,7 +1,6 @@
 """The recurrent network and the transformer: their equations, and LEAF's text from the file to a score."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-import jaxpfl
-from jaxpfl.data.sources.leaf import ALL_LETTERS
 from jaxpfl.models import build_model
 from jaxpfl.models.sequences import Recurrent, rotated
 
@@ -85,31 +82,6 @@ def test_a_token_outside_the_vocabulary_is_not_taken_for_another():
     params = jit(model.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
     logits = jit(model.apply)(params, jnp.array([[0, 4], [0, 5]]))
     np.testing.assert_array_equal(jnp.isfinite(logits).all(axis=1), [True, False])
-
-
-@pytest.mark.slow
-def test_shakespeare_from_the_file_to_a_score(tmp_path):
-    """A text that repeats "abcd": what follows is certain, and the network learns it."""
-    text = "abcd" * 30
-    user = {"x": [text[i : i + 12] for i in range(60)], "y": [text[i + 12] for i in range(60)]}
-    for part in ("train", "test"):
-        (tmp_path / "shakespeare" / part).mkdir(parents=True)
-        content = {"users": ["A", "B"], "num_samples": [60, 60], "user_data": {"A": user, "B": user}}
-        (tmp_path / "shakespeare" / part / "a.json").write_text(json.dumps(content))
-    source = jaxpfl.load("shakespeare", str(tmp_path))
-    assert source.num_classes == len(ALL_LETTERS)
-    federation = jaxpfl.federate(source, partition="natural", clients=2)
-    result = jaxpfl.fit(
-        "fedavg",
-        federation,
-        model="gru:16",
-        num_classes=source.num_classes,
-        rounds=30,
-        local_steps=5,
-        hyper={"lr": 2.0, "weight_decay": 0.0},
-    )
-    assert result.history["diverged"].sum() == 0
-    assert result.personalized_accuracy.mean() > 0.9
 
 
 V, T, WIDTH, HEADS = 7, 6, 8, 2

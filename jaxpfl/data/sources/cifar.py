@@ -36,33 +36,32 @@ class _Set(NamedTuple):
     train: tuple[str, ...]
     test: str
     labels: tuple[str, ...]  # as they stand in the Python version; a binary record has its label bytes in this order
-    folders: tuple[str, ...]
-    archive: str
     description: str
+
+    @property
+    def archive(self) -> str:
+        """Begin of the archive's name, and name of a folder."""
+        return f"cifar-{self.classes}"
 
 
 CIFAR_SETS = {
     "cifar10": _Set(
-        10,
-        "cifar-10-batches-py",
-        "cifar-10-batches-bin",
-        tuple(f"data_batch_{i}" for i in range(1, 6)),
-        "test_batch",
-        ("labels",),
-        ("cifar10", "cifar-10"),
-        "cifar-10",
-        "CIFAR-10, colour images of 32 x 32, 10 classes",
+        classes=10,
+        python="cifar-10-batches-py",
+        binary="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+        test="test_batch",
+        labels=("labels",),
+        description="CIFAR-10, colour images of 32 x 32, 10 classes",
     ),
     "cifar100": _Set(
-        100,
-        "cifar-100-python",
-        "cifar-100-binary",
-        ("train",),
-        "test",
-        ("coarse_labels", "fine_labels"),
-        ("cifar100", "cifar-100"),
-        "cifar-100",
-        "CIFAR-100, colour images of 32 x 32, 100 classes in 20 superclasses",
+        classes=100,
+        python="cifar-100-python",
+        binary="cifar-100-binary",
+        train=("train",),
+        test="test",
+        labels=("coarse_labels", "fine_labels"),
+        description="CIFAR-100, colour images of 32 x 32, 100 classes in 20 superclasses",
     ),
 }
 
@@ -107,7 +106,7 @@ def describe_cifar(name: str, root: Path) -> str:
 def _locate(name: str, root: Path) -> tuple[str, Path]:
     """Kind and place of the files: ("python" or "binary", the folder) or ("npz", the file)."""
     known = CIFAR_SETS[name]
-    places = [*(root / folder for folder in known.folders), root]
+    places = [root / name, root / known.archive, root]
     for place in places:
         for kind, folder, file in (
             ("python", known.python, known.train[0]),

@@ -160,26 +160,22 @@ def has_idx_files(folder: Path) -> bool:
 
 
 def _load(name: str, folders: list[Path], description: str, needs_test: bool) -> Source:
-    train, test = _locate(name, folders, needs_test)
-    x_train, y_train = read_idx_pair(*train)
-    x_test = y_test = None
-    if test is not None:
-        x_test, y_test = read_idx_pair(*test)
-        if x_test.shape[1:] != x_train.shape[1:]:
-            raise JaxpflError(f"{test[0]}: test images are {x_test.shape[1:]} but training images {x_train.shape[1:]}")
-    check_fits(train[0], 4 * (x_train.size + (0 if x_test is None else x_test.size)))
-    names = class_names(*(y for y in (y_train, y_test) if y is not None))
+    files = dict(zip(("train", "test"), _locate(name, folders, needs_test), strict=False))
+    x, labels = {}, {}
+    for part, (images, own) in files.items():
+        x[part], labels[part] = read_idx_pair(images, own)
+        if x[part].shape[1:] != x["train"].shape[1:]:
+            raise JaxpflError(
+                f"{images}: test images are {x[part].shape[1:]} but training images {x['train'].shape[1:]}"
+            )
+    check_fits(files["train"][0], 4 * sum(images.size for images in x.values()))
+    names = class_names(*labels.values())
+    x = {part: pixels(images) for part, images in x.items()}
+    y = {part: renumbered(own, names, files[part][1]) for part, own in labels.items()}
     return Source(
-        name,
-        pixels(x_train),
-        renumbered(y_train, names, train[1]),
-        None if x_test is None else pixels(x_test),
-        None if y_test is None or test is None else renumbered(y_test, names, test[1]),
-        len(names),
-        description,
-        inputs="pixels",
+        name, x["train"], y["train"], x.get("test"), y.get("test"), len(names), description, inputs="pixels",
         class_names=unlike_numbers(names),
-    )
+    )  # fmt: skip
 
 
 def _folders(name: str, root: Path) -> list[Path]:
@@ -206,14 +202,13 @@ def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
     return prefixed[0] if prefixed else None
 
 
-def _locate(name: str, folders: list[Path], needs_test: bool) -> tuple[_Pair, _Pair | None]:
-    """The training and the test files, (images, labels) each, or an error with advice on missing ones."""
+def _locate(name: str, folders: list[Path], needs_test: bool) -> list[_Pair]:
+    """The training and any test files, (images, labels) each, or an error with advice on missing ones."""
     # The first folder with training images is meant; if there is none, the error names all of them.
     holder = next((folder for folder in folders if _find(folder, _TRAIN, "images")), None)
     tried = [holder] if holder else folders
-    train = _pair(name, tried, _TRAIN)
-    has_test = any(_find(tried[0], _TEST, kind) for kind in ("images", "labels"))
-    return train, _pair(name, tried, _TEST) if needs_test or has_test else None
+    has_test = needs_test or any(_find(tried[0], _TEST, kind) for kind in ("images", "labels"))
+    return [_pair(name, tried, parts) for parts in ((_TRAIN, _TEST) if has_test else (_TRAIN,))]
 
 
 def _pair(name: str, folders: list[Path], parts: tuple[str, ...]) -> _Pair:

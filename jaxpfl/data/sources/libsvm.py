@@ -28,7 +28,6 @@ from jaxpfl.support.files import check_fits, opened
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""
 
-_MOST_BYTES = 8 * 2**30
 _MEMORY = 4  # times its length that the text takes as sparse numbers
 _MOST_INFLATED = 100  # times its length that a text of numbers may have been; bzip2 makes 15 kB of 3 GB of empty lines
 _SHORT = 2**26  # bytes that any file may inflate to
@@ -49,47 +48,33 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         class that the training file lacks, or too many features for a dense array.
     """
     train, test = _locate(name, path, root)
-    several = task == "multilabel"
-    matrices, labels = zip(*_parse([train] if test is None else [train, test], several), strict=True)
-    needed = 4 * sum(matrix.shape[0] for matrix in matrices) * matrices[0].shape[1]
-    if needed > _MOST_BYTES:
-        raise JaxpflError(
-            f"{train}: {matrices[0].shape[1]} features of {sum(m.shape[0] for m in matrices)} examples would take "
-            f"{needed / 2**30:.0f} GiB as dense numbers; at most {_MOST_BYTES // 2**30} are allowed"
-        )
-    check_fits(train, 3 * needed)
+    files = [train] if test is None else [train, test]
+    matrices, labels = zip(*_parse(files, task == "multilabel"), strict=True)
+    check_fits(train, 12 * sum(matrix.shape[0] for matrix in matrices) * matrices[0].shape[1])
     wide = [np.asarray(matrix.toarray()) for matrix in matrices]
     loses = lost_digits(wide[0]) is not None
-    dense = [narrowed(x, wide=loses) for x in wide]
+    x = [narrowed(own, wide=loses) for own in wide]
+    for file, own in zip(files, x, strict=True):
+        check_finite(own, str(file))
     if task is None:
-        task = "classification" if all(_are_whole(own) for own in labels) else "regression"
+        task = "classification" if all((own == np.round(own)).all() for own in labels) else "regression"
     count, classes = 1, None
-    if several:
-        classes = _classes(train, np.array([label for own in labels[0] for label in own]))
-        numbered = [_marked(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
-        count = len(classes)
-    elif task != "regression":
-        classes = _classes(train, labels[0])
-        numbered = [renumbered(own, classes, file) for file, own in zip((train, test), labels, strict=False)]
-        if task == "classification":
+    if task == "regression":
+        y = [checked_labels(own, str(file)) for file, own in zip(files, labels, strict=True)]
+    else:
+        several = task == "multilabel"
+        classes = _classes(train, np.array([one for own in labels[0] for one in own]) if several else labels[0])
+        number = _marked if several else renumbered
+        y = [number(own, classes, file) for file, own in zip(files, labels, strict=True)]
+        if several or task == "classification":
             count = len(classes)
         elif len(classes) != 2:
             raise JaxpflError(f"{train}: labels of the task {task} are of two classes, there are {len(classes)}")
-    else:
-        numbered = [checked_labels(own, str(file)) for file, own in zip((train, test), labels, strict=False)]
-    for file, x in zip((train, test), dense, strict=False):
-        check_finite(x, str(file))
-    return Source(
-        name,
-        dense[0],
-        numbered[0],
-        dense[1] if test else None,
-        numbered[1] if test else None,
-        count,
-        LIBSVM_SETS.get(name) or f"LIBSVM text in {train}",
-        task=task,
-        class_names=None if classes is None else unlike_numbers(classes),
-    )
+    description = LIBSVM_SETS.get(name) or f"LIBSVM text in {train}"
+    source = Source(name, x[0], y[0], None, None, count, description, task=task)
+    if test is not None:
+        source = source._replace(x_test=x[1], y_test=y[1])
+    return source if classes is None else source._replace(class_names=unlike_numbers(classes))
 
 
 def describe_libsvm(name: str, root: Path) -> str:
@@ -154,10 +139,6 @@ def _text(file: Path) -> Iterator[IO[bytes]]:
         yield raw if inflated is None else cast("IO[bytes]", inflated(raw))
 
 
-def _are_whole(labels: np.ndarray) -> bool:
-    return bool((labels == np.round(labels)).all())
-
-
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
     """Distinct labels, which must be whole numbers."""
     values = np.unique(labels)
@@ -167,7 +148,7 @@ def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
     return values
 
 
-def _marked(file: Path | None, labels: list[tuple[float, ...]], classes: np.ndarray) -> np.ndarray:
+def _marked(labels: list[tuple[float, ...]], classes: np.ndarray, file: Path) -> np.ndarray:
     """Labels 0 and 1 of each line's classes, [n, K]."""
     marks = np.zeros((len(labels), len(classes)), np.int32)
     for row, own in enumerate(labels):

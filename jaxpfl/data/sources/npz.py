@@ -14,7 +14,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -54,30 +54,36 @@ def read_headers(path: Path) -> dict[str, Header]:
     with _archive(path) as archive:
         for info in archive.infolist():
             if info.filename.endswith(_ENDING):
-                found[info.filename.removesuffix(_ENDING)] = _header(path, archive, info)
+                with archive.open(info) as member:
+                    header = header_of(member, info.filename, info.file_size)
+                found[info.filename.removesuffix(_ENDING)] = header
     return found
 
 
-def read_npz(path: Path, names: Iterable[str] | None = None, *, in_files: bool = False) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, names: Iterable[str] | None = None, *, in_files: bool = False, more: int = 0
+) -> dict[str, np.ndarray]:
     """Read arrays of an archive.
 
     Args:
       path: the file.
       names: of the arrays, all unless given; missing ones are left out.
       in_files: inflate them into temporary memory-mapped files, some bytes at a time.
+      more: bytes for which there must be room beside the arrays.
 
     Raises:
       JaxpflError: as `read_headers`, and for arrays that do not fit into memory, or on the disk.
     """
     headers = read_headers(path)
     wanted = [name for name in headers if names is None or name in names]
-    need = sum(headers[name].nbytes for name in wanted)
-    if in_files:
-        host_memory.check_room(path, need)
-    else:
-        check_fits(path, need)
+    check_room = host_memory.check_room if in_files else check_fits
+    check_room(path, more + sum(headers[name].nbytes for name in wanted))
+    arrays = {}
     with _archive(path) as archive:
-        return {name: _array(path, archive, name, in_files) for name in wanted}
+        for name in wanted:
+            with archive.open(f"{name}{_ENDING}") as member:
+                arrays[name] = _inflated(member) if in_files else np.lib.format.read_array(member, allow_pickle=False)
+    return arrays
 
 
 def npz_keys(path: Path) -> list[str]:
@@ -134,15 +140,9 @@ def load_npz(
     kinds = ("x", "y") if users_key is None else ("x", "y", users_key)
     keys = [f"{kind}_{part}" for kind in kinds for part in parts]
     keys += [_VOCABULARY] if _VOCABULARY in headers else []
-    # Besides the arrays that are read, inputs are converted to 32 bits.
-    needed = sum(headers[key].nbytes for key in keys) + 4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts)
-    if in_files:
-        host_memory.check_room(path, needed)
-    else:
-        check_fits(path, needed)
-    arrays = read_npz(path, keys, in_files=in_files)
+    arrays = read_npz(path, keys, in_files=in_files, more=4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts))
     labels = {part: arrays[f"y_{part}"] for part in parts}
-    inputs = _kind(first)
+    inputs: Inputs = "pixels" if first.dtype == np.uint8 and len(first.shape) in (3, 4) else "features"
     if _are_tokens(path, first, arrays, tokens, task):
         inputs = "tokens"
     if task != "multilabel" and not (inputs == "tokens" and _at_each_position(arrays["y_train"], first)):
@@ -253,42 +253,19 @@ def _at_each_position(y: np.ndarray, x: Header) -> bool:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(opened(path))
+    """An archive, whose damage is one line wherever it shows: zipfile, its codecs and NumPy's parser raise anything."""
+    try:
+        with opened(path) as file:
             if file.read(6) == b"\x93NUMPY":
                 raise JaxpflError(f"{path}: a single array, not an .npz archive")
-            archive = stack.enter_context(zipfile.ZipFile(file))
-        except JaxpflError:
-            raise
-        except FileNotFoundError:
-            raise JaxpflError(f"{path}: no such file") from None
-        except IsADirectoryError:
-            raise JaxpflError(f"{path}: a folder, not an .npz archive") from None
-        except OSError as error:  # a name too long, no right to read
-            raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # a damaged directory: zipfile and struct raise many kinds
-            raise _damaged(path, error) from error
-        yield archive
-
-
-def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
-    """Read the header of one member, whose array must fill the rest of it."""
-    try:
-        with archive.open(info) as member:
-            return header_of(member, info.filename, info.file_size)
-    except Exception as error:  # a damaged member: zipfile, its codecs and NumPy's parser raise nearly anything
-        raise _damaged(path, error) from error
-
-
-def _array(path: Path, archive: zipfile.ZipFile, name: str, in_file: bool) -> np.ndarray:
-    try:
-        with archive.open(f"{name}{_ENDING}") as member:
-            return _inflated(member) if in_file else np.lib.format.read_array(member, allow_pickle=False)
-    except JaxpflError:  # a full disk
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+    except JaxpflError:  # a full disk, too
         raise
-    except Exception as error:  # as for the header
-        raise _damaged(path, error) from error
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:
+        raise JaxpflError(f"{path}: damaged, or no .npz archive of plain arrays: {one_line(error)}") from error
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
@@ -303,10 +280,6 @@ def _inflated(member: IO[bytes]) -> np.ndarray:
         return np.empty(shape, dtype)
     array = content.whole().view(dtype)
     return array.reshape(shape[::-1]).T if by_columns else array.reshape(shape)
-
-
-def _damaged(path: Path, error: Exception) -> JaxpflError:
-    return JaxpflError(f"{path}: damaged, or no .npz archive of plain arrays: {one_line(error)}")
 
 
 def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
@@ -341,10 +314,6 @@ def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) ->
     if low < least or high > _LARGEST:
         wrong = low if low < least else high
         raise JaxpflError(f"{path}: {key} must be integers >= {least} and at most {_LARGEST}, got {wrong}")
-
-
-def _kind(x: Header) -> Inputs:
-    return "pixels" if x.dtype == np.uint8 and len(x.shape) in (3, 4) else "features"
 
 
 def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) -> np.ndarray:
