@@ -1,6 +1,5 @@
 """The columnar file of a sweep: the table that `load_sweep` gives, value for value."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from pandas.testing import assert_frame_equal
 
 from jaxpfl import load_sweep
 from jaxpfl.runs.records import FAILED, Journal, Record, rows
-from jaxpfl.support.errors import JaxpflError, UnwritableError
+from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import read_table as read_results
 from jaxpfl.support.files import write_table
 
@@ -60,21 +59,6 @@ def test_an_axis_of_text_and_numbers_keeps_both(tmp_path: Path):
 def test_a_sweep_without_records_is_an_empty_table(tmp_path: Path):
     write_results(tmp_path / "results.parquet", [])
     assert read_results(tmp_path / "results.parquet").empty
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "results.parquet"
-    write_results(path, [record()])
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UnwritableError, match="No space left"):
-        write_results(path, [record(), record(1)])
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["results.parquet"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no parquet at all", None])

@@ -88,12 +88,9 @@ def test_labels_without_a_named_task_are_refused():
         ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss poisson must be >= 0, got -"),
         ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 is of classes"),
         ("binary", {"loss": "squared"}, "loss = squared is of the task regression, this run's is classification"),
-        ("binary", {"metrics": {"loss": lambda p, y: y}}, "the metric 'loss' is the task's own"),
         ("binary", {"metrics": {"mine": 3}}, "the metric 'mine' must be a function of predictions and labels, got 3"),
         ("binary", {"metrics": {"mine": lambda p, y: y.mean()}}, "metric 'mine' must be one number for each of"),
         ("binary", {"metrics": {"mine": jaxpfl.per_client(lambda p, y, valid: y)}}, "'mine' must be one number for a"),
-        ("binary", {"task": 3}, "task must be a name or a Task, got 3"),
-        ("binary", {"metrics": {"mine": "rmse"}}, "the metric rmse needs labels that are numbers"),
         ("binary", {"metrics": 3}, "metrics must be names, or a dictionary of functions by name, got 3"),
     ],
 )
@@ -457,7 +454,6 @@ def test_options_of_classes_are_refused(method, options, message):
         ({}, {"num_classes": 3}, "there are 3 tokens, but labels go up to 6"),
         ({"y": lambda y: y[:, 0] + 1}, {}, r"labels of the task next-token are integers \[n, T\].* got int32 \[8\]"),
         ({"y": lambda y: y[:, :3]}, {}, r"got int32 \[8, 3\] for inputs \['n', 5\]"),
-        ({"y": lambda y: y + 0.5}, {}, r"got float32 \[8, 5\]"),
         (
             {},
             {"model": Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))},
@@ -465,7 +461,6 @@ def test_options_of_classes_are_refused(method, options, message):
         ),
         ({}, {"augment": "mixup"}, "augment = mixup is of inputs that are numbers"),
         ({}, {"attack": "label-flip", "attackers": 0.5}, "flips labels that are classes: the task is 'next-token'"),
-        ({}, {"label_smoothing": 0.1}, "label_smoothing = 0.1 is of classes, and the task is next-token"),
     ],
 )
 def test_what_does_not_fit_next_token_is_refused(data, given, message):

@@ -122,8 +122,8 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         ({"elections/county_winners_2000_2020.csv": text}, counties, message)
         for text, message in (
             ("fips,win_2016,win_2000\n01001,R,X\n", "line 2: win_2000 must be R or D, got 'X'"),
-            ("fips,win_2016,win_2000\n1001,R,D\n", "line 2: fips must be five digits and distinct, got '1001'"),
-            ("fips,win_2016,win_2000\n01001,R,D\n01001,R,D\n", "line 3: fips must be five digits and distinct"),
+            ("fips,win_2016,win_2000\n1001,R,D\n", "line 2: fips must be five digits, got '1001'"),
+            ("fips,win_2016,win_2000\n01001,R,D\n01001,R,D\n", "line 3: fips must be distinct"),
             ("county,win_2000,win_2004\n1,R,D\n", "needs a header with fips"),
             (b"\xff\xfd\x00fips,\x00", "line 1: byte 0xff is not UTF-8"),
         )

@@ -33,10 +33,12 @@ ARRAYS = {
 def test_arrays_of_every_protocol(tmp_path: Path, protocol: int, name: str) -> None:
     path = tmp_path / "a.pkl"
     content = {"x": ARRAYS[name], "n": np.int64(7), "names": ["a", ("b", 1.5)], "none": None, "raw": b"\xff\0"}
+    content["counts"] = collections.Counter("aab")
     path.write_bytes(pickle.dumps(content, protocol))
     read = read_pickle(path)
     assert read["x"].dtype == ARRAYS[name].dtype
     np.testing.assert_array_equal(read["x"], ARRAYS[name])
+    assert read["counts"] == {"a": 2, "b": 1}
     assert (read["n"], read["names"], read["none"], read["raw"]) == (7, ["a", ("b", 1.5)], None, b"\xff\0")
 
 
@@ -124,19 +126,6 @@ def test_other_pickles(tmp_path: Path, content: bytes, message: str) -> None:
         read_pickle(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_counters_and_a_list_in_itself(tmp_path: Path) -> None:
-    with pytest.raises(JaxpflError, match=r"cannot read .*none: No such file"):
-        read_pickle(tmp_path / "none")
-    path = tmp_path / "a"
-    path.write_bytes(pickle.dumps(collections.Counter("aab")))
-    assert read_pickle(path) == {"a": 2, "b": 1}
-    loop: list = []
-    loop.append(loop)
-    path.write_bytes(pickle.dumps(loop))
-    with pytest.raises(JaxpflError, match="damaged"):
-        read_pickle(path)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

@@ -1,7 +1,6 @@
 """Low-rank adapters: of one model, and what every method does with those of tokens."""
 
 import functools
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -17,19 +16,6 @@ from jaxpfl.models import build_model, from_linen, lora
 
 CLASSES, INPUTS, TOKENS, WIDTH = 3, (5,), 4, 8
 QUICK = {"rounds": 2, "local_steps": 2, "batch_size": 4}
-
-
-class Transformer(nn.Module):
-    """A block of attention and a perceptron on sequences of vectors."""
-
-    @nn.compact
-    def __call__(self, x):
-        dense = partial(nn.Dense, param_dtype=x.dtype)
-        attention = nn.MultiHeadDotProductAttention(2, param_dtype=x.dtype, name="attention")
-        x = dense(WIDTH, name="in")(x)
-        x = x + attention(nn.LayerNorm(param_dtype=x.dtype, name="norm")(x))
-        x = x + dense(WIDTH, name="out")(nn.gelu(dense(2 * WIDTH, name="wide")(x)))
-        return dense(CLASSES, name="head")(x.mean(axis=1))
 
 
 def based(model, shape, seed=0):
@@ -66,9 +52,9 @@ def test_it_starts_from_the_model_and_its_gradients_are_those_of_the_factors():
 
 @pytest.mark.slow
 def test_kernels_of_attention_are_parted_where_the_factors_are_smallest():
-    model, base = based(from_linen(Transformer()), (TOKENS, 3))
-    shapes = jax.eval_shape(lora(model, base, rank=2, at="attention/*/kernel").init, jax.random.key(0), None)
-    found = jax.tree.map(lambda leaf: leaf.shape, shapes["adapters"]["attention"])
+    model, base = based(from_linen(nn.MultiHeadDotProductAttention(2)), (TOKENS, WIDTH))
+    shapes = jax.eval_shape(lora(model, base, rank=2, at="*/kernel").init, jax.random.key(0), None)
+    found = jax.tree.map(lambda leaf: leaf.shape, shapes["adapters"])
     for name in ("query", "key", "value", "out"):
         assert found[name]["kernel"] == {"a": (WIDTH, 2), "b": (2, WIDTH)}
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from jaxpfl.data.sources.base import Source, check_finite, data_directory, where
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import load_npz
 from jaxpfl.support.errors import JaxpflError, shown
-
-if TYPE_CHECKING:
-    import pandas
 
 WRITERS = "mnist-writers"
 _WRITERS_FILE = "mnist_by_writer.npz"
@@ -140,21 +137,27 @@ def load_elections(data_dir: str | None = None) -> Elections:
     columns = {int(name[4:]): name for name in table.names if re.fullmatch(r"win_\d{4}", name)}
     if len(columns) < 2 or "fips" not in table.names:
         raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
-    years, fips = sorted(columns), table.cells["fips"]
-    for line, text in fips[~fips.str.fullmatch(r"\d{5}") | fips.duplicated()].items():
-        raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(text)}")
-    winners = table.cells[[columns[year] for year in years]]
-    _check_cells(path, winners, "[RD]", "R or D")
+    years = sorted(columns)
+    _check_cells(table, "fips", r"\d{5}", "five digits")
+    twice = table.cells["fips"].duplicated().tolist()
+    if any(twice):
+        line = table.lines[twice.index(True)]
+        raise JaxpflError(f"{path} line {line}: fips must be distinct, and this county's are in an earlier line")
+    for year in years:
+        _check_cells(table, columns[year], "[RD]", "R or D")
+    republican = np.array([table.cells[columns[year]].tolist() for year in years]) == "R"
     parties = [f"{party}_{year}" for year in years for party in ("dem", "rep")]
     votes = None
     if all(name in table.names for name in parties):
-        counts = table.cells[parties]
-        _check_cells(path, counts, "[0-9]{1,9}", "a whole number of votes")
-        votes = counts.astype(np.int64).to_numpy().reshape(-1, len(years), 2)
-    return Elections(np.array(fips.tolist()), np.array(years), (winners == "R").to_numpy().astype(float), votes)
+        for name in parties:
+            _check_cells(table, name, "[0-9]{1,9}", "a whole number of votes")
+        counts = np.array([table.cells[name].tolist() for name in parties]).astype(np.int64)
+        votes = counts.reshape(len(years), 2, -1).transpose(2, 0, 1)
+    counties = np.array(table.cells["fips"].tolist())
+    return Elections(counties, np.array(years), republican.T.astype(float), votes)
 
 
-def _check_cells(path: Path, cells: pandas.DataFrame, pattern: str, what: str) -> None:
-    for name in cells:
-        for line, text in cells[name][~cells[name].str.fullmatch(pattern)].items():
-            raise JaxpflError(f"{path} line {line}: {name} must be {what}, got {shown(text)}")
+def _check_cells(table: csv_text.Table, name: str, pattern: str, what: str) -> None:
+    for line, text in zip(table.lines, table.cells[name].tolist(), strict=True):
+        if not re.fullmatch(pattern, text):
+            raise JaxpflError(f"{table.path} line {line}: {name} must be {what}, got {shown(text)}")

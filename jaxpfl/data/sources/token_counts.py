@@ -327,6 +327,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     entries = [(i, *one) for i, name in enumerate(names) for one in found[name].items()]
     if not entries:
         raise JaxpflError(f"{folder}: no user has a token")
-    counts = build(*np.array(entries).T, np.array(names), words.astype(str)).with_tokens(1)
+    rows, tokens, number = np.array(entries).T
+    counts = build(rows, tokens, number, np.array(names), words.astype(str)).with_tokens(1)
     warn_of_empty(folder, set(names).difference(counts.users.tolist()))
     return counts
