@@ -4,7 +4,7 @@ import jax
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True):
         yield

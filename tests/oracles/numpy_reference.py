@@ -39,14 +39,18 @@ ADAPED_DEFECTS = (
 # --- the model ------------------------------------------------------------------------------------
 
 
+def features(params: Params, x: np.ndarray) -> np.ndarray:
+    return np.tanh(x @ params["w1"] + params["b1"])
+
+
 def forward(params: Params, x: np.ndarray) -> np.ndarray:
-    return np.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+    return features(params, x) @ params["w2"] + params["b2"]
 
 
-def backward(params: Params, x: np.ndarray, d_logits: np.ndarray) -> Params:
-    """The gradient of the parameters from that of the logits, ``d_logits`` [n, classes]."""
-    h = np.tanh(x @ params["w1"] + params["b1"])
-    d_h = (d_logits @ params["w2"].T) * (1 - h**2)
+def backward(params: Params, x: np.ndarray, d_logits: np.ndarray, d_features: np.ndarray | float = 0.0) -> Params:
+    """The gradient of the parameters from those of the logits [n, classes] and, beside them, of the features."""
+    h = features(params, x)
+    d_h = (d_logits @ params["w2"].T + d_features) * (1 - h**2)
     return {"w1": x.T @ d_h, "b1": d_h.sum(0), "w2": h.T @ d_logits, "b2": d_logits.sum(0)}
 
 
@@ -86,14 +90,34 @@ class World(NamedTuple):
     Attributes:
       sizes: n_i, the clients' training examples.
       steps: tau.
-      cohorts: the rows of each round's cohort.
-      batches: ``(row, earlier participations) -> tau batches``.
+      cohorts: rows of each round's cohort.
+      batches: ``(row, earlier turns, round, number) -> batches``, fewer for a straggler.
+      each: batches of one step.
     """
 
     sizes: Sequence[int]
     steps: int
     cohorts: Sequence[Sequence[int]]
-    batches: Callable[[int, int], list[Batch]]
+    batches: Callable[[int, int, int, int], list[Batch]]
+    each: int = 1
+
+
+class Turn(NamedTuple):
+    """A client's turn in a round.
+
+    Attributes:
+      row: place of the client in the stack.
+      round: number of the round.
+      batches: its mini-batches.
+      factor: factor on its rates.
+      draw: ``number -> batches`` of another number of steps.
+    """
+
+    row: int
+    round: int
+    batches: list[Batch]
+    factor: float
+    draw: Callable[[int], list[Batch]]
 
 
 class Round(NamedTuple):
@@ -103,6 +127,65 @@ class Round(NamedTuple):
     clients: list[Any]
     participations: list[int]
     metrics: dict[str, float]
+
+
+Work = Callable[[Any, Any, Turn], tuple[Any, Any, dict[str, float]]]
+"""``(server, own state, turn) -> (own state, upload, metrics)``."""
+Serve = Callable[[Any, list[Any], Sequence[int], list[Any]], Any]
+"""``(server, uploads, cohort, all own states) -> server``."""
+
+
+def averaged(weights: Sequence[float]) -> Serve:
+    """A server that averages the uploaded models: ``mu + sum w_i (mu_i - mu) / sum w_i``."""
+    return lambda mu, uploads, cohort, own: average(
+        mu, [subtract(upload, mu) for upload in uploads], [weights[i] for i in cohort]
+    )
+
+
+def run_rounds(
+    world: World,
+    hp: Hyper,
+    server: Any,
+    own: Sequence[Any],
+    work: Work,
+    serve: Serve,
+    idle: Callable[[Any, Turn], Any] | None = None,
+    idle_cap: int = 0,
+) -> list[Round]:
+    """Rounds of a method, one client after the other.
+
+    Clients outside the cohort go on by ``idle`` for at most ``idle_cap`` rounds in a row.
+    """
+    own, m, history = list(own), len(own), []
+    taken, alone, streak = [0] * m, [0] * m, [0] * m
+    for r, cohort in enumerate(world.cohorts):
+
+        def turn(i: int, r: int = r) -> Turn:
+            def draw(number: int) -> list[Batch]:
+                return world.batches(i, taken[i] + alone[i], r, number)
+
+            return Turn(i, r, draw(world.steps * world.each), decay(hp, r, world.steps), draw)
+
+        for i in set(range(m)) - set(cohort):
+            if streak[i] < idle_cap:
+                own[i] = idle(own[i], turn(i))
+                alone[i] += 1
+                streak[i] += 1
+        uploads, measured = [], []
+        for i in cohort:
+            own[i], upload, metrics = work(server, own[i], turn(i))
+            uploads.append(upload)
+            measured.append(metrics)
+            taken[i] += 1
+            streak[i] = 0
+        server = serve(server, uploads, cohort, own) if cohort else server
+        history.append(Round(server, list(own), list(taken), means(measured)))
+    return history
+
+
+def means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each metric."""
+    return {name: float(np.mean([one[name] for one in measured])) for name in measured[0]} if measured else {}
 
 
 def decay(hp: Hyper, round: int, steps: int) -> float:
@@ -117,8 +200,13 @@ def average(server: Any, changes: Sequence[Any], weights: Sequence[float]) -> An
     return server + sum(w * c for w, c in zip(weights, changes, strict=True)) / sum(weights)
 
 
-def subtract(a: Params, b: Params) -> Params:
-    return {k: a[k] - b[k] for k in a}
+def subtract(a: Any, b: Any) -> Any:
+    return {k: subtract(a[k], b[k]) for k in a} if isinstance(a, dict) else a - b
+
+
+def combine(a: Params, b: Params, share: float = 1.0) -> Params:
+    """``a + share b``."""
+    return {k: a[k] + share * b[k] for k in a}
 
 
 def sgd(
@@ -135,33 +223,28 @@ def sgd(
     return params, float(np.mean(losses))
 
 
-def run_local(world: World, hp: Hyper, clients: Sequence[Params]) -> list[Round]:
+def run_local(world: World, hp: Hyper, server: Any, own: Sequence[Params], defect: str = "") -> list[Round]:
     """``theta_i <- theta_i - eta (grad CE(theta_i) + wd theta_i)``, tau times in each of its rounds."""
-    clients, seen, history = list(clients), [0] * len(clients), []
-    for r, cohort in enumerate(world.cohorts):
-        rate, losses = hp["lr"] * decay(hp, r, world.steps), []
-        for i in cohort:
-            clients[i], loss = sgd(clients[i], world.batches(i, seen[i]), rate, hp["weight_decay"])
-            losses.append(loss)
-            seen[i] += 1
-        history.append(Round((), list(clients), list(seen), {"train_loss": float(np.mean(losses))}))
-    return history
+
+    def work(server, theta, turn):
+        theta, loss = sgd(theta, turn.batches, hp["lr"] * turn.factor, hp["weight_decay"])
+        return theta, (), {"train_loss": loss}
+
+    return run_rounds(world, hp, server, own, work, lambda server, uploads, cohort, own: server)
 
 
-def run_fedavg(world: World, hp: Hyper, server: Params, *, prox: float = 0.0, uniform: bool = False) -> list[Round]:
-    """``mu <- mu + sum_i n_i (w_i - mu) / sum_i n_i`` over the cohort, w_i after tau steps from mu."""
-    seen, history = [0] * len(world.sizes), []
-    for r, cohort in enumerate(world.cohorts):
-        rate, changes, losses = hp["lr"] * decay(hp, r, world.steps), [], []
-        for i in cohort:
-            w, loss = sgd(server, world.batches(i, seen[i]), rate, hp["weight_decay"], prox)
-            changes.append(subtract(w, server))
-            losses.append(loss)
-            seen[i] += 1
-        weights = [1.0 if uniform else world.sizes[i] for i in cohort]
-        server = average(server, changes, weights)
-        history.append(Round(server, [()] * len(seen), list(seen), {"train_loss": float(np.mean(losses))}))
-    return history
+def run_fedavg(world: World, hp: Hyper, server: Params, own: Sequence[Any], defect: str = "") -> list[Round]:
+    """``mu <- mu + sum_i n_i (w_i - mu) / sum_i n_i`` over the cohort, w_i after tau steps from mu.
+
+    With a proximal term in ``hp`` FedProx, whose mean is uniform.
+    """
+
+    def work(mu, own, turn):
+        w, loss = sgd(mu, turn.batches, hp["lr"] * turn.factor, hp["weight_decay"], hp.get("prox", 0.0))
+        return own, w, {"train_loss": loss}
+
+    weights = [1.0] * len(own) if "prox" in hp else world.sizes
+    return run_rounds(world, hp, server, own, work, averaged(weights))
 
 
 # --- AdaPeD ---------------------------------------------------------------------------------------
@@ -243,36 +326,27 @@ def adaped_alone(theta: Params, received: Any, batches: Sequence[Batch], hp: Hyp
 
 
 def run_adaped(
-    world: World, hp: Hyper, mu: Params, clients: Sequence[Params], defect: str = "", idle_cap: int = 0
+    world: World, hp: Hyper, server: Any, own: Sequence[Any], defect: str = "", idle_cap: int = 0
 ) -> list[Round]:
     """Algorithm 2: the cohort starts from (mu, psi) and own theta_i; the server averages (mu_i, psi_i).
 
-    With ``idle_cap`` Algorithm 7: clients outside go on alone for so many rounds in a row.
+    With ``idle_cap`` Algorithm 7: clients outside go on alone for so many rounds in a row, and a client's state is
+    ``theta`` with what it ``received`` last.
     """
-    server = {"mu": mu, "psi": hp["psi_init"]}
-    clients, seen, history = list(clients), [0] * len(clients), []
-    received, idled, streak = [server] * len(clients), [0] * len(clients), [0] * len(clients)
-    for r, cohort in enumerate(world.cohorts):
-        ends, means = [], []
-        for i in set(range(len(clients))) - set(cohort):
-            if streak[i] < idle_cap:
-                batches = world.batches(i, seen[i] + idled[i])
-                clients[i] = adaped_alone(clients[i], received[i], batches, hp, decay(hp, r, world.steps))
-                idled[i] += 1
-                streak[i] += 1
-        for i in cohort:
-            theta = server["mu"] if defect == "theta restarts from mu" else clients[i]
-            mu, psi, steps = server["mu"], server["psi"], []
-            for batch in world.batches(i, seen[i] + idled[i]):
-                theta, mu, psi, ce, f = adaped_step(theta, mu, psi, batch, hp, decay(hp, r, world.steps), defect)
-                steps.append((ce, f))
-            clients[i], received[i], streak[i] = theta, server, 0
-            seen[i] += 1
-            ends.append({"mu": subtract(mu, server["mu"]), "psi": psi - server["psi"]})
-            means.append(np.mean(steps, axis=0))
-        weights = [world.sizes[i] if defect == "mu averaged by n_i" else 1.0 for i in cohort]
-        server = average(server, ends, weights)
-        loss, f = np.mean(means, axis=0)
-        metrics = {"train_loss": loss, "divergence": f, "psi": server["psi"]}
-        history.append(Round(server, list(clients), list(seen), metrics))
-    return history
+
+    def work(server, own, turn):
+        theta, mu, psi, steps = own["theta"] if idle_cap else own, server["mu"], server["psi"], []
+        theta = mu if defect == "theta restarts from mu" else theta
+        for batch in turn.batches:
+            theta, mu, psi, ce, f = adaped_step(theta, mu, psi, batch, hp, turn.factor, defect)
+            steps.append({"train_loss": ce, "divergence": f})
+        own = {"theta": theta, "received": server} if idle_cap else theta
+        return own, {"mu": mu, "psi": psi}, means(steps)
+
+    def idle(own, turn):
+        theta = adaped_alone(own["theta"], own["received"], turn.batches, hp, turn.factor)
+        return own | {"theta": theta}
+
+    serve = averaged(world.sizes if defect == "mu averaged by n_i" else [1.0] * len(own))
+    history = run_rounds(world, hp, server, own, work, serve, idle, idle_cap)
+    return [one._replace(metrics=one.metrics | {"psi": one.server["psi"]}) for one in history]

@@ -9,24 +9,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import oracle
 import pytest
 from numpy_reference import average, decay, sgd, subtract
-from oracle_setup import (
-    IDS,
-    SEED,
-    SIZES,
-    STEPS,
-    assert_same,
-    classification_problem,
-    client_row,
-    clients,
-    least_squares,
-    run,
-    simulation,
-    stack,
-)
+from oracle import IDS, NEWCOMERS, ROUNDS, SEED, SETTINGS, SGD, SIZES, STEPS, M, Setting, assert_same, client_row
 
-from jaxpfl.core.participation import Availability, full, uniform
+from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.uploads.compression import codes, quantizers
@@ -35,13 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "compression"))
 
 from tv_reference import dynamic_programme
 
-pytestmark = pytest.mark.usefixtures("float64")
-
-SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
-M, D, ROUNDS = len(SIZES), 43, 4
+D = 43
 
 
-def draws(round: int, i: int) -> np.ndarray:
+def numbers(round: int, i: int) -> np.ndarray:
     """The uniform numbers by which client i rounds."""
     key = jax.random.fold_in(stream(jax.random.key(SEED), Purpose.LOCAL_WORK, round, IDS[i]), ALL_STEPS - 1)
     return np.asarray(jax.random.uniform(jax.random.fold_in(key, 0), (D,), float))
@@ -107,27 +92,19 @@ def as_tree(vector: np.ndarray, like: dict) -> dict:
     return {name: part.reshape(like[name].shape) for name, part in zip(sorted(like), parts, strict=True)}
 
 
-def rows(cohort, r: int) -> list[int]:
-    drawn = cohort.sample(stream(jax.random.key(SEED), Purpose.PARTICIPATION, r), np.array(IDS))
-    return [i for i in np.asarray(drawn).tolist() if i < M]
-
-
-"""In the slow run: the other choice of feedback, and codes that reach the engine as one of these three does."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_fedavg(name):
-    (reference, feeds), problem, cohort = CASES[name], classification_problem(), uniform(M, 3)
-    got = run(simulation("fedavg", problem, SGD, cohort=cohort, compress=name), ROUNDS)
-    mu, memory, data = got.states[0].server, np.zeros((M, D)), clients(problem.train)
+    (reference, feeds), cohort = CASES[name], SETTINGS["reliable"].cohort
+    got = oracle.run_method("fedavg", SGD, cohort=cohort, compress=name)
+    mu, memory, data = got.states[0].server, np.zeros((M, D)), oracle.train_data()
     bits = np.zeros((ROUNDS, M), int)
-    for r in range(ROUNDS):
-        drawn, sent = rows(cohort, r), []
+    for r, drawn in enumerate(oracle.world(Setting(cohort, 100)).cohorts):
+        sent = []
         for i in drawn:
             w, _ = sgd(mu, [data[i]] * STEPS, SGD["lr"] * decay(SGD, r, STEPS), SGD["weight_decay"])
             wanted = flat(subtract(w, mu)) + memory[i]
-            value, bits[r, i] = reference(wanted, draws(r, i), r)
+            value, bits[r, i] = reference(wanted, numbers(r, i), r)
             memory[i] = wanted - value if feeds else 0
             sent.append(as_tree(value, mu))
         mu = average(mu, sent, [SIZES[i] for i in drawn])
@@ -146,11 +123,9 @@ def test_fedavg(name):
 def test_lost_uploads_failed_clients_and_who_is_left_out():
     """A client whose upload is lost keeps the memory that it made; one that fails keeps the memory that it had, and
     neither counts."""
-    problem, given, bad = classification_problem(), Availability(dropout=0.4), 1
-    train = clients(problem.train)
-    train[bad][0][2, 1] = np.inf
-    spoiled = stack(train, clients(problem.test), IDS, clients(problem.validation))
-    got = run(simulation("fedavg", spoiled, SGD, engine={"availability": given}, compress="sign"), ROUNDS)
+    given, bad, train = Availability(dropout=0.4), 1, oracle.train_data()
+    problem = oracle.spoiled(bad, lambda x: np.full_like(x, np.inf))
+    got = oracle.run_method("fedavg", SGD, problem=problem, engine={"availability": given}, compress="sign")
     mu, memory, bits, lost_so_far = got.states[0].server, np.zeros((M, D)), np.zeros(M, int), 0
     for r in range(ROUNDS):
         heard, sent = [], []
@@ -178,10 +153,11 @@ def test_lost_uploads_failed_clients_and_who_is_left_out():
 @pytest.mark.slow
 def test_each_cluster_has_a_memory_of_its_own():
     """IFCA: a client sends the part of its cluster, and what it keeps of the other waits."""
-    problem = classification_problem()
     hyper = {"lr": 0.4, "weight_decay": 0.0}
-    got = run(simulation("ifca", problem, hyper, compress="top-k:share=0.1"), ROUNDS)
-    plain = run(simulation("ifca", problem, hyper, compress="lossless"), 1)
+    got = oracle.run_method("ifca", hyper, compress="top-k:share=0.1")
+    plain = oracle.run_method("ifca", hyper, rounds=2, compress="lossless")
+    found = [one.simulation.clusters(one.state) for one in (plain, oracle.run_method("ifca", hyper, rounds=2))]
+    np.testing.assert_array_equal(*found)  # clients choose their cluster as they do without a code
     # In the first round nothing is remembered yet: what both runs would send is the same, so is who chose what.
     for i in range(M):
         (memory,) = client_row(got.states[1].clients[0], i).memory
@@ -198,13 +174,11 @@ def rests_at(compress: str, rounds: int) -> np.ndarray:
     """The text's example: one client, x* = (1, -1, 1, -1), f(w) = |w - x*|^2 / 2, one step of rate one in a round."""
     best = np.array([1.0, -1, 1, -1])
     one = [(2 * np.eye(4), 2 * best)]
-    problem = stack(one, one, [5])
-    made = simulation(
+    made = oracle.simulation(
         "fedavg",
-        problem,
         {"lr": 1.0, "lr_decay": 1.0, "weight_decay": 0.0},
-        task=least_squares(4),
-        cohort=full(1),
+        problem=oracle.stack(one, one, [5]),
+        task=oracle.least_squares(4),
         steps=1,
         compress=compress,
     )
@@ -227,23 +201,10 @@ def test_the_texts_example_stalls_and_the_default_cures_it():
 
 
 @pytest.mark.slow
-def test_clients_choose_their_cluster_as_they_do_without_a_code():
-    problem = classification_problem()
-    codes = ({}, {"compress": "lossless"})
-    runs = [run(simulation("ifca", problem, {"lr": 0.4}, clusters=2, **code), 2) for code in codes]
-    found = [got.simulation.clusters(got.state) for got in runs]
-    assert found[0].shape == (1, len(SIZES))
-    np.testing.assert_array_equal(found[1], found[0])
-
-
-@pytest.mark.slow
 def test_unseen_clients_start_with_an_empty_memory_and_adapt():
     """Their uploads are discarded, so without a state of the method's own they are served as in a plain run."""
-    scores = []
+    engine, found = {"unseen": oracle.classification_problem(*NEWCOMERS), "adapt_rounds": 2}, []
     for compress in ("sign", "lossless"):
-        unseen = classification_problem((8, 13, 3), (100, 101, 55))
-        made = simulation(
-            "fedavg-ft", classification_problem(), SGD, engine={"unseen": unseen, "adapt_rounds": 2}, compress=compress
-        )
-        scores.append(made.evaluate_unseen(made.init([SEED])))
-    jax.tree.map(np.testing.assert_array_equal, *scores)
+        made = oracle.simulation("fedavg-ft", SGD, engine=engine, compress=compress)
+        found.append(made.evaluate_unseen(made.init([SEED])))
+    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -8,33 +8,16 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 from numpy_reference import backward, cross_entropy, decay, forward, log_softmax, run_fedavg, step
-from oracle_setup import (
-    IDS,
-    SEED,
-    SIZES,
-    STEPS,
-    Run,
-    assert_same,
-    classification_problem,
-    client_row,
-    clients,
-    distance,
-    draws,
-    participation,
-    perceptron,
-    run,
-    simulation,
-    world,
-)
+from oracle import IDS, NEWCOMERS, SEED, SETTINGS, SGD, SIZES, STEPS, M, Run, assert_same, classification_problem
 
 from jaxpfl import METHODS, LocalWork
 from jaxpfl.core.protocol import ALL_STEPS, ClientContext, Message
 from jaxpfl.core.randomness import Purpose, stream
 
-ROUNDS, BATCH, DISTILL = 5, 6, 4
-HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
+ROUNDS, BATCH, DISTILL, HYPER = 5, 6, 4, SGD
 GRID = {"temperatures": (1.0, 3.0), "imitations": (0.0, 0.5, 1.0)}
 PAIRS = [(0.0, 1.0), (0.5, 1.0), (0.5, 3.0), (1.0, 1.0), (1.0, 3.0)]
 KINDS = {
@@ -46,24 +29,13 @@ KINDS = {
 LOSS_DEFECTS = ("no T^2", "no temperature", "weights swapped", "the other direction", "starts from the last model")
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+def persfl(**given) -> Run:
+    return oracle.run_setting("persfl", HYPER, SETTINGS["reliable"], ROUNDS, distill_steps=DISTILL, **GRID, **given)
 
 
 @cache
 def engine() -> Run:
-    made = simulation(
-        "persfl",
-        classification_problem(),
-        HYPER,
-        cohort=participation("uniform"),
-        batch_size=BATCH,
-        distill_steps=DISTILL,
-        **GRID,
-    )
-    return run(made, ROUNDS)
+    return persfl()
 
 
 # --- stage 1 --------------------------------------------------------------------------------------
@@ -84,9 +56,12 @@ def teachers(broadcast: list, cohorts: list, validation: list, *, first_wins: bo
 @cache
 def stage_1() -> tuple[list, list, list]:
     """The global models before every round and after the last one, the cohorts, and the validation examples."""
-    problem = classification_problem()
-    cohorts = world(problem, participation("uniform"), BATCH, ROUNDS).cohorts
-    return [state.server for state in engine().states], list(cohorts), clients(problem.validation)
+    cohorts = oracle.world(SETTINGS["reliable"], ROUNDS).cohorts
+    return (
+        [state.server for state in engine().states],
+        list(cohorts),
+        oracle.clients(classification_problem().validation),
+    )
 
 
 def test_teachers_of_every_round():
@@ -94,7 +69,7 @@ def test_teachers_of_every_round():
     want = teachers(broadcast, cohorts, validation)
     for state, kept in zip(engine().states[1:], want, strict=True):
         for i, (r, loss) in enumerate(kept):
-            got = client_row(state.clients[0], i)
+            got = oracle.client_row(state.clients[0], i)
             assert_same(got.params, broadcast[r], rtol=0)
             assert_same(got.loss, np.float64(loss))
     assert len({r for r, _ in want[-1]}) > 1  # else the choice is no choice
@@ -102,16 +77,16 @@ def test_teachers_of_every_round():
 
 def test_stage_1_is_fedavg():
     start, *states = engine().states
-    given = world(classification_problem(), participation("uniform"), BATCH, ROUNDS)
-    for state, want in zip(states, run_fedavg(given, HYPER, start.server), strict=True):
-        assert_same(state.server, want.server)
+    want = run_fedavg(oracle.world(SETTINGS["reliable"], ROUNDS), HYPER, start.server, [()] * M)
+    for state, expected in zip(states, want, strict=True):
+        assert_same(state.server, expected.server)
 
 
 @pytest.mark.slow
 def test_the_first_of_equal_teachers_wins():
     """A validation example that no model gets wrong any more ties at a loss of zero; ``<=`` would take the second."""
-    client = METHODS["persfl"].build(perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH)).clients[0]
-    model = perceptron().init(jax.random.key(0))
+    client = METHODS["persfl"].build(oracle.perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH)).clients[0]
+    model = oracle.perceptron().init(jax.random.key(0))
     sure = [model | {"w2": 0 * model["w2"], "b2": np.array([b, 0.0, 0.0])} for b in (900.0, 950.0)]
     splits = jax.tree.map(jnp.asarray, classification_problem().splits.client(0))
     splits = splits._replace(validation=splits.validation.with_examples(y=0 * splits.validation.examples.y))
@@ -174,12 +149,12 @@ def final_teacher(i: int, kind: str) -> dict:
     broadcast, cohorts, validation = stage_1()
     if kind == "last teacher":
         return broadcast[-1]
-    everyone = [*cohorts, range(len(SIZES))]
+    everyone = [*cohorts, range(M)]
     return broadcast[teachers(broadcast, everyone, validation)[-1][i][0]]
 
 
 def students(i: int, kind: str, pairs: list, defect: str = "") -> list[dict]:
-    batches = draws(classification_problem(), i, Purpose.PERSONALIZE_BATCHES, BATCH, DISTILL, 0)
+    batches = oracle.tuning_batches(i, BATCH, DISTILL)
     teacher, last = final_teacher(i, kind), stage_1()[0][-1]
     return [distil(teacher, batches, lam, t, kind, defect, last) for lam, t in pairs]
 
@@ -189,7 +164,7 @@ def personal(kind: str, **options) -> list:
     """Personalised model of every client, by `personalize` from the final state of the run."""
     method, choices = KINDS[kind]
     choices = {"distill_steps": DISTILL} | GRID | choices | options
-    made = METHODS[method].build(perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH), **choices)
+    made = METHODS[method].build(oracle.perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH), **choices)
     hp, last = METHODS[method].hyper.replace(**HYPER), engine().states[-1]
     kept = () if choices.get("teacher") == "last" else last.clients[0]
 
@@ -201,12 +176,11 @@ def personal(kind: str, **options) -> list:
         return made.clients[0].personalize(key, hp, ctx, Message(last.server), kept, splits.client(row))
 
     models = personalize(jnp.arange(len(IDS)), jnp.array(IDS), kept, classification_problem().splits)
-    return [jax.tree.map(np.asarray, client_row(models, i)) for i in range(len(SIZES))]
+    return [jax.tree.map(np.asarray, oracle.client_row(models, i)) for i in range(M)]
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k in ("teacher first", "GD") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_student_of_greatest_validation_accuracy(kind):
     chosen = set()
     for i, got in enumerate(personal(kind)):
@@ -218,21 +192,18 @@ def test_the_student_of_greatest_validation_accuracy(kind):
     assert len(chosen) > 1
 
 
-@pytest.mark.parametrize(
-    "kind", ["teacher first", *(pytest.param(k, marks=pytest.mark.slow) for k in ("student first", "GD"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["teacher first", "student first", "GD"])
 def test_one_point_of_the_grid(kind):
     """Without a choice, every client's student is that of the point, whatever its accuracy."""
-    for i, got in enumerate(personal(kind, imitations=(0.25,), temperatures=(3.0,))):
-        assert_same(got.params, students(i, kind, [(0.25, 3.0)])[0])
+    want = [students(i, kind, [(0.25, 3.0)])[0] for i in range(M)]
+    for got, student in zip(personal(kind, imitations=(0.25,), temperatures=(3.0,)), want, strict=True):
+        assert_same(got.params, student)
+    for defect in LOSS_DEFECTS if kind == "teacher first" else ():
+        assert oracle.distance([students(i, kind, [(0.25, 3.0)], defect)[0] for i in range(M)], want) > 1e-5, defect
 
 
-@pytest.mark.parametrize("defect", LOSS_DEFECTS)
-def test_a_defect_in_the_distillation_would_be_seen(defect):
-    want, wrong = ([students(i, "teacher first", [(0.25, 3.0)], d)[0] for i in range(len(SIZES))] for d in ("", defect))
-    assert distance(want, wrong) > 1e-5
-
-
+@pytest.mark.slow
 def test_ties_go_to_the_least_lambda_and_then_to_the_least_temperature():
     """With three to seven validation examples most of the grid ties; the last of equals would be another choice."""
     different = 0
@@ -245,78 +216,53 @@ def test_ties_go_to_the_least_lambda_and_then_to_the_least_temperature():
     unsorted = personal("teacher first", temperatures=(3.0, 1.0), imitations=(1.0, 0.5, 0.0))
     for got, want in zip(unsorted, personal("teacher first"), strict=True):
         assert_same(got, want, rtol=0)
-
-
-def test_lambda_zero_has_temperature_one():
     for got in personal("teacher first", imitations=(0.0,), temperatures=(3.0, 1.0)):
         assert float(got.temperature) == 1.0
 
 
+@pytest.mark.slow
 def test_scores_before_are_the_teachers_and_after_the_students():
-    scores = engine().simulation.evaluate(engine().state)
-    for i, (x, y) in enumerate(clients(classification_problem().test)):
-        models = {"before": final_teacher(i, "teacher first"), "after": personal("teacher first")[i].params}
-        for which, model in models.items():
-            want = cross_entropy(forward(model, x), y)[0]
-            np.testing.assert_allclose(scores[which]["loss"][0, i], want, rtol=1e-9)
+    found = engine().simulation.evaluate(engine().state)
+    models = {"before": [final_teacher(i, "teacher first") for i in range(M)]}
+    models["after"] = [one.params for one in personal("teacher first")]
+    for which, each in models.items():
+        np.testing.assert_allclose(found[which]["loss"][0], oracle.scores(each)["loss"], rtol=1e-9)
 
 
 # --- new participants -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stored", "kept"),
-    [pytest.param(0, [], marks=pytest.mark.slow), (3, [0, 2, 4])],
-    ids=["last model", "stored models"],
-)
+@pytest.mark.parametrize(("stored", "kept"), [(0, []), (3, [0, 2, 4])], ids=["last model", "stored models"])
 def test_a_new_participant_distils_from_the_best_that_it_receives(stored, kept):
-    unseen = classification_problem((8, 13, 3, 5), (100, 101, 55, 77))
-    made = simulation(
-        "persfl",
-        classification_problem(),
-        HYPER,
-        cohort=participation("uniform"),
-        batch_size=BATCH,
-        engine={"unseen": unseen, "adapt_rounds": 2},
-        distill_steps=DISTILL,
-        stored=stored,
-        **GRID,
-    )
-    got = run(made, ROUNDS)
-    broadcast = stage_1()[0]
-    server = got.states[-1].server
+    """Only newcomers are sent stored models: the same bytes a round, the same states and scores of trained clients."""
+    unseen = classification_problem((*NEWCOMERS[0], 5), (*NEWCOMERS[1], 77))
+    got = persfl(engine={"unseen": unseen, "adapt_rounds": 2}, stored=stored)
+    broadcast, server, made = stage_1()[0], got.states[-1].server, got.simulation
     assert_same(server.state if stored else server, broadcast[-1], rtol=0)
-    validation = clients(unseen.validation)
+    assert_same(got.states[-1].clients, engine().states[-1].clients, rtol=0)
+    assert made.bytes_per_client() == engine().simulation.bytes_per_client()
+    trained = (one.simulation.evaluate(one.state)["after"]["loss"] for one in (got, engine()))
+    assert_same(*trained)
+    validation = oracle.clients(unseen.validation)
     received = [broadcast[r] for r in [*kept, ROUNDS]]
     places = [place for place, _ in teachers(received, [range(4)] * len(received), validation)[-1]]
     assert not stored or len(set(places)) > 1  # else the choice is no choice
-    scores = made.evaluate_unseen(got.state)
-    for i, (x, y) in enumerate(clients(unseen.test)):
-        teacher, batches = received[places[i]], draws(unseen, i, Purpose.PERSONALIZE_BATCHES, BATCH, DISTILL, 0)
-        options = [distil(teacher, batches, lam, t, "teacher first") for lam, t in PAIRS]
-        best = max(options, key=lambda model, i=i: accuracy(model, *validation[i]))
-        for which, model in (("before", teacher), ("after", best)):
-            want = cross_entropy(forward(model, x), y)[0]
-            np.testing.assert_allclose(scores[which]["loss"][0, i], want, rtol=1e-9)
+    best = []
+    for i, place in enumerate(places):
+        batches = oracle.tuning_batches(i, BATCH, DISTILL, unseen)
+        options = [distil(received[place], batches, lam, t, "teacher first") for lam, t in PAIRS]
+        best.append(max(options, key=lambda model, i=i: accuracy(model, *validation[i])))
+    found = made.evaluate_unseen(got.state)
+    for which, models in (("before", [received[place] for place in places]), ("after", best)):
+        want = oracle.scores(models, oracle.clients(unseen.test))["loss"]
+        np.testing.assert_allclose(found[which]["loss"][0], want, rtol=1e-9)
 
 
 @pytest.mark.slow
-def test_stored_models_cost_trained_clients_nothing():
-    """Only newcomers are sent them: the same bytes a round, the same clients' states and scores."""
-    made = simulation(
-        "persfl",
-        classification_problem(),
-        HYPER,
-        cohort=participation("uniform"),
-        batch_size=BATCH,
-        distill_steps=DISTILL,
-        stored=2,
-        **GRID,
+def test_without_a_choice_clients_without_validation_examples_are_served():
+    options = {"teacher": "last", "temperatures": (3.0,), "imitations": (0.5,), "distill_steps": 4}
+    got = oracle.run_method(
+        "persfl", rounds=1, problem=oracle.stack(oracle.train_data(), oracle.test_data(), IDS), **options
     )
-    got = run(made, ROUNDS)
-    assert made.bytes_per_client() == engine().simulation.bytes_per_client()
-    assert_same(got.states[-1].clients, engine().states[-1].clients, rtol=0)
-    assert_same(
-        made.evaluate(got.state)["after"]["loss"], engine().simulation.evaluate(engine().state)["after"]["loss"]
-    )
+    assert np.isfinite(got.simulation.evaluate(got.state)["after"]["loss"]).all()

@@ -4,22 +4,12 @@
 in the order of the clients' ids; scored on each client's own test examples.
 """
 
-import jax
 import numpy as np
 import optax
+import oracle
 import pytest
 from numpy_reference import backward, cross_entropy, decay, forward
-from oracle_setup import (
-    SEED,
-    SIZES,
-    assert_same,
-    classification_problem,
-    clients,
-    draws,
-    perceptron,
-    run,
-    simulation,
-)
+from oracle import ROUNDS, SEED, SGD, SIZES, STEPS, M, assert_same, classification_problem, clients, draws, on_host
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data
 from jaxpfl.core import participation
@@ -27,20 +17,11 @@ from jaxpfl.core.randomness import Purpose
 from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.spec import RunSpec
 
-ROUNDS, STEPS = 4, 3
-HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
 
 def made(problem, batch_size: int, *, steps: int = 0, optimizer: str = "sgd", plan: ExecutionPlan | None = None):
-    entry, task = METHODS["pooled"], perceptron()
+    entry, task = METHODS["pooled"], oracle.perceptron()
     work = LocalWork(np.asarray(problem.train.size), STEPS, batch_size, optimizer=optimizer)
-    algorithm, hp = entry.build(task, work, steps=steps), entry.hyper.replace(**HYPER)
+    algorithm, hp = entry.build(task, work, steps=steps), entry.hyper.replace(**SGD)
     everyone = participation.full(problem.num_clients)
     return Simulation(algorithm, task, problem, everyone, hp, plan=plan or ExecutionPlan(rounds_per_call=1))
 
@@ -50,11 +31,11 @@ def reference(params, batch_size: int, steps: int, momentum: float) -> tuple[lis
     union = classification_problem().pooled()
     v, ends, losses = dict.fromkeys(params, 0.0), [], []
     for r in range(ROUNDS):
-        rate, round_losses = HYPER["lr"] * decay(HYPER, r, steps), []
+        rate, round_losses = SGD["lr"] * decay(SGD, r, steps), []
         for x, y in draws(union, 0, Purpose.BATCHES, batch_size, steps, r):
             loss, d_logits = cross_entropy(forward(params, x), y)
             gradient = backward(params, x, d_logits)
-            v = {k: momentum * v[k] + gradient[k] + HYPER["weight_decay"] * params[k] for k in params}
+            v = {k: momentum * v[k] + gradient[k] + SGD["weight_decay"] * params[k] for k in params}
             params = {k: params[k] - rate * v[k] for k in params}
             round_losses.append(loss)
         ends.append(params)
@@ -77,65 +58,53 @@ def test_the_union_is_everybody_s_examples_in_the_order_of_their_ids():
 @pytest.mark.parametrize(
     ("batch_size", "steps", "optimizer", "momentum"),
     [
-        pytest.param(100, 0, "sgd", 0.0, marks=pytest.mark.slow),
         (6, 0, "sgd", 0.0),
-        pytest.param(6, 7, "sgd", 0.0, marks=pytest.mark.slow),
-        pytest.param(6, 0, "sgd:momentum=0.8", 0.8, marks=pytest.mark.slow),
+        pytest.param(100, 0, "sgd", 0.0, marks=pytest.mark.slow),
+        pytest.param(6, 7, "sgd:momentum=0.8", 0.8, marks=pytest.mark.slow),
     ],
-    ids=["full batches", "mini-batches", "more steps", "momentum"],
+    ids=["mini-batches", "full batches", "more steps, momentum"],
 )
 def test_rounds(batch_size, steps, optimizer, momentum):
-    got = run(made(classification_problem(), batch_size, steps=steps, optimizer=optimizer), ROUNDS)
+    got = oracle.run(made(classification_problem(), batch_size, steps=steps, optimizer=optimizer))
     ends, losses = reference(got.states[0].server, batch_size, steps or STEPS, momentum)
     for state, want in zip(got.states[1:], ends, strict=True):
         assert_same(state.server, want)
     np.testing.assert_allclose(got.history["train_loss"], losses, rtol=1e-9)
-    tests = clients(classification_problem().test)
-    logits = [(forward(ends[-1], x), y) for x, y in tests]
-    want = {
-        "accuracy": [np.mean(a.argmax(1) == y) for a, y in logits],
-        "loss": [cross_entropy(a, y)[0] for a, y in logits],
-    }
-    scores = got.simulation.evaluate(got.state)
+    found, want = on_host(got.simulation.evaluate(got.state)), oracle.scores([ends[-1]] * M)
     for which in ("before", "after", "global"):
-        for name, values in want.items():
-            np.testing.assert_allclose(scores[which][name], [values], rtol=1e-9)
-    for leaf, end in zip(
-        jax.tree.leaves(got.simulation.personal_models(got.state)), jax.tree.leaves(ends[-1]), strict=True
-    ):
-        np.testing.assert_allclose(leaf, np.broadcast_to(end, (1, len(SIZES), *end.shape)), rtol=1e-9, atol=1e-12)
+        assert_same({name: found[which][name] for name in want}, want)
+    models = on_host(got.simulation.personal_models(got.state))
+    assert_same(models, {k: np.broadcast_to(end, (M, *end.shape)) for k, end in ends[-1].items()})
 
 
 def test_it_starts_where_fedavg_starts():
     problem = classification_problem()
-    pooled, fedavg = made(problem, 6).init([SEED]), simulation("fedavg", problem, {}).init([SEED])
+    pooled, fedavg = made(problem, 6).init([SEED]), oracle.simulation("fedavg").init([SEED])
     assert_same(pooled.server, fedavg.server, rtol=0)
 
 
 @pytest.mark.slow
 def test_padding_order_and_devices_leave_no_trace():
-    problem = classification_problem()
-    want = run(made(problem, 6), ROUNDS)
-    scores = want.simulation.evaluate(want.state)
-    for plan in (ExecutionPlan(rounds_per_call=2, devices=1), ExecutionPlan(devices=2, clients="vmap")):
-        order = [3, 0, 4, 1, 2]
-        other = data.permute(data.pad(problem, train_capacity=20, test_capacity=11), order)
-        got = run(made(other, 6, plan=plan), ROUNDS)
-        assert_same(got.states[-1].server, want.states[-1].server)
-        moved = got.simulation.evaluate(got.state)
-        np.testing.assert_allclose(moved["after"]["loss"], scores["after"]["loss"][:, order], rtol=1e-9)
+    problem, order = classification_problem(), [3, 0, 4, 1, 2]
+    want = oracle.run(made(problem, 6))
+    expected = want.simulation.evaluate(want.state)["after"]["loss"][:, order]
+    other = data.permute(data.pad(problem, train_capacity=20, test_capacity=11), order)
+    got = oracle.run(made(other, 6, plan=ExecutionPlan(devices=2, clients="vmap")))
+    assert_same(got.states[-1].server, want.states[-1].server)
+    np.testing.assert_allclose(got.simulation.evaluate(got.state)["after"]["loss"], expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_unseen_clients_are_scored_and_not_pooled():
     problem = classification_problem()
     seen, unseen = (problem.rows(rows) for rows in ([0, 1, 2], [3, 4]))
-    entry, task = METHODS["pooled"], perceptron()
+    entry, task = METHODS["pooled"], oracle.perceptron()
     work = LocalWork(np.asarray(problem.train.size), STEPS, 35, unseen=2)  # more than the 29 examples of the seen
-    hp, everyone = entry.hyper.replace(**HYPER), participation.full(3)
+    hp, everyone = entry.hyper.replace(**SGD), participation.full(3)
     plan = ExecutionPlan(rounds_per_call=1)
     spec = RunSpec(method=entry, plan=plan)
     simulation = Assembled(spec, task, seen, unseen, hp, everyone, None, work).simulation()
-    got, want = run(simulation, ROUNDS), run(made(seen, 35), ROUNDS)
+    got, want = oracle.run(simulation, ROUNDS), oracle.run(made(seen, 35), ROUNDS)
     assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
     losses = [cross_entropy(forward(got.states[-1].server, x), y)[0] for x, y in clients(unseen.test)]
     for which in ("before", "after", "global"):
@@ -166,12 +135,12 @@ def test_every_client_is_scored_with_the_state_of_the_one_that_trains():
     seen, unseen = (problem.rows(rows) for rows in ([0, 1, 2], [3, 4]))
     work = LocalWork(np.asarray(problem.train.size), STEPS, 6, unseen=2)
     method = METHODS["pooled"]._replace(name="mine", build=keeping)
-    given = (perceptron(), seen, unseen, method.hyper.replace(**HYPER), participation.of(3, 2), None, work)
+    given = (oracle.perceptron(), seen, unseen, method.hyper.replace(**SGD), participation.of(3, 2), None, work)
     simulation = Assembled(RunSpec(method=method), *given).simulation()
     state, _ = simulation.advance(simulation.init([SEED]), ROUNDS)
-    for scores in (simulation.evaluate(state), simulation.evaluate_unseen(state, rounds=3)):
-        np.testing.assert_allclose(scores["after"]["loss"], scores["global"]["loss"], rtol=1e-9)
-        np.testing.assert_array_equal(scores["before"]["loss"], scores["after"]["loss"])
+    for found in (simulation.evaluate(state), simulation.evaluate_unseen(state, rounds=3)):
+        np.testing.assert_allclose(found["after"]["loss"], found["global"]["loss"], rtol=1e-9)
+        np.testing.assert_array_equal(found["before"]["loss"], found["after"]["loss"])
     with pytest.raises(JaxpflError, match=r"^mine: Method\.pooled is False, Algorithm\.pooled is True$"):
         Assembled(RunSpec(method=method._replace(pooled=False)), *given).simulation()
 
@@ -187,13 +156,9 @@ def test_the_examples_are_held_once():
     assert simulation.bytes_per_client() == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_test_examples_reach_nothing_but_scores():
     problem = classification_problem()
     other = problem._replace(test=problem.test.with_examples(x=np.full_like(problem.test.examples.x, np.nan)))
-    want, got = (run(made(f, 6), 2) for f in (problem, other))
+    want, got = (oracle.run(made(f, 6), 2) for f in (problem, other))
     assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
-
-
-def test_negative_steps_are_refused():
-    with pytest.raises(JaxpflError, match=r"pooled\.steps must be >= 0, got -1"):
-        made(classification_problem(), 6, steps=-1)

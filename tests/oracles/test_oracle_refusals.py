@@ -1,0 +1,255 @@
+"""What no method or setting of the oracles can serve: refused before anything is compiled, in one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle import IDS, SIZES, STEPS, M, classification_problem, clients, least_squares, perceptron, simulation, stack
+
+import jaxpfl
+from jaxpfl import METHODS, JaxpflError, JaxpflWarning, LocalWork, Model, classification
+from jaxpfl.algorithms.parts import schedules
+from jaxpfl.core.participation import availability, poisson, uniform
+from jaxpfl.models import build_model
+from jaxpfl.models.base import start_from
+from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.similarity import graphs
+
+
+def refused(message, call):
+    with pytest.raises(JaxpflError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def without_validation(ids=IDS):
+    """The fourth client has no validation examples."""
+    validation = clients(classification_problem().validation)
+    validation[3] = validation[3][0][:0], validation[3][1][:0]
+    return stack(oracle.train_data(), oracle.test_data(), ids, validation)
+
+
+def task(**model):
+    return perceptron()._replace(model=perceptron().model._replace(**model))
+
+
+def linear():
+    return classification(build_model("linear", 3, (4,)), (4,), 3)
+
+
+def alike():
+    """A task whose models all start from the same parameters."""
+    return start_from(perceptron(), perceptron().init(jax.random.key(0)))
+
+
+def zeros():
+    return perceptron()._replace(model=Model(lambda key, x: jnp.zeros((4, 3)), lambda w, x: x @ w))
+
+
+def apart():
+    """A task without classes whose models start apart."""
+    given = least_squares(4)
+    return given._replace(model=given.model._replace(init=lambda key, x: jax.random.normal(key, (4,))))
+
+
+def nodes(number):
+    return {"choices": {"graph": graphs.from_edges([], number)}}
+
+
+NO_NORM = r"this model names none: .* mlp-ln, cnn-gn or resnet"
+BOTH_STEP = "at least one step on the head and one on the body"
+ABOUT = "in_flight must be 0 or between 3, the clients in a round, and all 5 clients, got"
+REFUSED = [
+    ("adamix", {"cohort": uniform(5, 4), "components": 5}, "at most the 4 clients of a round, got 5: a center on each"),
+    ("adaped", {"architectures": "same+lineer"}, "linear"),
+    ("adaped", {"architectures": "+".join(["same"] * 7)}, "has no client"),
+    ("adaped", {"architectures": "same+"}, "unknown model"),
+    ("adaped-plus", {"fine_tune_steps": -1}, r"adaped-plus\.fine_tune_steps must be >= 0, got -1"),
+    ("adaped-plus", {"idle_rounds": -1, "keep": True}, r"adaped-plus\.idle_rounds must be >= 0, got -1"),
+    ("adaped-plus", {"idle_rounds": 2}, r"adaped-plus\.idle_rounds=2 is of a kept theta: it needs keep=True"),
+    ("adaped-plus", {"start": "init"}, r"adaped-plus\.start=init is of a kept theta: it needs keep=True"),
+    ("adaped-plus", {"start": "ini", "keep": True}, r"adaped-plus\.start 'ini'.*init"),
+    ("cfl", {"cohort": uniform(5, 3)}, "the cohort must be all 5 of them, got 3"),
+    ("cfl", {"max_clusters": 1}, "cfl.max_clusters must be >= 2, got 1: with one cluster it is fedavg"),
+    ("fedala", {"weight_steps": 0}, "^fedala.weight_steps must be >= 1, got 0$"),
+    ("fedbabu", {"fine_tune": "heads"}, "unknown fedbabu.fine_tune 'heads': did you mean 'head'"),
+    ("fedbabu", {"fine_tune_steps": -1}, "^fedbabu.fine_tune_steps must be >= 0, got -1$"),
+    ("fedbn", {"task": task(norm=None)}, NO_NORM),
+    ("fedbn", {"task": task(norm=lambda path: False)}, NO_NORM),
+    ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 2}, f"{ABOUT} 2"),
+    ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 6}, f"{ABOUT} 6"),
+    ("fedbuff", {"cohort": poisson(5, 0.5)}, "participation = poisson: asynchronous rounds are all of as many clients"),
+    ("fedem", {"task": apart()}, "fedem mixes class probabilities"),
+    ("fedem", {"task": alike()}, "^fedem needs models that start apart"),
+    ("fedem", {"components": 1}, "^fedem.components must be >= 2, got 1"),
+    ("fedem", {"components": 6}, "^fedem.components must be <= 5, the number of clients"),
+    ("fedpac", {"head_steps": 0}, r"fedpac\.head_steps must be >= 1, got 0"),
+    ("fedper", {"task": task(head=None)}, "^fedper needs .*names its head"),
+    ("fedper", {"task": task(head=lambda path: False)}, "^fedper needs .*accepts none of its parameters"),
+    ("fedper", {"task": linear()}, "^fedper needs .*head is the whole model"),
+    ("fedproto", {"architectures": "same+mlp:7"}, "fedproto needs models with features of one width, got 5 and 7"),
+    ("fedproto", {"predict": "heads"}, "unknown fedproto.predict 'heads'"),
+    ("fedrep", {"task": task(head=None)}, "^fedrep needs .*names its head"),
+    ("fedrep", {"steps": 1}, BOTH_STEP),
+    ("fedrep", {"head_steps": 3}, BOTH_STEP),
+    ("fedrep", {"body_steps": 4}, BOTH_STEP),
+    ("ifca", {"task": alike()}, "^ifca needs models that start apart"),
+    ("ifca", {"task": zeros()}, "^ifca needs models that start apart"),
+    ("ifca", {"clusters": 1}, "^ifca.clusters must be >= 2, got 1"),
+    ("ifca", {"clusters": 6}, "^ifca.clusters must be <= 5, the number of clients"),
+    ("ifca", {"problem": classification_problem((9,), (1,))}, "^ifca needs at least 2 clients, got 1"),
+    ("ifca", {"choices": {"server_optimizer": "fedadam"}}, "server_optimizer must be sgd, got fedadam"),
+    ("knn-per", {"neighbours": 0}, r"knn-per\.neighbours must be >= 1, got 0"),
+    ("local", {"engine": {"unseen": classification_problem((5,), (7,))}}, "client 7 cannot be unseen: it is trained"),
+    ("map-gaussian", {"estimate": "moments"}, "unknown estimate 'moments'"),
+    ("map-kd", {"distance": "l1"}, "unknown distance 'l1'"),
+    ("map-kd", {"distance": "square", "exact": True}, "normaliser is known for the distance kd only, got square"),
+    ("map-kd", {"scaling": "max"}, "unknown scaling 'max'"),
+    ("network-lasso", {"p": 3.0}, "p must be 1, 2 or inf, got 3.0"),
+    ("network-lasso", {"scaling": "means"}, "did you mean 'mean'"),
+    ("network-lasso", {"admm_steps": 0}, "network-lasso.admm_steps must be >= 1, got 0"),
+    ("network-lasso", {"tolerance": 0.0}, "network-lasso.tolerance must be > 0 and < 1, got 0.0"),
+    ("network-lasso", {"shared": "w1,w3"}, r"shared: no parameter fits 'w3' \(there are b1, b2, w1, w2\)"),
+    ("network-lasso", {"personal": "head/*"}, "network-lasso.personal: no parameter fits 'head/.'"),
+    ("network-lasso", {"personal": "none"}, "network-lasso has nothing to train"),
+    ("network-lasso", nodes(6), "the graph has 6 nodes, expected the 5 clients"),
+    ("network-lasso", {"choices": {"graph": None}}, "network-lasso needs a graph of the clients"),
+    ("persfl", {"temperatures": (1.0, 0.0)}, "^persfl.temperatures must be numbers > 0"),
+    ("persfl", {"temperatures": ()}, "^persfl.temperatures must be numbers > 0, at least one"),
+    ("persfl", {"imitations": (1.5,)}, "^persfl.imitations must be numbers >= 0 and <= 1"),
+    ("persfl", {"imitations": ("a",)}, "^persfl.imitations must be numbers"),
+    ("persfl", {"teacher": "first"}, "^persfl.teacher must be best or last"),
+    ("persfl", {"stored": -2}, "^persfl.stored must be 0 or >= 2, got -2"),
+    ("persfl", {"stored": 1}, "^persfl.stored must be 0 or >= 2, got 1"),
+    ("persfl", {"stored": 4, "teacher": "last"}, "^persfl.stored needs the teacher best"),
+    ("persfl", {"distill_steps": 0}, "^persfl.distill_steps must be >= 1"),
+    ("persfl", {"task": least_squares(4)}, "persfl distils class probabilities"),
+    ("persfl", {"problem": without_validation()}, "^persfl chooses on validation examples: 1 of 5 clients have none"),
+    ("persfl-gd", {"problem": without_validation()}, "^persfl-gd chooses on validation examples: 1 of 5"),
+    ("persfl", {"engine": {"unseen": without_validation(range(100, 105))}}, "1 of 5 clients have none"),
+    ("pooled", {"steps": -1}, r"pooled\.steps must be >= 0, got -1"),
+    ("quped", {"bits": 1}, r"quped\.bits must be 0, or >= 2 and <= 16"),
+    ("quped", {"bits": 17}, r"quped\.bits must be 0, or >= 2 and <= 16"),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "message"), REFUSED)
+def test_methods(method, given, message):
+    if method == "pooled":
+        work = LocalWork(np.array(SIZES), STEPS, 6)
+        return refused(message, lambda: METHODS["pooled"].build(perceptron(), work, **given))
+    return refused(message, lambda: simulation(method, **given).init([0]))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("ifca", {"clusters": 6}, "^ifca.clusters must be <= 5, the number of clients, got 6"),
+        ("fedem", {"components": 6}, "^fedem.components must be <= 5, the number of clients, got 6"),
+        ("network-lasso", {}, "the graph has 6 nodes, expected the 5 clients"),
+    ],
+)
+def test_unseen_clients_do_not_count(method, options, message):
+    work = LocalWork(np.array([*SIZES, 8]), STEPS, 6, unseen=1, graph=graphs.from_edges([], M + 1))
+    refused(message, lambda: METHODS[method].build(perceptron(), work, **options))
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+PRIVATE = {"noise_multiplier": 1.0, "delta": 1e-3}
+NO_FACTORS = [
+    (optax.cosine_decay_schedule(0.1, 4), "the largest factor of 4 rounds is 0.1, and must be 1"),
+    (lambda r: 1.0 - r, r"factors >= 0 and <= 1, got -1 in round 2"),
+    (lambda r: r / 0.0, r"factors >= 0 and <= 1, got nan in round 0"),
+    (lambda r: [r, r], "must return one number for a round, got"),
+    (lambda r: 1.0 + 0j * r, "must return real factors, got complex"),
+    (lambda r: 1.0 if r < 2 else 0.5, "JAX cannot trace the function of the round: Attempted boolean conversion"),
+]
+SETTINGS = [
+    *(("fedavg", {"clip_gradients": c}, "clip_gradients must be > 0 and finite, got") for c in (0, float("nan"))),
+    *(
+        ("fedavg", {"clip_gradients": 0.3, "privacy": privacy}, f"clip_gradients = 0.3 would clip the noise of {what}")
+        for privacy, what in (
+            (Mechanism(1.0, noise="per_step"), "privacy.noise = per_step"),
+            (PrivacyConfig(**PRIVATE, noise="per_step"), "privacy.noise = per_step"),
+            (PrivacyConfig(**PRIVATE, unit="example"), "privacy.unit = example"),
+        )
+    ),
+    ("fedavg", {"lr_schedule": "cosin"}, "unknown lr_schedule 'cosin': did you mean 'cosine'"),
+    ("fedavg", {"lr_schedule": "cosine:ends=1"}, "unknown argument of lr_schedule cosine 'ends': did you mean 'end'"),
+    ("fedavg", {"lr_schedule": "cosine:end=2"}, "lr_schedule cosine:end must be a number >= 0 and <= 1, got '2'"),
+    ("fedavg", {"lr_schedule": "step"}, "lr_schedule step needs every"),
+    ("fedavg", {"lr_schedule": "step:every=0"}, "lr_schedule step:every must be a number >= 1, got '0'"),
+    ("fedavg", {"lr_schedule": "exponential:factor=nan"}, "exponential:factor must be a number"),
+    ("fedavg", {"lr_schedule": "constant:warmup=5"}, r"warmup must be below the number of rounds \(4\), got 5"),
+    ("fedavg", {"lr_schedule": "decay:warmup=1"}, "unknown argument of lr_schedule decay 'warmup'"),
+    *(("fedavg", {"label_smoothing": s}, "label_smoothing must be") for s in (1.0, -0.1, float("nan"), "0.1", True)),
+    ("l2gd", {"keep_optimizer": True, "client_optimizer": "adam"}, "l2gd takes local steps in one of its two kinds"),
+    ("pfedme", {"hyper": {"server_lr": 0.0}}, r"pfedme\.server_lr must be > 0"),
+    *(
+        ("fedavg", {"options": {"fednova": True}} | more, message)
+        for more, message in (
+            ({"client_optimizer": "adam"}, "fedavg.fednova divides by the steps of plain sgd, not adam"),
+            ({"privacy": Mechanism(1.0)}, "fednova uploads each client's number of steps, which privacy would distort"),
+            ({"aggregate": "median"}, "fednova divides a sum of uploads, which aggregate = median is not"),
+        )
+    ),
+    ("ditto", {"privacy": Mechanism(1.0, 1.0, "per_step")}, "ditto cannot add noise in every step; .*adaped"),
+    ("fedavg", {"augment": "crop"}, r"augment = crop is of images \[height, width, channels\], inputs are \(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "message"), SETTINGS)
+def test_settings(method, given, message):
+    model = {"model": perceptron().model, "rounds": 4, "local_steps": STEPS, "batch_size": 100}
+    refused(message, lambda: jaxpfl.fit(method, classification_problem(), **model | given))
+
+
+@pytest.mark.parametrize(("function", "message"), NO_FACTORS)
+def test_what_is_no_factor(function, message):
+    refused(message, lambda: schedules.of(function, 4))
+
+
+def test_stored_runs():
+    refused(
+        "lr_schedule of a stored run is text, got .*jaxpfl.fit", lambda: resolve(RunConfig(lr_schedule=lambda r: 1.0))
+    )
+    refused("label_smoothing must be", lambda: resolve(RunConfig(label_smoothing=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout": 1.0}, "dropout must be >= 0 and < 1, got 1.0"),
+        ({"dropout": float("nan")}, "dropout must be"),
+        ({"stragglers": 1.5}, "stragglers must be >= 0 and <= 1, got 1.5"),
+        ({"same_stragglers": True}, "needs stragglers > 0"),
+    ],
+)
+def test_shares_out_of_range(arguments, message):
+    refused(message, lambda: availability(**arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"client_optimizer": "sgd", "keep_optimizer": True},
+            "keep_optimizer = True changes nothing: sgd has",
+        ),
+        (
+            {"lr_schedule": "constant", "hyper": {"lr_decay": 0.5}},
+            "fedavg.lr_decay = 0.5 changes nothing: lr_schedule = constant",
+        ),
+    ],
+)
+def test_what_changes_nothing_is_warned_about(given, message):
+    with pytest.warns(JaxpflWarning, match=message):
+        jaxpfl.fit("fedavg", classification_problem(), model=perceptron().model, rounds=1, batch_size=100, **given)
