@@ -78,12 +78,9 @@ def train_data() -> list[Batch]:
     return clients(classification_problem().train)
 
 
-def test_data() -> list[Batch]:
+def scored_data() -> list[Batch]:
     """Test examples of the problem's clients."""
     return clients(classification_problem().test)
-
-
-test_data.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def spoiled(bad: int, spoil: Callable[[np.ndarray], np.ndarray]) -> Federation:
@@ -335,7 +332,7 @@ Scored = Params | Callable[[np.ndarray], np.ndarray]
 
 def scores(models: Sequence[Scored], tests: Sequence[Batch] | None = None) -> dict[str, np.ndarray]:
     """Accuracy and cross-entropy of each client's model on its test examples."""
-    pairs = zip(models, test_data() if tests is None else tests, strict=True)
+    pairs = zip(models, scored_data() if tests is None else tests, strict=True)
     logits = [(model(x) if callable(model) else forward(model, x), y) for model, (x, y) in pairs]
     return {
         "accuracy": np.array([np.mean(a.argmax(1) == y) for a, y in logits]),

@@ -348,7 +348,7 @@ def test_a_class_that_nobody_has_is_not_predicted_by_fedproto_and_draws_nothing(
     assert server.known.tolist() == [1.0] * (CLASSES - 1) + [0.0]
     assert not server.means[-1].any()
     own = client_row(oracle.on_host(made.personal_models(got.state)), 0)
-    x, _ = oracle.test_data()[0]
+    x, _ = oracle.scored_data()[0]
     logits = np.asarray(made.algorithm.clients[0].predict(None, own, jnp.asarray(x)))
     known = nearest(own.model, {"means": server.means[:-1]})(x)
     np.testing.assert_allclose(logits[:, :-1], known, rtol=1e-9)
@@ -356,7 +356,7 @@ def test_a_class_that_nobody_has_is_not_predicted_by_fedproto_and_draws_nothing(
 
 
 def test_own_classes_of_fedproto_are_those_of_the_clients_training_examples():
-    task, (x, _) = oracle.perceptron(), oracle.test_data()[0]
+    task, (x, _) = oracle.perceptron(), oracle.scored_data()[0]
     made = METHODS["fedproto"].build(task, LocalWork(np.array(SIZES), STEPS, 6), predict="own-classes")
     one = oracle.without_last_class().train.client(0)
     own, rng = task.init(jax.random.key(0)), np.random.default_rng(0)
@@ -424,7 +424,7 @@ def test_knn_per_without_validation_examples_leaves_one_out():
 def test_a_defect_of_knn_per_would_be_seen():
     w = ORACLES["knn-per"].want()[-1].server
     for defect in ("distances for their squares", "one neighbour more", "equal votes"):
-        pairs = zip(oracle.train_data(), oracle.test_data(), strict=True)
+        pairs = zip(oracle.train_data(), oracle.scored_data(), strict=True)
         gaps = [np.abs(mixed(w, 0.5, x, train, defect) - mixed(w, 0.5, x, train)).max() for train, (x, _) in pairs]
         assert max(gaps) > 1e-2, defect
 
@@ -432,7 +432,7 @@ def test_a_defect_of_knn_per_would_be_seen():
 @pytest.mark.slow
 def test_a_client_without_examples_predicts_with_the_global_model():
     (client,) = knn_per(oracle.perceptron(), LocalWork(np.array(SIZES), STEPS, 6), neighbours=NEIGHBOURS).clients
-    w, key, (x, _) = oracle.perceptron().init(jax.random.key(3)), jax.random.key(0), oracle.test_data()[0]
+    w, key, (x, _) = oracle.perceptron().init(jax.random.key(3)), jax.random.key(0), oracle.scored_data()[0]
     one = jax.tree.map(np.asarray, oracle.classification_problem().train.emptied().bounded(6).client(0))
     ctx, hp = ClientContext(np.int32(1), np.int32(0), np.int32(0), 3, key), METHODS["knn-per"].hyper
     personal = client.personalize(key, hp, ctx, Message(w), (), Splits(one, one))

@@ -382,7 +382,7 @@ def test_smoothed_labels_are_of_training_and_not_of_scores(s):
     want = {k: np.average([w[k] for w in ends], axis=0, weights=SIZES) for k in mu}
     assert_same(oracle.on_host(fit.state).server, want)
     np.testing.assert_allclose(fit.history["train_loss"][0, 0], np.mean(losses), rtol=1e-12)
-    for found, data in ((fit.scores, oracle.test_data()), (fit.validation, clients(problem.validation))):
+    for found, data in ((fit.scores, oracle.scored_data()), (fit.validation, clients(problem.validation))):
         np.testing.assert_allclose(found["global"]["loss"][-1, 0], oracle.scores([want] * M, data)["loss"], rtol=1e-12)
 
 

@@ -149,7 +149,7 @@ def vectors(state):
     return server | {"mu": np.array(centers)}, plain_clients(state)
 
 
-def of_map(method: str, formula, **given):
+def map_oracle(method: str, formula, **given):
     def models(last):
         mu = unflat(last.server["mu"], last.clients[0]) if last.server["mu"].ndim == 1 else None
         return {"after": last.clients, "mu": mu}
@@ -160,15 +160,15 @@ def of_map(method: str, formula, **given):
 PLAIN_SGD = {"choices": {"optimizer": "sgd:momentum=0"}}
 """Not the proximal step: the penalty is in the gradient."""
 ORACLES = {
-    "gaussian": of_map("map-gaussian", map_prior("gaussian"), kinds=("four", "full")),
-    "gaussian, fitted": of_map(
+    "gaussian": map_oracle("map-gaussian", map_prior("gaussian"), kinds=("four", "full")),
+    "gaussian, fitted": map_oracle(
         "map-gaussian", map_prior("gaussian", "fit", "mean"), options={"estimate": "fit", "scaling": "mean"}
     ),
-    "gaussian, gradient": of_map("map-gaussian", map_prior("gaussian", proximal=False), options=PLAIN_SGD),
-    "laplace": of_map("map-laplace", map_prior("laplace")),
-    "laplace, fitted": of_map("map-laplace", map_prior("laplace", "fit"), options={"estimate": "fit"}),
-    "laplace, gradient": of_map("map-laplace", map_prior("laplace", proximal=False), options=PLAIN_SGD),
-    "mixture": of_map("adamix", map_prior("mixture", "fit")),
+    "gaussian, gradient": map_oracle("map-gaussian", map_prior("gaussian", proximal=False), options=PLAIN_SGD),
+    "laplace": map_oracle("map-laplace", map_prior("laplace")),
+    "laplace, fitted": map_oracle("map-laplace", map_prior("laplace", "fit"), options={"estimate": "fit"}),
+    "laplace, gradient": map_oracle("map-laplace", map_prior("laplace", proximal=False), options=PLAIN_SGD),
+    "mixture": map_oracle("adamix", map_prior("mixture", "fit")),
 }
 
 

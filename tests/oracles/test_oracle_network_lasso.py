@@ -100,7 +100,7 @@ def parts(state):
     return {"x": x, "z": server.z, "fixed": server.fixed["b2"]}, [()] * N
 
 
-def of_lasso(*given, defects=(), kinds=("uniform",), **options):
+def lasso(*given, defects=(), kinds=("uniform",), **options):
     def models(last):
         return {"after": [whole(last.server, n) for n in range(N)]}
 
@@ -110,7 +110,7 @@ def of_lasso(*given, defects=(), kinds=("uniform",), **options):
 
 
 ORACLES = {
-    "p=2": of_lasso(
+    "p=2": lasso(
         defects=(
             "what is fixed moves",
             "a full pull on a part of the clients",
@@ -119,9 +119,9 @@ ORACLES = {
         ),
         kinds=("uniform", "full"),
     ),
-    "p=1": of_lasso(1, p=1.0),
-    "p=inf": of_lasso(math.inf, p=math.inf),
-    "the print's scale": of_lasso(2, 1 / N, kinds=("full",), scaling="mean"),
+    "p=1": lasso(1, p=1.0),
+    "p=inf": lasso(math.inf, p=math.inf),
+    "the print's scale": lasso(2, 1 / N, kinds=("full",), scaling="mean"),
 }
 
 

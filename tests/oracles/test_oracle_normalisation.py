@@ -181,7 +181,7 @@ def batch_models(last):
 
 
 @cache
-def of_batch_norm(**options):
+def batch_norm_oracle(**options):
     unseen = {"unseen": oracle.classification_problem(*NEWCOMERS), "adapt_rounds": ADAPT}
     task = classification(Net(), (FEATURES,), CLASSES)
     return {"options": {"task": task, "engine": unseen} | options, "view": lettered, "seen": 1e-4}
@@ -203,7 +203,7 @@ ORACLES = {
         ("padding counts", "statistics decay"),
         models=batch_models,
         quick=True,
-        **of_batch_norm(),
+        **batch_norm_oracle(),
     ),
     "fedavg, batch": Oracle(
         "fedavg",
@@ -212,9 +212,9 @@ ORACLES = {
         ("the server's rate on statistics",),
         models=batch_models,
         kinds=("uniform", "full"),
-        **of_batch_norm(),
+        **batch_norm_oracle(),
     ),
-    "fedprox, batch": Oracle("fedprox", SGD | {"prox": 0.3}, batch_norm, models=batch_models, **of_batch_norm()),
+    "fedprox, batch": Oracle("fedprox", SGD | {"prox": 0.3}, batch_norm, models=batch_models, **batch_norm_oracle()),
 }
 
 
@@ -258,8 +258,8 @@ def assert_newcomers(run, before, after):
 
 @pytest.mark.slow
 def test_new_clients_of_fedbn_arrive_with_initial_statistics_and_make_their_own():
-    oracle = ORACLES["fedbn, batch"]
-    shared, problem = oracle.want()[-1].server, oracle.classification_problem(*NEWCOMERS)
+    one = ORACLES["fedbn, batch"]
+    shared, problem = one.want()[-1].server, oracle.classification_problem(*NEWCOMERS)
     start = {"s": np.ones(CLASSES), "t": np.zeros(CLASSES), "m": np.zeros(CLASSES), "v": np.ones(CLASSES)}
     models = []
     for i in range(3):
@@ -270,13 +270,13 @@ def test_new_clients_of_fedbn_arrive_with_initial_statistics_and_make_their_own(
                 params, _ = batch_step(params, batch, LAST_RATE, SGD["weight_decay"])
             own = {k: params[k] for k in own}
         models.append(shared | own)
-    assert_newcomers(oracle.got(), [shared | start] * 3, models)
+    assert_newcomers(one.got(), [shared | start] * 3, models)
 
 
 @pytest.mark.slow
 def test_fine_tuning_moves_the_statistics_to_the_clients_own():
-    oracle = Oracle("fedavg-ft", SGD, batch_norm, **of_batch_norm(fine_tune_steps=TUNE))
-    run, models = oracle.got(), []
+    one = Oracle("fedavg-ft", SGD, batch_norm, **batch_norm_oracle(fine_tune_steps=TUNE))
+    run, models = one.got(), []
     mu, _ = lettered(run.states[-1])
     for i in range(3):
         params = mu

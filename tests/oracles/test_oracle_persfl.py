@@ -263,6 +263,6 @@ def test_a_new_participant_distils_from_the_best_that_it_receives(stored, kept):
 def test_without_a_choice_clients_without_validation_examples_are_served():
     options = {"teacher": "last", "temperatures": (3.0,), "imitations": (0.5,), "distill_steps": 4}
     got = oracle.run_method(
-        "persfl", rounds=1, problem=oracle.stack(oracle.train_data(), oracle.test_data(), IDS), **options
+        "persfl", rounds=1, problem=oracle.stack(oracle.train_data(), oracle.scored_data(), IDS), **options
     )
     assert np.isfinite(got.simulation.evaluate(got.state)["after"]["loss"]).all()

@@ -354,7 +354,7 @@ def test_what_is_scored():
         return lambda x: own["alpha"] * forward(own["v"], x) + (1 - own["alpha"]) * forward(last.server, x)
 
     assert_apart("apfl", [mixed_logits(own) for own in last.clients])
-    assert_apart("perfedavg", adapted(ORACLES["perfedavg"].want()[-1].server, oracle.test_data()))
+    assert_apart("perfedavg", adapted(ORACLES["perfedavg"].want()[-1].server, oracle.scored_data()))
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_whatever_clients_have_the_server_stays_finite(method, mechanism):
     train = oracle.train_data()
     for client, value in ((1, np.inf), (2, np.nan), (3, 1e30)):
         train[client][0][:, 0] = value
-    problem = oracle.stack(train, oracle.test_data(), IDS, clients(classification_problem().validation))
+    problem = oracle.stack(train, oracle.scored_data(), IDS, clients(classification_problem().validation))
     own = METHODS[method].releases is not None
     given = {"choices": {"privacy": mechanism}, "privacy": None if own else mechanism, "batch_size": 6}
     last = oracle.run_method(method, rounds=3, problem=problem, **given).states[-1]

@@ -32,7 +32,7 @@ def without_validation(ids=IDS):
     """The fourth client has no validation examples."""
     validation = clients(classification_problem().validation)
     validation[3] = validation[3][0][:0], validation[3][1][:0]
-    return stack(oracle.train_data(), oracle.test_data(), ids, validation)
+    return stack(oracle.train_data(), oracle.scored_data(), ids, validation)
 
 
 def task(**model):

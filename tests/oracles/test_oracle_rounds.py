@@ -140,15 +140,15 @@ def test_rounds(name, kind):
 
 def test_a_round_has_these_metrics():
     for name in ("local", "fedavg", "fedavg-ft", "adaped"):
-        oracle = ORACLES[name]
-        assert oracle.got().history.keys() == oracle.want()[0].metrics.keys() | {"participants", "diverged"}
+        one = ORACLES[name]
+        assert one.got().history.keys() == one.want()[0].metrics.keys() | {"participants", "diverged"}
 
 
 def test_fine_tuned_parameters():
-    oracle = ORACLES["fedavg-ft"]
-    got = oracle.got()
+    one = ORACLES["fedavg-ft"]
+    got = one.got()
     models = oracle.on_host(got.simulation.personal_models(got.state))
-    for i, model in enumerate(tuned_models(oracle.want()[-1])["after"]):
+    for i, model in enumerate(tuned_models(one.want()[-1])["after"]):
         assert_same(client_row(models, i), model)
 
 

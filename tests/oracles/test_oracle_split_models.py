@@ -283,17 +283,17 @@ def assert_models(run, want):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedper", "fedala"])
 def test_the_personalised_models(name):
-    oracle = ORACLES[name]
-    assert_models(oracle.got(), oracle.models(oracle.want()[-1])["after"])
+    one = ORACLES[name]
+    assert_models(one.got(), one.models(one.want()[-1])["after"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moving", ["all", "head", "body"])
 def test_fine_tuning_of_fedbabu_moves_that_part(moving):
-    oracle = ORACLES["fedbabu"]
-    options = oracle.options | {"fine_tune": moving}
-    run = oracle.got() if moving == "all" else oracle.run_setting("fedbabu", oracle.hp, SETTINGS["uniform"], **options)
-    model = oracle.view(run.states[-1])[0]
+    one = ORACLES["fedbabu"]
+    options = one.options | {"fine_tune": moving}
+    run = one.got() if moving == "all" else oracle.run_setting("fedbabu", one.hp, SETTINGS["uniform"], **options)
+    model = one.view(run.states[-1])[0]
     names = {"all": list(model), "head": HEAD, "body": [k for k in model if k not in HEAD]}[moving]
     assert_models(run, fine_tuned(model, names))
 
