@@ -11,7 +11,6 @@ from jaxpfl import JaxpflError, Model, Task
 from jaxpfl.algorithms.parts import augmentation
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.models.base import as_regression
-from jaxpfl.privacy import PrivacyConfig
 
 # --- least squares of a linear model --------------------------------------------------------------
 
@@ -254,7 +253,6 @@ def test_methods_take_augmentation_under_any_plan(method):
     assert not np.allclose(want, loss(None, clients="map"))
 
 
-EXAMPLES = PrivacyConfig(noise_multiplier=1.0, delta=1e-3, unit="example")
 REGRESSION = {"task": "regression", "num_classes": None, "model": "linear"}
 
 
@@ -264,12 +262,11 @@ REGRESSION = {"task": "regression", "num_classes": None, "model": "linear"}
         ("fedavg", "flop", {}, "unknown augmentation 'flop': did you mean 'flip'"),
         ("fedavg", "flip+flip", {}, r"augment = flip\+flip: flip can be named once"),
         ("fedavg", "mixup+flip", {}, r"augment = mixup\+flip: mixup must be the last"),
-        ("fedavg", "crop:padding=0", {}, "crop:padding must be a whole number from 1 to 1024, got '0'"),
+        ("fedavg", "crop:padding=0", {}, "crop:padding must be a whole number of at least 1, got 0"),
         ("fedavg", "crop:pad=1", {}, "unknown argument of augmentation crop 'pad'"),
-        ("fedavg", "mixup:alpha=0", {}, "mixup:alpha must be a number > 0 and <= 1000, got '0'"),
+        ("fedavg", "mixup:alpha=0", {}, "mixup:alpha must be > 0 and finite, got 0"),
         ("fedavg", "flip:", {}, "an augmentation is NAME or NAME:argument=value"),
         ("fedavg", "mixup", REGRESSION, "augment = mixup is of classes, and the task is regression"),
-        ("fedavg", "flip", {"privacy": EXAMPLES}, r"flip is of batches, and privacy\.unit = example takes"),
         ("fedem", "mixup", {"model": "mlp:4"}, "augment = mixup .*does not mix what this method knows"),
         ("fedproto", "mixup", {"model": "mlp:4"}, "augment = mixup .*fedproto reads them"),
         ("fedpac", "mixup", {"model": "mlp:4"}, "augment = mixup .*fedpac reads them"),
