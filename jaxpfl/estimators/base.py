@@ -102,7 +102,7 @@ def estimate(
 
     Args:
       estimator: the estimator.
-      key: for the messages' and the server's randomness.
+      key: key for the messages' and the server's randomness.
       clients: stacked samples, leaves [m, n, ...].
       client_ids: [m], distinct; a client's randomness depends on the key and its id alone, so that permuting clients
         (with their ids) permutes the estimates. 0 ... m - 1 unless given.

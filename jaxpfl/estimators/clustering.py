@@ -156,7 +156,7 @@ def noisy_lloyd(
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
-      key: of the noise, which also depends on the other settings.
+      key: key of the noise, which also depends on the other settings.
       begin: centers, [k, d].
       points: [m, d].
       valid: [m] bool.
@@ -164,7 +164,8 @@ def noisy_lloyd(
       noise: the noise multiplier z of one step.
       steps: T.
       reach: a public bound on the centers' norm; ``radius`` unless given.
-      variance: of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) if None.
+      variance: variance of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) if
+        None.
 
     Returns:
       The last centers, and the last noisy numbers.

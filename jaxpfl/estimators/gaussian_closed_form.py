@@ -97,7 +97,7 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
 
     Args:
       clients: K, all of whom sent.
-      s2, st2, sq2: as in `of_the_mean`.
+      s2, st2, sq2: variances as in `of_the_mean`.
     """
     return personalized(clients, s2, st2, sq2, a=0.0)
 

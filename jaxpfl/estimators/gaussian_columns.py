@@ -54,7 +54,7 @@ class Variances(NamedTuple):
 
     Attributes:
       pooled: the pooled variance, [].
-      p_value: of Bartlett's test of equal variances, []; NaN if it cannot be made.
+      p_value: p-value of Bartlett's test of equal variances, []; NaN if it cannot be made.
       degrees: nu_0, []; infinite if one variance is taken for all.
       scale: s_0^2, []; the pooled variance if nu_0 is infinite.
     """

@@ -102,7 +102,7 @@ def em(
       components: k.
       sx2: the samples' variance; None: fitted too, which needs a second number in each message, released as it is.
       release: the mechanism by which the mean leaves a client.
-      steps: of EM, and of Lloyd's algorithm before it.
+      steps: steps of EM, and of Lloyd's algorithm before it.
       starts: number of runs of k-means++.
       floor: the least sx2, positive.
       reach: a public bound on the centers' norm, to which they are finally clipped (relevant if messages are noisy).

@@ -43,7 +43,7 @@ def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> Mixture
     """Initial mixture, fitted to the clients' own least-squares estimates of least norm.
 
     Args:
-      data: of all clients, leaves [m, ...].
+      data: samples of all clients, leaves [m, ...].
       components: k.
       sx2: the noise variance to start from.
       floor: the least variance, positive.

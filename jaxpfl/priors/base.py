@@ -125,8 +125,8 @@ class Family(NamedTuple):
     Attributes:
       gamma: the NamedTuple of the two parameters, location ``mu`` first; the scale's field names it in reports.
       penalty: minus the log density, as `Prior.penalty`.
-      sample: as `Prior.sample`.
-      prox: as `Prior.prox`.
+      sample: function as `Prior.sample`.
+      prox: function as `Prior.prox`.
       descend: ``(rate, gamma, theta) -> mu``, one natural-gradient step on the location.
       locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; anything where none is valid.
       spread: ``theta - mu -> []``, whose mean over models is the maximum-likelihood scale at that location.

@@ -111,7 +111,7 @@ def fuse(
       p: 1, 2 or infinity.
       rho: positive, the initial value if ``warm`` is None; affects the number of steps alone.
       warm: the last step's, or None for `cold`.
-      tolerance: of the primal and of the dual residual.
+      tolerance: tolerance of the primal and of the dual residual.
       most: maximum number of steps.
       dense: use the spectrum of the graph; None for the faster (`by_spectrum`).
       spectrum: the graph's, if known.

@@ -103,7 +103,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = Fa
 
     Args:
       vectors: [N, q]; one that is not finite has no neighbours.
-      k, block, mutual: as in `nearest_neighbours`.
+      k, block, mutual: arguments as in `nearest_neighbours`.
 
     Raises:
       JaxpflError: as in `nearest_neighbours`.
@@ -316,7 +316,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
       key: the same for all clients.
       x: [n, q], with mask [n] bool; the embedding is zero for a client without examples.
       bandwidth: b of the kernel.
-      number: of features.
+      number: number of features.
     """
     of_frequency, of_phase = jax.random.split(key)
     frequency = jax.random.normal(of_frequency, (x.shape[1], number), x.dtype) / bandwidth

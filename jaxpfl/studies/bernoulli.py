@@ -105,7 +105,7 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
 
     Args:
       given: the settings.
-      estimators: by name.
+      estimators: estimators by name.
       numbers: random numbers of a client.
     """
     prior = parse_prior(given.prior)
@@ -209,7 +209,7 @@ class ProbabilityPrior(NamedTuple):
     """A distribution P on [0, 1].
 
     Attributes:
-      name: as given.
+      name: name as given.
       draw: ``(key, m) -> p [m]``.
       population: its mean and variance.
       beta: (alpha, beta) if P is that Beta distribution.
@@ -281,10 +281,10 @@ def estimate_file(
     """Estimate the probabilities of the file's clients, whose samples are zeros and ones.
 
     Args:
-      path: of the file.
+      path: file to read.
       given: the settings that apply to own data.
-      layout: of the file.
-      level: of the intervals.
+      layout: layout of the file.
+      level: level of the intervals.
 
     Raises:
       JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two

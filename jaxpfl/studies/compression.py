@@ -222,7 +222,7 @@ def run(given: CompressionSettings, source: data.Source | None = None) -> dict[s
 
     Args:
       given: the settings.
-      source: as `load`.
+      source: data set, as in `load`.
 
     Raises:
       JaxpflError: for settings that `CompressionSettings.check` refuses, and data of other than two classes.

@@ -395,10 +395,10 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     known, and the numbers of samples are public too.
 
     Args:
-      path: of the file.
+      path: file to read.
       given: the settings that apply to own data.
-      layout: of the file.
-      level: of the intervals.
+      layout: layout of the file.
+      level: level of the intervals.
 
     Raises:
       JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
@@ -538,7 +538,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     """Estimates of a long file's clients, each at the mean of its samples' covariates.
 
     Args:
-      path: of the file, a row for each sample.
+      path: file to read, a row for each sample.
       given: the settings, of which those of simulated clients and of privacy must be at their defaults.
       options: a layout with ``covariates`` and ``level``.
 

@@ -248,11 +248,11 @@ class Kinds(NamedTuple):
     """Fitted kinds of a file's clients.
 
     Attributes:
-      result: for the table and JSON: ``kinds``, by the first column of their centers, each with its ``share``,
+      result: result for the table and JSON: ``kinds``, by the first column of their centers, each with its ``share``,
         ``center`` [d], ``stderr`` of it [d] and number of ``clients``; ``sigma_x`` [d]; ``log_likelihood`` and ``bic``.
       columns: one for each fact of a client, for ``estimates.csv``.
       local, personalized: means, [m, d].
-      kind: of each client, from 0, [m].
+      kind: kind of each client, from 0, [m].
     """
 
     result: dict[str, Any]

@@ -147,7 +147,7 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
     """Train a method at each of its S values of `SWEPT` in one program: a fit whose runs [S] are these values.
 
     Args:
-      method: of `METHODS`.
+      method: method of `METHODS`.
       federation: m clients with d features and two classes; all of them take part in every round.
       graph: the clients' neighbours, for the network lasso.
       given: values (``strengths``), rounds, steps and rate. pFedMe's w goes half the way to theta in a step at every

@@ -239,7 +239,7 @@ class Summaries(NamedTuple):
       names: clients, [m].
       first, second: the two columns, [m] each.
       ignored: names of the other columns.
-      covariate_names: as asked for, [k].
+      covariate_names: names as asked for, [k].
       covariates: their columns, [m, k].
       groups: names of the clients' groups, [m]; None unless asked for.
       weights: numbers of at least zero, [m]; None unless asked for.

@@ -278,7 +278,7 @@ class Learned(NamedTuple):
     """Posterior of one column, besides its estimates.
 
     Attributes:
-      facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
       low, high: ends of every client's interval, [m].
       stderr: posterior standard deviations of every client's parameter, [m].
       local_stderr: those of the clients' own estimates, [m].
@@ -316,10 +316,10 @@ def summary(
     Args:
       study, path, clients: its name, the file, and its contents.
       data: the samples, stacked.
-      estimators, made: by name, and what they made of the data.
-      key: of the estimators' randomness.
-      learned: of each column.
-      facts: of the study, as JSON.
+      estimators, made: estimators by name, and what they made of the data.
+      key: key of the estimators' randomness.
+      learned: posteriors of the columns.
+      facts: facts of the study, as JSON.
     """
     names, sizes = clients.names, np.asarray(data.mask.sum(axis=1))
     result: dict[str, Any] = {
@@ -471,8 +471,8 @@ class Own(NamedTuple):
     """Results for a file.
 
     Attributes:
-      result: for the table and JSON. What is of one column is at the top where there is no other, else by the column's
-        name in ``columns``.
+      result: result for the table and JSON. What is of one column is at the top where there is no other, else by the
+        column's name in ``columns``.
       columns: one for each fact of a client, for ``estimates.csv``.
       pictures: one for each column.
       public: public settings of private Gaussian messages, by which they are clipped and accounted for.

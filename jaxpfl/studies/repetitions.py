@@ -54,7 +54,7 @@ def repetition(
 
     Args:
       draw: ``key -> (parameters [m, ...], samples)``.
-      estimators: by name.
+      estimators: estimators by name.
       uploads: K, number of clients that send; all unless given.
       score: ``(estimates, parameters) -> score``; the mean squared error unless given.
 

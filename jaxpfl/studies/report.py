@@ -43,7 +43,7 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
     """A table of the estimators' errors and gains, and lines below it.
 
     Args:
-      result: with ``mse`` and ``gains`` by estimator.
+      result: result with ``mse`` and ``gains`` by estimator.
       title: above the table.
       notes: lines below it.
     """
@@ -164,7 +164,7 @@ def write_curves(
 
     Args:
       fine: positions of the exact lines.
-      curves: by estimator.
+      curves: curves by estimator.
       floor: a lower bound at ``fine``, drawn as a dotted line.
       logarithmic: axes with a logarithmic scale, of "x" and "y".
       from_zero: whether an axis of errors that is not logarithmic begins at zero.

@@ -114,7 +114,7 @@ class Read(NamedTuple):
     """Data that a study has read.
 
     Attributes:
-      data: as the study's results take them.
+      data: samples as the study's results take them.
       arrays: those on which its results depend; None where the settings say to draw them.
     """
 

@@ -63,7 +63,7 @@ def start(messages: Message, rank: int) -> Representation:
     """Spectral start: the leading eigenvectors of sum_i b_i b_i', with half of y's variance for the noise.
 
     Args:
-      messages: of all clients, leaves [m, ...].
+      messages: messages of all clients, leaves [m, ...].
       rank: k.
 
     Raises:
@@ -95,8 +95,8 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
     """Fit the representation by steps of EM, which never lower the summed ``log_evidence``.
 
     Args:
-      at: to start from.
-      messages: of all clients, leaves [m, ...].
+      at: representation to start from.
+      messages: messages of all clients, leaves [m, ...].
       floor: the least sigma^2, positive.
       steps: static.
     """

@@ -29,7 +29,7 @@ class Test(NamedTuple):
     """Result of a test that the clients' parameters are equal.
 
     Attributes:
-      name: of the test.
+      name: name of the test.
       statistic: its value.
       p_value: probability of a statistic at least as large if the parameters are equal.
     """
@@ -86,7 +86,7 @@ def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
     Args:
       ones: number of ones of each client, [m].
       size: n_i, [m].
-      seed: of the simulation.
+      seed: seed of the simulation.
     """
     from scipy import special
 

@@ -24,7 +24,7 @@ def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
     """Numbers in double precision, unchanged where they are traced.
 
     Args:
-      name: of the argument.
+      name: name of the argument.
       value: an array, a list, or a column of a frame.
       what: form of the numbers, for the message.
 
@@ -88,9 +88,9 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
     """Index of a name for each row, and the sorted distinct names; None for these where their number is given.
 
     Args:
-      name: of the argument.
+      name: name of the argument.
       value: numbers or names, [m]; with ``number`` given, numbers of 0 ... number - 1.
-      number: of the names; to be given where values are not known.
+      number: number of the names; to be given where values are not known.
       m: number of rows.
       rows: what they are, for messages.
 
@@ -216,10 +216,10 @@ def frame(
     """All that an answer says of single clients, as a frame.
 
     Args:
-      answer: with arrays of clients, [m] or [m, K], for fields, and perhaps with ``labels``; has ``interval`` where a
-        level is given.
+      answer: answer with arrays of clients, [m] or [m, K], for fields, and perhaps with ``labels``; has ``interval``
+        where a level is given.
       m: number of clients.
-      level: of the interval, whose ends are the columns ``low`` and ``high``; None for none.
+      level: level of the interval, whose ends are the columns ``low`` and ``high``; None for none.
       leave: fields that are no columns though they have m rows.
 
     Raises:

@@ -196,7 +196,7 @@ def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: n
 
     Args:
       log_densities: places [2, cells] to the logarithms of one or several densities there, [cells] each.
-      ends: of the box, [2, 2], a row for each parameter.
+      ends: ends of the box, [2, 2], a row for each parameter.
       cells: along each of them.
     """
     for _ in range(_ZOOMS):

@@ -169,8 +169,8 @@ class NormalMeans(NamedTuple):
       shrinkage: 1 - sd^2 / s^2, [m]: the share of a small change of x that the posterior mean does not follow, and
         s^2 / (s^2 + t^2) under a normal prior. Below zero where the mean moves by more than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: for the priors whose weights are on a grid, by how much at most the mean log likelihood of a client is
-        below that of the grid's best weights, []; else zero.
+      slack: slack for the priors whose weights are on a grid, by how much at most the mean log likelihood of a client
+        is below that of the grid's best weights, []; else zero.
       labels: labels of the clients, where they came in a frame.
     """
 

@@ -98,7 +98,7 @@ def start(messages: Message) -> Coefficients:
     """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
 
     Args:
-      messages: of all clients, leaves [m, ...].
+      messages: messages of all clients, leaves [m, ...].
     """
     mu = pooled(messages)
     half = _residual(messages, mu[None]).sum() / messages.size.sum() / 2
@@ -117,8 +117,8 @@ def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -
     """Fit the population by steps of EM, which never lower the summed ``log_evidence`` once the floor is met.
 
     Args:
-      population: to start from, of variances above the floor.
-      messages: of all clients, leaves [m, ...].
+      population: population to start from, of variances above the floor.
+      messages: messages of all clients, leaves [m, ...].
       floor: the least eigenvalue of Sigma, and the least sigma^2; positive.
       steps: static.
     """

@@ -149,7 +149,7 @@ class AtomRates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, [].
-      slack: by how much at most the mean log likelihood of a client is below that of the grid's best weights, [].
+      slack: most that a client's mean log likelihood can be below that of the grid's best weights, [].
       labels: labels of the clients, where they came in a frame.
     """
 
@@ -365,7 +365,7 @@ class RegressedRates(NamedTuple):
       ratio: twice the log likelihood ratio to no spread about the regression, [].
       p_value: probability of a ratio at least as large without spread, [], for many clients half that of a chi-square
         with one degree of freedom; 1 where no spread is likelier than any.
-      labels: of the clients, where they came in a frame.
+      labels: labels of the clients, where they came in a frame.
     """
 
     rates: Rates
@@ -397,7 +397,7 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Jits, and vmaps over problems; ``intercept`` is static.
 
     Args:
-      successes, trials: as those of `ebbinomial`, [m].
+      successes, trials: counts as those of `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a frame.
       intercept: whether a column of ones is put before the covariates.
 
@@ -413,8 +413,8 @@ def ebpoisson_regression(count: Any, exposure: Any, x: Any, *, intercept: bool =
     """Fit Gamma priors about a log-linear regression, and return every client's posterior of its rate.
 
     Args:
-      count, exposure: as those of `ebpoisson`, [m].
-      x, intercept: as those of `ebbinomial_regression`.
+      count, exposure: counts as those of `ebpoisson`, [m].
+      x, intercept: arguments as those of `ebbinomial_regression`.
 
     Raises:
       JaxpflError: as `ebpoisson` for the counts, else as `ebbinomial_regression`.

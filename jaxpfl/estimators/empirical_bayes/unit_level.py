@@ -121,8 +121,8 @@ def unit_level(
     Args:
       y: the samples, [N]: an array, a list, or a column of a frame.
       x: their covariates, [N], [N, k], or columns of a frame.
-      client: of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With ``clients``
-        given, numbers of 0 ... clients - 1, each with a sample.
+      client: client of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With
+        ``clients`` given, numbers of 0 ... clients - 1, each with a sample.
       population: array of the means of the covariates over all that each client stands for, in the order of the
         clients, [m] or [m, k]; by default the means of its samples.
       intercept: whether a column of ones is put before the covariates.

@@ -72,12 +72,12 @@ def cluster(
     Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
 
     Args:
-      users: to be clustered.
+      users: users to be clustered.
       start: initial centers, [k, d].
       rounds: T.
       floor: s.
-      rate: of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is under
-        IFCA.
+      rate: rate of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is
+        under IFCA.
       complete: applied to the means [k, d] before they become centers (`kept`).
     """
     start, rate = as_counted((start, rate), users)
@@ -115,12 +115,12 @@ def far_apart(
     Implements: Setlur et al. 2023, Algorithm 1.
 
     Args:
-      key: of the draws; a user's scores depend on it and on the user's id alone.
+      key: key of the draws; a user's scores depend on it and on the user's id alone.
       users: their histograms become centers.
       clusters: k.
       temperature: t >= 0; 0 draws users uniformly, infinity takes the one with the worst fit.
       floor: s.
-      direction: of the divergence.
+      direction: direction of the divergence.
     """
 
     temperature = as_counted(temperature, users)
@@ -186,7 +186,7 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
     Implements: Setlur et al. 2023, appendix C.
 
     Args:
-      users: to be summed over.
+      users: users to be summed over.
       mean: positive, [d].
       candidates: tokens, [p] int.
       radius: B, the clipping norm of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None

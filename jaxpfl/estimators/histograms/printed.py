@@ -94,9 +94,9 @@ def centering(
     Implements: Setlur et al. 2023, Algorithm 3.
 
     Args:
-      key: of the noise.
+      key: key of the noise.
       users, centers: each user is assigned to the nearest center.
-      epsilon: of a call's parts, for the counts' Laplace noise.
+      epsilon: epsilon of a call's parts, for the counts' Laplace noise.
       stddev: sigma, `gaussian_stddev`.
       clip: c.
       floor: s.

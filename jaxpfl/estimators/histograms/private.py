@@ -61,7 +61,7 @@ def clipped_sums(
     """A round's release before noise: the clipped histograms' sums and masses.
 
     Args:
-      users: to be summed over.
+      users: users to be summed over.
       centers: [k, d]; each user is added to the nearest.
       radius: C.
       keep: [d] bool, the tokens that are released; all unless given.
@@ -126,7 +126,7 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     Args:
       release: noisy.
       mean: the private mean, [d].
-      stddev: of the noise on an entry of the sums, [] or [d] by token.
+      stddev: standard deviation of the noise on an entry of the sums, [] or [d] by token.
     """
     masses = jnp.maximum(release.masses, 1)[:, None]
     apart = release.sums / masses - mean
@@ -162,8 +162,8 @@ def cluster(
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
 
     Args:
-      key: of the start and of the noise.
-      users: to be clustered.
+      key: key of the start and of the noise.
+      users: users to be clustered.
       first: `release_of_all`, from which the start is derived. A round's clusters together are another release of the
         same sum, of k times the variance, and improve the mean that centers are shrunk towards.
       clusters: k.
@@ -172,8 +172,8 @@ def cluster(
       noise: z of each round, positive.
       first_noise: z of ``first``, for its weight relative to the rounds.
       floor: s.
-      spread: of the start (`private_start`).
-      rate: of a step towards the noisy mean of the users.
+      spread: spread of the start (`private_start`).
+      rate: rate of a step towards the noisy mean of the users.
       shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
       keep: [d] bool, the tokens used for clustering; the others' entries are those of the mean.
     """
@@ -221,7 +221,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
 
     Args:
       noisy: noisy shares, [d].
-      stddev: of their noise, [] or [d], positive.
+      stddev: standard deviation of their noise, [] or [d], positive.
       floor: s.
     """
     y = noisy[:, None]
@@ -309,8 +309,8 @@ def cluster_standardised(
     multiplier ``noise``, given the noisy ``first``.
 
     Args:
-      key: of the start and of the noise.
-      users: to be clustered.
+      key: key of the start and of the noise.
+      users: users to be clustered.
       first: `release_of_all`, clipped without weights.
       clusters: k.
       rounds: T.
@@ -318,7 +318,7 @@ def cluster_standardised(
       noise: z of each round, positive.
       first_noise: z of ``first``.
       floor: s.
-      spread: of the start (`private_start`).
+      spread: spread of the start (`private_start`).
     """
     of_start, of_rounds = jax.random.split(key)
 

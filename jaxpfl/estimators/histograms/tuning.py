@@ -127,7 +127,7 @@ def tuned(
     Args:
       users, truth: validation users and their held-out tokens.
       candidates: [g].
-      point: to be fine-tuned (`toward`), computed once for all candidates.
+      point: point to be fine-tuned (`toward`), computed once for all candidates.
       weight: `fixed` or `by_size`.
       floor: s.
 

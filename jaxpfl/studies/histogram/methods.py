@@ -366,7 +366,7 @@ def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, 
     """All non-private rows except `reference_rows`.
 
     Args:
-      key: of the starts.
+      key: key of the starts.
       data: the users.
       given: the settings.
     """
@@ -476,8 +476,8 @@ def private_centers(
     """Centers by a private method, [1 or k, d]; every use of the users' data is accounted for.
 
     Args:
-      method: of `PRIVATE_METHODS`.
-      key: of the start and of all noise; every method, budget and choice has a stream of its own by it.
+      method: method of `PRIVATE_METHODS`.
+      key: key of the start and of all noise; every method, budget and choice has a stream of its own by it.
       users: the users.
       alone: noise multiplier of a single release that is as private as the whole; may be traced.
       choice: k static, the others may be traced.
@@ -563,7 +563,7 @@ class Made(NamedTuple):
       given: the settings, as they were fitted to the data.
       result: see `run`.
       data: the users.
-      centers: in the first run by column, of `CLUSTERING`, [k, d].
+      centers: centers in the first run by column, of `CLUSTERING`, [k, d].
       series: mean losses by "row, column", [runs] each; [1] of rows that do not depend on the run.
     """
 
