@@ -115,7 +115,8 @@ def adaped_plus(
       work: the local work in a round.
       keep: theta_i stays with the client and is trained in every round, at two gradients a step.
       fine_tune_steps: theta's steps whenever a personal model is needed, from mu or from the kept theta; 0 for none.
-      start: of a kept theta: ``"mu"`` of the client's first round in a cohort, or ``"init"``, that of round 0.
+      start: initial value of a kept theta: ``"mu"`` of the client's first round in a cohort, or ``"init"``, mu of
+        round 0.
       own_psi: each client estimates its own psi: from the server's at first, then from its last one, and on in
         fine-tuning. The server's is the mean of those. Without, clients start from the server's, and it rests in
         fine-tuning; where no theta is kept, it then stays at ``psi_init``.

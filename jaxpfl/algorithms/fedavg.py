@@ -62,7 +62,7 @@ def fedavg_ft(
       work: the local work in a round.
       fine_tune_steps: local steps of personalisation.
       fine_tune_epochs: passes over the client's own examples in their place; 0 for ``fine_tune_steps``.
-      fednova: as in `fedavg`.
+      fednova: normalised averaging, as in `fedavg`.
 
     Raises:
       JaxpflError: for a negative number of steps or epochs.

@@ -132,7 +132,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     The server receives the uploads one by one, and has no optimizer. A new client receives the mean of all heads.
 
     Args:
-      task: of classes; its model is split into body and head.
+      task: classification; its model is split into body and head.
       work: the local work in a round, of the body.
       head_steps: steps on the head before it, at least 1; one epoch in the paper.
 

@@ -78,12 +78,12 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
     farthest prototype's by one.
 
     Args:
-      task: of classes; its model names its head.
+      task: classification; its model names its head.
       work: the local work in a round.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
         by their ids; "same" is the task's model. All have features of one width.
-      predict: by the nearest of all "prototypes"; of the prototypes of the client's "own-classes", with training
-        examples there, as in the authors' code; or by the "head" of the client's own model.
+      predict: rule of prediction: the nearest of all "prototypes"; of the prototypes of the client's "own-classes",
+        with training examples there, as in the authors' code; or the "head" of the client's own model.
 
     Raises:
       JaxpflError: for a task without classes, models without a head or without a body or of different widths, unknown

@@ -52,7 +52,7 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
     Personal heads start at zero, so that a new client predicts with g.
 
     Args:
-      task: of classes; its model is split into body and head.
+      task: classification; its model is split into body and head.
       work: the local work in a round.
 
     Raises:

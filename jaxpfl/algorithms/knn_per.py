@@ -73,7 +73,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     has training examples.
 
     Args:
-      task: of classes; its model names its head.
+      task: classification; its model names its head.
       work: the local work in a round.
       neighbours: k, the examples that vote; at least 1.
 

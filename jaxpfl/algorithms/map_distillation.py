@@ -37,8 +37,9 @@ def map_kd(
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: as in `map_personalization`.
-      distance: of the predictions p of mu and q of theta: kd, KL(p || q); reversed-kd, KL(q || p); square, |p - q|^2.
+      task, work: the arguments of `map_personalization`.
+      distance: distance between mu's predictions p and theta's q: kd, KL(p || q); reversed-kd, KL(q || p);
+        square, |p - q|^2.
       exact: use the density's exact normaliser for log(2 psi) / 2; for kd only.
       scaling: f_i as the "sum" of the losses, or their "mean" as in AdaPeD.
 

@@ -98,8 +98,8 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: as in `map_personalization`, and so are the errors.
-      estimate: of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      task, work: the arguments of `map_personalization`, and so are the errors.
+      estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
       scaling: f_i as the "sum" of the losses, or their "mean".
     """
     return map_personalization(
@@ -117,8 +117,8 @@ def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scal
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: as in `map_personalization`, and so are the errors.
-      estimate: of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      task, work: the arguments of `map_personalization`, and so are the errors.
+      estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
       scaling: f_i as the "sum" of the losses, or their "mean".
     """
     return map_personalization(

@@ -140,7 +140,7 @@ def network_lasso(
         all are personal: the network lasso itself.
       scaling: losses f_n in full ("sum"), or times 1 / N as in the paper ("mean").
       admm_steps: the most ADMM steps in a round.
-      tolerance: of the residuals.
+      tolerance: largest residual.
 
     Raises:
       JaxpflError: without a graph or with one of other clients, for other p or scaling, patterns without a parameter,

@@ -148,7 +148,7 @@ def persfl_gd(
     Reference: Divi et al. 2021, Table 6.
 
     Args:
-      task, work: as in `persfl`.
+      task, work: the arguments of `persfl`.
       distill_steps: steps of stage 2.
       temperatures: the grid's T.
       imitations: the grid's lambda.

@@ -28,7 +28,7 @@ class Audit(NamedTuple):
 
     Attributes:
       claim: the audited privacy plan.
-      accountant: of the claimed epsilon.
+      accountant: accountant behind the claimed epsilon.
       game: many worlds with and without one canary; ``claimed`` is eps at its delta.
       one_run: many canaries in one run; ``claimed_one_run`` is eps at its delta, the claim's own.
       cohorts: tests that they are drawn as accounted.
@@ -103,13 +103,13 @@ def audit(
     """Audit a run.
 
     Args:
-      delta: of the claim; the one-run audit's.
-      accountant: of the claim; the default one for the run unless given.
-      worlds: of the game with one canary, about half of them with it.
+      delta: the claim's delta, which the one-run audit takes too.
+      accountant: accountant behind the claim; the default one for the run unless given.
+      worlds: number of worlds in the game with one canary, about half of them with it.
       worlds_delta: delta at which that game's bound and the claim are compared.
       canaries: clients that are canaries in the one-run audit; all, but 500 at most, unless given.
       canary_runs: runs of that audit, whose canaries are counted together.
-      confidence: of each of the two bounds.
+      confidence: confidence in each of the two bounds.
       seed: the runs' seeds are ``seed, seed + 1, ...``.
       progress: called with the current step.
 

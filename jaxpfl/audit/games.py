@@ -52,7 +52,7 @@ class Canaries(NamedTuple):
     """The canaries of a run.
 
     Attributes:
-      ids: of the clients, [n].
+      ids: the clients' ids, [n].
       relation: determines their upload if excluded by their coin.
       even: whether the direction's length is divided equally among leaves; else among entries. The former detects
         faults in small leaves, the latter separates many canaries.
@@ -121,7 +121,7 @@ def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[L
 
     Args:
       clipping_norm: C.
-      rebuild: for noise in every step, builds the algorithm for other work, whose gradients are replaced.
+      rebuild: builder, under noise in every step, of the algorithm for other work, whose gradients are replaced.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -247,7 +247,7 @@ def one_run(
 
     Args:
       canaries: number of clients that are canaries; all, but 500 at most, unless given.
-      delta: of the claim, far below one over the number of canaries.
+      delta: the claim's delta, far below one over the number of canaries.
       runs: independent runs, whose canaries are counted together.
 
     Raises:

@@ -154,7 +154,7 @@ class Subject:
         """The programs of the run with its algorithm changed.
 
         Args:
-          availability: in place of the run's.
+          availability: availability in place of the run's.
         """
 
         spec = self.run.spec

@@ -33,7 +33,7 @@ class Noise(NamedTuple):
     Attributes:
       scale: its standard deviation over the claimed one.
       error: standard error of ``scale``.
-      findings: of each test.
+      findings: result of each test.
     """
 
     scale: float
@@ -88,7 +88,7 @@ def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) 
     """Test cohorts, drawn by the run's own function, for the accounted sizes and frequencies of clients.
 
     Args:
-      sampling: as accounted.
+      sampling: the accounted sampling.
     """
     from scipy.stats import binom
 

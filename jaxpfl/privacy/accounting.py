@@ -251,8 +251,8 @@ class PrivacyPlan:
     Implements: Ozkara et al. 2023, Definition 2; Ozkara et al. 2023, Definition 3.
 
     Attributes:
-      noise: of every round's release.
-      sampling: of every round's cohort.
+      noise: noise on every round's release.
+      sampling: draw of every round's cohort.
       rounds: R.
       relation: the neighbouring relation of data sets; None for the one that the combination supports:
         add-or-remove-one with central noise and full or Poisson participation, zero-out if the clients add the noise

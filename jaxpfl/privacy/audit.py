@@ -53,7 +53,7 @@ class EpsilonBound(NamedTuple):
 
     Attributes:
       epsilon: the bound; 0 if nothing was shown.
-      delta: of the bound.
+      delta: the bound's delta.
       confidence: probability, over the worlds' randomness, that the true epsilon is not below the bound.
       ceiling: largest bound possible with this number of worlds.
       statistic: index of the score that gave the bound, if a world has several.
@@ -80,8 +80,8 @@ def epsilon_lower_bound(
 
     Args:
       with_canary, without_canary: scores of independent worlds, [K] or, for J scores of each, [K, J].
-      delta: of the claim that is audited.
-      confidence: of the bound.
+      delta: delta of the audited claim.
+      confidence: confidence in the bound.
 
     Raises:
       JaxpflError: for fewer than 4 worlds of a kind, scores that are not finite, a delta outside [0, 1), or a
@@ -172,7 +172,7 @@ class OneRunBound(NamedTuple):
 
     Attributes:
       epsilon: the bound; 0 if nothing was shown.
-      delta: of the bound.
+      delta: the bound's delta.
       confidence: probability, over the coins and the run, that the true epsilon is not below the bound.
       ceiling: largest bound possible with this number of canaries.
       canaries, guesses, correct: n; and r and W for the share of the canaries that gave the bound.
@@ -219,10 +219,10 @@ def one_run_lower_bound(
     reported.
 
     Args:
-      scores: of the canaries, [n]; larger if included.
+      scores: the canaries' scores, [n]; larger if included.
       included: outcome of each coin, [n] bool.
-      delta: of the claim that is audited.
-      confidence: of the bound.
+      delta: delta of the audited claim.
+      confidence: confidence in the bound.
 
     Raises:
       JaxpflError: for fewer than 2 canaries, scores that are not finite, or a delta or confidence out of range.
@@ -287,7 +287,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     """Test residuals for being independent N(0, 1).
 
     Args:
-      residuals: by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
+      residuals: residuals by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
       sums: the sums without noise, of the same shapes.
 
     Returns:

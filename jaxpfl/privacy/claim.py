@@ -35,7 +35,7 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     No method of `Mechanism`: a compiled round names its class, and could not be found again by what SciPy does.
 
     Args:
-      mechanism: of any noise; returned as it is unless banded.
+      mechanism: mechanism with any noise; returned as it is unless banded.
       rounds: R.
       cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
 
@@ -63,14 +63,14 @@ def plan_of(
     """Releases of a run, as the accountant takes them (for a run of `fit`, `Fit.privacy` has them).
 
     Args:
-      mechanism: of every round, with one noise multiplier.
-      participation: of every round.
+      mechanism: mechanism in every round, with one noise multiplier.
+      participation: draw of every round's cohort.
       rounds: R.
       steps: tau, local steps in a round; for noise in every step, which is accounted per step.
       scales: also for noise in every step, the number of scales (psi) uploaded and clipped apart from the parameters.
       releases: sums released in a round about the same cohort: one, except for AdaMix, whose EM has several steps.
-      linear: for noise in every step, true if each step only adds its noisy gradient to the upload (`PerStepNoise`), as
-        plain SGD does without a scale, if its weight decay amplifies no earlier noise.
+      linear: under noise in every step, true if each step only adds its noisy gradient to the upload (`PerStepNoise`),
+        as plain SGD does without a scale, if its weight decay amplifies no earlier noise.
       compressed: true if each client compresses its noisy upload. The server then reads it individually, without
         other clients' noise (``DistributedNoise.alone``), and sees who takes part: no amplification by sampling.
 
@@ -110,7 +110,7 @@ def calibrated(
         which is relative to the norm.
       epsilon, delta: the target.
       accountant: the accountant.
-      run: as `plan_of` takes it.
+      run: the other arguments of `plan_of`.
 
     Raises:
       JaxpflError: for a target out of range, and as `plan_of`.

@@ -39,7 +39,7 @@ def theorem5_beside_sound(
       clients_per_round, clients: K and m.
       tau: local steps of a round.
       steps: T, local steps in all.
-      delta: of all claims.
+      delta: delta of all claims.
 
     Returns:
       The paper's epsilon with its caveat, and for the four sound plans epsilon, z, accountant and participation, ready

@@ -49,7 +49,7 @@ class CentralNoise:
     Attributes:
       noise_multiplier: z of the sum; 0 for clipping alone.
       clipping_norm: C, for the statement; None if it adapts.
-      count_stddev: for adaptive clipping (Andrew et al. 2021) the standard deviation s of the noise on the count of
+      count_stddev: under adaptive clipping (Andrew et al. 2021) the standard deviation s of the noise on the count of
         uploads below C. Each client sends 1/2 or -1/2, so that this release has z = 2 s, and both together
         :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
       releases: sums released in one round about the same cohort, as in EM with several iterations.

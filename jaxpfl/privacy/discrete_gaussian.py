@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
     Attributes:
       high, low: the upper and lower 32 bits of 2^64 P(X <= k) for k = -K ... K - 1, [2K] uint32.
-      variance: of X, exactly as sampled.
+      variance: the variance of X, exactly as sampled.
       distance: bound on the total variation between the sampled and the true distribution.
     """
 

@@ -148,7 +148,7 @@ class GuardedBatch:
         """NaN in place of the loss, which is not released, and the noisy mean of the examples' clipped gradients.
 
         Args:
-          loss: of one example.
+          loss: loss of one example.
           params: where.
           key: the step's, for dropout; each example has its own.
 
@@ -267,7 +267,7 @@ def guard_examples(
     Args:
       algorithm: the method's own.
       method: its name, for refusals.
-      mechanism: of the run's silos.
+      mechanism: mechanism of the run's silos.
       ledgers: if given, every traced call of a client's function appends its own.
 
     Raises:

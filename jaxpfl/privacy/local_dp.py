@@ -38,7 +38,7 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
     dp-accounting to a relative error of 1e-10 for eps >= 1e-4.
 
     Args:
-      epsilon, delta: of one message.
+      epsilon, delta: guarantee of one message.
       sensitivity: the largest L2 distance between two values; 2 b for local messages clipped to a norm of b.
 
     Raises:
@@ -85,7 +85,7 @@ def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
     Args:
       x: any shape, floating.
       bound: b, positive.
-      stddev: of the noise.
+      stddev: standard deviation of the noise.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return add_gaussian(numbered(key, bound, stddev), bounded(wide, bound), stddev).astype(x.dtype)

@@ -92,7 +92,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
         """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.
 
         Args:
-          participation: of every round.
+          participation: draw of every round's cohort.
           of_run: the other arguments of `plan_of`, from the method's run.
 
         Raises:

@@ -98,7 +98,7 @@ def privatize(
     Args:
       algorithm: the method's.
       hp: its hyper-parameters.
-      mechanism: of every round; banded with its coefficients (`claim.planned`).
+      mechanism: mechanism in every round; banded with its coefficients (`claim.planned`).
       splits: one client's, as arrays or shapes; for the shapes of banded noise.
 
     Raises:

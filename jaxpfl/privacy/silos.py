@@ -72,7 +72,7 @@ class SiloMechanism:
     number of steps being public settings. A silo is counted as part of every round.
 
     Attributes:
-      silos: by the number of examples, ascending.
+      silos: silos by number of examples, ascending.
       clipping_norm: C, of each example's gradient.
       slots: examples that a batch has room for. A larger draw is cut to a random subset, which is accounted.
       releases: gradients of one batch.

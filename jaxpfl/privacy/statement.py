@@ -51,10 +51,10 @@ class Statement(NamedTuple):
         folders).
       caveats: limitations of the claim in this run.
       cycle: rounds from one turn of a client to the next, if clients take turns; ``sampling_rate`` is that of a turn.
-      bands: of correlated noise; 1 for independent noise.
+      bands: bands of correlated noise; 1 for independent noise.
       noise_ratio: error of the prefix sums over that of independent noise of the same epsilon and cohorts; 1 for
         independent noise.
-      silos: for the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
+      silos: with the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
         batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` are those of the largest epsilon.
     """
 

@@ -72,7 +72,7 @@ class Augmentation:
         """Inputs and labels of a batch, augmented.
 
         Args:
-          key: of these draws alone.
+          key: key for these draws alone.
           x: [b, ...], zero where not valid.
           y: [b].
           valid: [b] bool, the real examples, which come first.

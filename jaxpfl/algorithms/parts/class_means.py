@@ -51,7 +51,7 @@ def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientDat
     Args:
       features: inputs [c, ...] -> [c, F].
       classes: K.
-      data: of the client.
+      data: the client's examples.
     """
 
     def sums(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array]:

@@ -50,8 +50,8 @@ class Distilled(NamedTuple):
     """Mutual steps of theta and mu on a client's mini-batches.
 
     Attributes:
-      task: of mu.
-      own_task: of theta.
+      task: mu's task.
+      own_task: theta's task.
       work: the local work in a round.
       gate: multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
         classes: zero where mu predicts no better than a uniform guess.
@@ -165,7 +165,7 @@ class Distilled(NamedTuple):
         Args:
           gamma: mu, and psi before the first step.
           rate: eta_1, decayed.
-          seen: as in `step`.
+          seen: scale that the steps see, as in `step`.
           estimates: psi takes its own step after each of theta's; it rests otherwise.
         """
         of_theta = self.work.descent(rate, hp.weight_decay)

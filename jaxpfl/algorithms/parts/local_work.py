@@ -60,17 +60,17 @@ class LocalWork:
       optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every
         round unless kept.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
-      weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
+      weighting: clients' weights in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
       privacy: the mechanism of differential privacy. `privatize` applies it to any sum of uploads; methods use it for
         noise in every step (`released`) and for private servers of their own (AdaMix).
       unseen: number of clients, the last of ``sizes``, that are never trained.
       graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
       epochs: E, passes in a round over a client's own examples; None where all clients take ``steps``.
-      schedule: of the rates over the run, which the engine applies around any method (`schedules.scheduled`); None for
-        each method's own decay.
+      schedule: factors on the rates over the run, which the engine applies around any method (`schedules.scheduled`);
+        None for each method's own decay.
       clip: the largest global norm of a step's gradient (`descent`); None for any.
       keeps_optimizer: clients keep their optimizer states (`descents.keeping`), which the engine sees to.
-      augment: of every step's batch; None for the examples as they are.
+      augment: augmentation of every batch; None for the examples as they are.
 
     Raises:
       JaxpflError: if an optimizer or its argument, or the weighting is unknown.

@@ -79,7 +79,7 @@ class Schedule:
     """A schedule with its numbers, traced, so that runs of other lengths or arguments share a program.
 
     Attributes:
-      name: in `SCHEDULES`, or the one of `tabulated`.
+      name: name in `SCHEDULES`, or the one of `tabulated`.
       rounds: R.
       table: factors of the first rounds, for a function; the last holds for those behind them.
       warmup, end, factor, every: its arguments; those that it does not have are not read.

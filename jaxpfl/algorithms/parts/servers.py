@@ -71,7 +71,7 @@ def mean_server(
 
     Args:
       init: ``key -> mu``: a model, a part of one, or several.
-      predict_global: as `Server.predict_global`; None where mu is not one whole model.
+      predict_global: the function `Server.predict_global`; None where mu is not one whole model.
     """
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:

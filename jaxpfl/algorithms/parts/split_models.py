@@ -171,7 +171,7 @@ def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, 
     authors.
 
     Args:
-      update: as `Client.update`; the message is the shared part.
+      update: the function `Client.update`; the message is the shared part.
       local_steps: the steps of ``update``.
     """
     client = Client(

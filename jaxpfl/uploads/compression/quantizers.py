@@ -167,7 +167,7 @@ def qsgd(key: Key, x: Array, s: int) -> Compressed:
     Implements: Zhao et al., section III, codes.
 
     Args:
-      key: of the stochastic rounding.
+      key: key of the stochastic rounding.
       x: the vector to send.
       s: number of levels besides zero.
 

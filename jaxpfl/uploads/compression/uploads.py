@@ -77,7 +77,7 @@ def compressed(
 
     Args:
       algorithm: any method, or one behind a privacy mechanism.
-      compressor: of every message.
+      compressor: compressor of every message.
       splits: one client's, as arrays or shapes; for the shape of its upload.
       feedback: whether to use error feedback; None for the compressor's default, which is true unless it is unbiased.
 

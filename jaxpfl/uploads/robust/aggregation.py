@@ -216,7 +216,7 @@ class Aggregator(NamedTuple):
     """An aggregation of a round's uploads.
 
     Attributes:
-      name: as it was given.
+      name: the name and arguments as text.
       rule: the estimate; None for the weighted mean.
       quorum: the number of uploads from which on the rule's guarantee holds.
       trims: share of the values that are cut on each side; 0 for a rule that cuts none.

@@ -37,7 +37,7 @@ class Attack(NamedTuple):
     """An attack.
 
     Attributes:
-      name: as it was given.
+      name: the name and arguments as text.
       change: ``(key, increment) -> what is uploaded as the increment``; None for an attack on the labels.
     """
 
