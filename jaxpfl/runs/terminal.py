@@ -40,8 +40,11 @@ class _Bars:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._progress.live.transient = kind is not None or not self._progress.tasks
-        self._progress.stop()
+        if kind is None and self._progress.tasks:
+            self._progress.stop()
+            return
+        self._progress.live.transient = True
+        self._progress.live.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
