@@ -16,7 +16,7 @@ from jaxpfl.data import available, federate, federate_unseen, load, load_electio
 from jaxpfl.data.sources import token_counts
 from jaxpfl.data.sources.leaf import ALL_LETTERS, PAD
 from jaxpfl.data.sources.token_counts import TokenCounts
-from jaxpfl.runs.presets import preset
+from jaxpfl.runs.data_sets import preset
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 
