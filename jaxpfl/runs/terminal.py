@@ -306,7 +306,7 @@ def _costs(summary: dict[str, Any]) -> Any:
             "adapt": lambda row: _gradients(row, "personalization"),
             "up": lambda row: _bytes(row["bytes_up"]),
             "down": lambda row: _bytes(row["bytes_down"]),
-            "compile": lambda row: shown_seconds(row["compile_seconds"]),
+            "compile": lambda row: shown_seconds(row.get("compile_seconds")),
             "run": lambda row: shown_seconds(row["seconds"]),
         },
     )

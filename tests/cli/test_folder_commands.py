@@ -68,7 +68,7 @@ def test_a_report_stands_alone_and_has_the_numbers(runs: Path, capsys, tmp_path:
     assert "jaxpfl compare --config" in text
     assert "jaxpfl estimate bernoulli --clients 50" in text
     assert "nothing is claimed" in text
-    assert text.count("<svg role=") == 6  # scores, clients, gains, costs, split; the sweep's one
+    assert text.count("<svg role=") == 5  # scores, clients, gains, split; the sweep's one
     names = re.findall(r'\bid="([^"]+)"', text)
     assert len(names) == len(set(names))
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', text)) <= set(names)
