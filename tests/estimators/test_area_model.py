@@ -206,10 +206,10 @@ def test_ends_are_quantiles_of_the_posterior_by_quadrature(m):
 
 @pytest.mark.slow
 def test_intervals_cover_where_the_spread_is_small():
-    """500 files of 15 clients with A = .3, s from .5 to 1.5. The bounds of 4.9 standard errors between files are
+    """1000 files of 15 clients with A = .3, s from .5 to 1.5. The bounds of 4.9 standard errors between files are
     passed by chance once in 1e6: the integrated ones cover at least nominally, those by the mean squared error do not.
     """
-    m, files = 15, 500
+    m, files = 15, 1000
     _, s, z = line(m, 0.0)
     rng = np.random.default_rng(1)
     theta = z[:, 0] + 0.3**0.5 * rng.normal(size=(files, m))
