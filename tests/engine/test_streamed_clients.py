@@ -257,6 +257,7 @@ def test_blocks_on_two_devices_give_the_numbers_of_one(two_devices: None, monkey
         jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=n, clients=3, clients_in=where))
         for n, where in ((1, "device"), (2, "host"))
     )
+    assert isinstance(two.simulation, StreamedSimulation)
     assert two.simulation._blocks.placement.rows == 6  # of 20 clients: the last block is not full
     np.testing.assert_array_equal(one.state.participations, two.state.participations)
     seen = [(fit.simulation.personal_models(fit.state), fit.scores, fit.history) for fit in (one, two)]
@@ -267,9 +268,10 @@ def test_blocks_on_two_devices_give_the_numbers_of_one(two_devices: None, monkey
 @pytest.mark.slow
 def test_memory_is_that_of_the_program_that_runs() -> None:
     """A round that is asked for its memory first is not compiled twice, and takes one run at a time."""
-    given = SETTINGS | {"rounds": 1, "seeds": 2, "privacy": Mechanism(1.0, 0.5)}
+    given: dict[str, Any] = SETTINGS | {"rounds": 1, "seeds": 2, "privacy": Mechanism(1.0, 0.5)}
     fit = jaxpfl.fit("adaped", federation(), **given, plan=plan("host"))
     fresh = jaxpfl.fit("adaped", federation(), **given, plan=plan("host")).simulation
+    assert isinstance(fresh, StreamedSimulation)
     fresh._rounds._programs.clear()
     told = [fresh.memory(runs) for runs in (1, 2)]
     assert told[1] == told[0] | {"states": 2 * told[0]["states"]}
