@@ -14,7 +14,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
-from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, completed, from_mapping, resolve
+from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, completed, from_mapping, resolve, to_json
 from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, prepare, require
@@ -130,7 +130,7 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
     Raises:
       JaxpflError: with the methods.
     """
-    if file.config != experiment.config:
+    if to_json(file.config) != to_json(experiment.config):
         return
     recorded = [name for name in experiment.methods if name in file.hyper]
     if changed := [name for name in recorded if file.hyper[name] != files.jsonable(experiment.all_hyper(name))]:
