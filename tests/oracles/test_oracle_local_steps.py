@@ -220,7 +220,7 @@ def test_each_of_dittos_models_is_clipped_alone():
 
     g is the gradient with its proximal term, and |g| the norm over all of its arrays.
     """
-    clip = 0.3
+    clip = 0.6
     fit = fitted(rounds=2, client_optimizer="sgd:momentum=0.8", clip_gradients=clip)
     ends, norms = {}, []
     for defect in ("", "clipped with weight decay", "clipped by array"):

@@ -212,7 +212,7 @@ def test_with_nobody_else_at_work_fedbuff_is_fedavg(cohort):
 
 BAD, TWO = 1, 2
 KEPT = [i for i in range(M) if i != BAD]
-WITH_MEANS = {"l2gd": {"p": 1e-3}, "scaffold": {}, "feddyn": {}, "fedamp": {}}
+WITH_MEANS = {"l2gd": {"p": 1e-3}, "scaffold": {}, "fedamp": {}}
 """Methods whose server keeps a mean over all m clients, or models of all; hyper-parameters with which every round takes
 local steps."""
 
@@ -255,13 +255,10 @@ def check(got: Run, others: Run) -> None:
             ("fedavg", "auto"),
             ("adaped", "map"),
             ("adaped", "vmap"),
-            ("adaped", "2"),
-            ("ditto", "auto"),
             ("fedper", "auto"),
             ("ifca", "auto"),
             ("map-gaussian", "auto"),
             ("persfl", "auto"),
-            ("pfedme", "auto"),
         )
     ],
 )
@@ -291,14 +288,13 @@ def test_on_mini_batches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["local", "fedavg"])
-def test_overflow(method):
+def test_overflow():
     """Finite data, but a rate that is too high for one client: its steps overflow."""
     problems, given = (
         (oracle.spoiled(BAD, lambda x: x * 1e120), oracle.without(BAD)),
         {"task": oracle.least_squares(4), "rounds": TWO},
     )
-    check(*(oracle.run_method(method, {"lr": 0.05}, problem=problem, **given) for problem in problems))
+    check(*(oracle.run_method("fedavg", {"lr": 0.05}, problem=problem, **given) for problem in problems))
 
 
 @pytest.mark.slow
@@ -311,7 +307,7 @@ def test_it_is_scored_with_the_state_that_it_keeps():
         np.testing.assert_allclose(score[0, KEPT], expected["after"][name][0], rtol=1e-9)
 
 
-ALL_KINDS = ("adamix", "adaped", "fedavg", "fedem", "fedproto", "ifca", "l2gd", "network-lasso", "persfl", "scaffold")
+ALL_KINDS = ("adaped", "fedavg", "fedem", "ifca", "persfl", "scaffold")
 
 
 @pytest.mark.parametrize(
