@@ -28,7 +28,7 @@ TYPES = (ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_double, ctypes.c
 """Types of the arguments of its ``fault_arm``."""
 PACKAGES = ("cli", "engine", "runs", "studies")
 LIBRARIES = ("orbax.checkpoint", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "scipy.stats", "sklearn.datasets")
-PATIENCE = 240.0
+PATIENCE = 900.0
 """Seconds after which a command that has not ended is killed."""
 
 
