@@ -85,8 +85,9 @@ def test_any_init_and_apply_is_a_model(federation):
 
 
 def test_clients_without_test_examples_have_no_score(federation):
-    with pytest.warns(jaxpfl.JaxpflWarning, match="no client has test examples"):
+    with pytest.warns(jaxpfl.JaxpflWarning, match="no client has test examples") as issued:
         result = fit(federation._replace(test=federation.test.emptied()))
+    assert {warning.filename for warning in issued} == {__file__}  # the user's file, not one of the package
     assert np.isnan(result.personalized_accuracy).all()
 
 

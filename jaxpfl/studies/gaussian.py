@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Learned, Own, OwnClient
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
 from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, at_least, check_uploads, refuse_given, within
-from jaxpfl.support.errors import JaxpflError, JaxpflWarning
+from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
@@ -76,7 +75,7 @@ class GaussianPopulation(Settings):
             refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
         if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
             text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
-            warnings.warn(text, JaxpflWarning, stacklevel=3)
+            warn(text)
 
     @property
     def s2(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -69,14 +70,18 @@ class JaxpflWarning(UserWarning):
 
 
 def warn(message: str, *, strict: bool = False) -> None:
-    """Issue a `JaxpflWarning` that points at the caller's caller, or raise it as an error if ``strict``.
+    """Issue a `JaxpflWarning` that points at the user's line, or raise it as an error if ``strict``.
 
     Raises:
       JaxpflError: with the message, if ``strict``.
     """
     if strict:
         raise JaxpflError(message)
-    warnings.warn(message, JaxpflWarning, stacklevel=3)
+    # The nearest caller outside the package, and outside JAX, which calls the package's functions while it traces them.
+    frame, level = sys._getframe(1), 2
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxpfl", "jax", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, JaxpflWarning, stacklevel=level)
 
 
 def shown(value: object, most: int = 60) -> str:
