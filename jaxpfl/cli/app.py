@@ -51,7 +51,7 @@ _MODULES = {
 
 
 def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[..., None]]:
-    """Commands of a group, or the one command of a module: those that the arguments need, all without arguments."""
+    """Commands of a group or module that the arguments need; all of its commands if no arguments are passed."""
     commands = importlib.import_module(_MODULES.get(name, f"jaxpfl.cli.{name}")).commands
     return commands() if args is None else commands(args)
 

@@ -31,7 +31,7 @@ def _titled(command: Callable[..., None], name: str) -> Callable[..., None]:
 
 
 def _command(name: str) -> Callable[..., None]:
-    """A study's command, with the flags of its settings, of its options if any, and of its output."""
+    """A study's command, with flags for its settings, its options if any, and its output."""
     study = registry.get(name)
 
     def command(settings: Any, to: Output, options: Any = None) -> None:

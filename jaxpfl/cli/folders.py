@@ -82,7 +82,7 @@ def compare_runs(
 
 
 def check(folders: _Folders = MISSING, json: _Json = False) -> None:
-    """Check result folders: checksums, completeness, and that each summary is that of its files; exit status 2 if
+    """Check result folders: checksums, completeness, and that each summary matches its files; exit status 2 if
     anything is damaged.
     """
     from jaxpfl.runs.reports.folders import check as checked

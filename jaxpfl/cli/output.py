@@ -22,7 +22,7 @@ QUIET = "--quiet"
 
 @dataclass(frozen=True)
 class Written:
-    """Treatment of earlier results, and of what is said on the way."""
+    """Treatment of earlier results, and of progress and notes."""
 
     force: bool = False
     """Replace the earlier results of the same command in --output; a folder with anything else in it is refused."""

@@ -81,7 +81,7 @@ def _types(settings: type) -> dict[str, Any]:
 
 @functools.cache  # a docstring is found by parsing the source of its class
 def _texts(settings: Any) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and of those that it extends."""
+    """The docstrings below the fields of a dataclass and its base classes."""
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
         if dataclasses.is_dataclass(kind):
@@ -128,7 +128,7 @@ class Flag:
 
 
 def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
-    """Flags of a command, in the order of its parameters and of their dataclasses' fields."""
+    """Flags of a command, in the order of its parameters and their dataclasses' fields."""
     hints = get_type_hints(command, include_extras=True)
     texts = _parameter_texts(command)
     found: list[Flag] = []
@@ -153,7 +153,7 @@ def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
 
 
 def _owner(settings: type, field: str) -> type:
-    """The first dataclass among those that it extends that has the field."""
+    """The most basic class in a dataclass's hierarchy that declares the field."""
     return next(cls for cls in reversed(settings.__mro__) if field in vars(cls).get("__annotations__", ()))
 
 

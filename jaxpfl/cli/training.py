@@ -127,7 +127,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def _methods(args: Sequence[str]) -> str:
-    """The methods, or what ``--set`` takes for those that are named."""
+    """Text that lists the methods, or what ``--set`` takes for the named ones."""
     from jaxpfl.cli.help import describe
 
     return describe(args)
@@ -219,7 +219,7 @@ def _experiment(
 
 
 def _start(settings: RunConfig, session: Session) -> None:
-    """Start JAX: on all cores of this process, or as one of the processes of a run."""
+    """Start JAX on all cores of this process, or as one process of a distributed run."""
     from jaxpfl.engine import use_cpu_cores
 
     if session.distributed is None:

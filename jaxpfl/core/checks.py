@@ -60,8 +60,9 @@ def count(name: str, value: int, most: int | None = None) -> None:
 
 
 def seed(name: str, value: int, runs: int = 1) -> None:
-    """Check that the seeds from ``value`` on, one for each run, are whole numbers of 32 bits: JAX's key of any other is
-    that of one of these.
+    """Check that the seeds from ``value`` on, one for each run, are whole numbers of 32 bits.
+
+    JAX maps any other seed to the key of a 32-bit one.
 
     Raises:
       JaxpflError.

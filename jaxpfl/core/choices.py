@@ -43,12 +43,12 @@ def arguments(
 
     Args:
       kind: the word for such choices in messages.
-      text: of the choice.
-      makers: of all choices, by name.
+      text: the choice, as ``NAME`` or ``NAME:argument=value,...``.
+      makers: name -> maker, for all choices.
       more: further arguments of every choice, and their types.
 
     Raises:
-      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is of another type.
+      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value has another type.
     """
     name, given = parse(kind, text, makers)
     known = inspect.signature(makers[name], eval_str=True).parameters

@@ -22,8 +22,8 @@ _ROUNDING = 1e-3
 
 
 def users_own() -> bool:
-    """True if the user has set JAX's precision of products to another than that of `products`, which is then kept."""
-    # That of `products` itself is seen here inside of it.
+    """True if the user has set JAX's matmul precision to another value than `products` does; it is then kept."""
+    # Inside `products` the setting has the value that `products` gave it.
     return jax.config.jax_default_matmul_precision not in (None, _FULL)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -35,7 +35,7 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
     ``jax_default_matmul_precision`` of the user's own is kept.
 
     Args:
-      function: of arrays; ``jit`` goes outside.
+      function: function of arrays, not yet jitted; ``jit`` goes outside.
     """
 
     @functools.wraps(function)
@@ -47,7 +47,7 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
-    """`jax.jit` of a function, its products as those of `products`; with the same options."""
+    """`jax.jit` of ``products(function)``, with the same options."""
     return jax.jit(products(function), **options)
 
 
@@ -60,7 +60,7 @@ class RunningSum(NamedTuple):
 
     Attributes:
       total: the sum.
-      excess: by how much each floating-point leaf of ``total`` is too large, in the order of its leaves.
+      excess: amount by which each floating-point leaf of ``total`` is too large, in the order of its leaves.
 
     Examples:
       >>> terms = jnp.full(100_000, 0.1)

@@ -47,7 +47,7 @@ class TimeModel(NamedTuple):
       step: s, median seconds of a gradient.
       up, down: u and d, median bytes a second of the uplink and of the downlink; infinite for none of that time.
       sigma: standard deviation of the logarithms of the clients' factors.
-      seed: of the factors.
+      seed: seed of the factors.
     """
 
     step: float
@@ -119,7 +119,7 @@ class Participation(NamedTuple):
     """A sampling scheme of the cohort.
 
     Attributes:
-      name: as in config files and reports.
+      name: name in config files and reports.
       num_clients: m.
       capacity: slots of the cohort, static.
       expected_cohort: the expected number of clients in a round (public).
@@ -130,10 +130,10 @@ class Participation(NamedTuple):
       rate: the probability with which each client takes part, where clients do so independently; else None.
       fixed_size: whether the cohort is always ``capacity`` clients, uniformly without replacement. Where neither this
         nor ``rate`` nor ``everyone`` says how clients are drawn, nothing can be claimed of their privacy.
-      cycle: rounds after which a client's turn comes again, where clients take turns; else None. ``rate`` is then that
-        of the clients whose turn it is.
-      turns: of such a scheme, in place of ``sample``: ``(key of the run, key of the round, round, client_ids [m]) ->
-        rows [capacity] int32``.
+      cycle: rounds after which a client's turn comes again, where clients take turns; else None. ``rate`` then applies
+        to the clients whose turn it is.
+      turns: replaces ``sample`` where clients take turns: ``(key of the run, key of the round, round, client_ids [m])
+        -> rows [capacity] int32``.
     """
 
     name: str
@@ -174,7 +174,7 @@ def full(num_clients: int) -> Participation:
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
-    """Uniform sampling of K of m clients without replacement: the K largest of m independent uniform scores."""
+    """Uniform sampling of K clients without replacement, by the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
 
     def sample(key: Key, client_ids: Array) -> Array:
@@ -220,8 +220,8 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     """Blocks of clients that take turns: a client takes part at most once in any ``cycle`` consecutive rounds.
 
-    Clients are divided into ``cycle`` blocks, at random by their ids and equally large up to one client; round t is
-    that of block t mod ``cycle``, of which each client takes part with probability ``rate``, independently.
+    Clients are divided into ``cycle`` blocks, at random by their ids and equally large up to one client. In round t it
+    is the turn of block t mod ``cycle``, and each of its clients takes part with probability ``rate``, independently.
 
     Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Algorithm 2.
 
@@ -357,8 +357,7 @@ class Availability(Failures):
 
     A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
 
-    Slow clients are those of Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems
-    heterogeneity).
+    Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
     """
 
     @property

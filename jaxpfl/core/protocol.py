@@ -1,4 +1,4 @@
-"""Protocol of algorithms: pure functions of ONE client, and of a server that sees only uploads.
+"""Algorithm protocol: pure functions of ONE client, and of a server that sees only uploads.
 
 The engine owns the client axis: it gathers the cohort, maps the client's functions over it, masks, sums the uploads,
 calls the server and scatters the clients' states back. Neither this file nor an algorithm mentions that axis.
@@ -191,10 +191,10 @@ class Gradients(NamedTuple):
     AdaPeD's derivative by psi.
 
     Attributes:
-      update: ``(limit, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = limit, which is
-        `ALL_STEPS` where there is none: ``jnp.minimum(work.steps, limit)`` steps are taken.
-      personalize: of the whole personalisation, a number or one by a client's examples.
-      idle: ``limit -> [] int32``, of a round outside the cohort (`Client.idle`).
+      update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit,
+        which is `ALL_STEPS` where there is none: ``jnp.minimum(work.steps, limit)`` steps are taken.
+      personalize: count for the whole personalisation, a number; a `LocalEpochs` if it depends on a client's examples.
+      idle: ``limit -> [] int32``, the count for a round outside the cohort (`Client.idle`).
     """
 
     update: Callable[[Scalar, Message], Scalar]
@@ -279,22 +279,22 @@ class Algorithm(NamedTuple):
         differ between groups; uploads, messages and metrics have one structure.
       server: the server.
       local_steps: tau, the full number of local steps in a round.
-      reduction: of the uploads, for the server.
+      reduction: reduction of the uploads for the server.
       idle_cap: the most rounds in a row that a client trains outside the cohort (``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
       check_data: refuses an unsuitable federation before compilation; on the host.
       counts_bits: uploads have ``Upload.bits``, to be counted.
       clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method whose server
         finds clusters; on the host, of one run. Clients' own choices are `Client.cluster`.
-      noise: of a private algorithm. Cohorts are then drawn from that stream too, as guarantees over several runs need
-        independent cohorts.
+      noise: noise stream of a private algorithm; None for any other. Cohorts are drawn from it too, as guarantees over
+        several runs need independent cohorts.
       pooled: one client, which never fails, holds the training examples of all and takes part in every round; nothing
         is exchanged. Every client is scored with its state, without training examples, and a new one does not adapt.
       own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
       guarded: clients draw the noise that protects their examples, in personalisation too.
-      in_flight: of asynchronous rounds, the number of clients that are at work at once; a round is that of the next
-        ones that arrive, as many as a cohort has. 0 for twice the cohort, at most all; None for synchronous rounds.
-        Uploads are then as long as ``Message.shared``, and there are no individual messages.
+      in_flight: number of clients at work at once, for asynchronous rounds; None for synchronous ones. A round
+        takes the next arrivals, as many as a cohort has. 0 means twice the cohort, at most all clients. Uploads are then
+        as long as ``Message.shared``, and there are no individual messages.
       increments: tree prefix of ``Upload.total``, false for numbers of steps, moments, running statistics and the like,
         which neither attacks nor compressors may change.
     """
@@ -346,8 +346,8 @@ def wrapped_server(
     """Server with another state around the method's.
 
     Args:
-      inner: the method's.
-      init, update: as in `Server`, of the outer state.
+      inner: the method's server.
+      init, update: functions as in `Server`, but for the outer state.
       state: ``outer state -> the method's``.
       hyper: ``outer hyper-parameters -> the method's``.
       send: ``(message, outer state) -> message``, for what every message holds besides the method's.
@@ -382,9 +382,9 @@ def wrapped_client(
     """Client with another state, message or hyper-parameters around the method's.
 
     Args:
-      inner: the method's.
-      update: as in `Client`, of the outer state, message and hyper-parameters.
-      init: the same; None for the method's own state.
+      inner: the method's client.
+      update: function as in `Client`, but for the outer state, message and hyper-parameters.
+      init: likewise; None for the method's own state.
       state: ``outer state -> the method's``.
       keep: ``(outer state, the method's new one) -> outer state``, after a round outside the cohort.
       hyper: ``outer hyper-parameters -> the method's``.

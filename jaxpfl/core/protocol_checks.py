@@ -57,7 +57,7 @@ def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics
     Raises:
       JaxpflError: if the result is not a pair of a state like the one before and metrics. Also if the call fails and
         the uploads differ from the message in structure, or where they are summed in shape: the error then names this
-        difference as the likely cause. Without a failure it is no error, as a method may upload another tree.
+        difference as the likely cause. Without a failure it is not an error, as a method may upload another tree.
     """
     try:
         result = server.update(*given)
@@ -188,7 +188,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
 
 
 def _check_upload(upload: Upload) -> None:
-    """Check that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
+    """Check that an upload consists of arrays, and its weight a tree prefix of its total with the leaves' leading axes.
 
     Raises:
       JaxpflError: naming the part that is not.

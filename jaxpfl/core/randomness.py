@@ -49,7 +49,7 @@ class Purpose(IntEnum):
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
-    """Key of a named stream: ``fold_in`` of the purpose, then of each name (round, client id, ...)."""
+    """Key of a named stream, by ``fold_in`` with the purpose and then each name (round, client id, ...)."""
     key = jax.random.fold_in(run_key, int(purpose))
     for name in names:
         key = jax.random.fold_in(key, name)
@@ -57,7 +57,7 @@ def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
 
 
 def named(key: Key, *names: object) -> Key:
-    """Key of a stream whose name is arbitrary data: the first 16 bytes of the SHA-256 of its text, folded in.
+    """Key for a stream with arbitrary data as its name: the first 16 bytes of the text's SHA-256 are folded in.
 
     Streams of different names are independent, up to a collision of the hash.
 

@@ -119,19 +119,20 @@ def about(
     text: Any = None,
     since: str = "0.1",
 ) -> dict[str, Any]:
-    """The metadata of a `setting`: of one that must be given, ``name: kind = field(metadata=about(...))``.
+    """The metadata of a `setting`; a required one is declared ``name: kind = field(metadata=about(...))``.
 
     Args:
       help: its documentation, a sentence: what ``--help`` and the keyword's documentation show. The docstring below the
         field unless given (`read_help`).
       unless_given: the meaning of a default that is None.
-      python: what Python takes beside what text can say, a sentence; the docstring's second paragraph unless given.
-      range: the values allowed of a number.
-      unit: of a number, such as "clients".
+      python: a sentence about further values that Python accepts, which text cannot express; the docstring's second
+        paragraph unless given.
+      range: the allowed values, for a number.
+      unit: unit of a number, such as "clients".
       kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
-      text: the annotation of its form as text, for flags and files, where Python takes more (``str | None`` of what may
-        also be a function).
-      since: the version of jaxpfl that had it first: runs stored by older ones are of its default.
+      text: the annotation of its form as text, for flags and files, where Python accepts more (``str | None`` for a
+        setting that may also be a function).
+      since: the version of jaxpfl that had it first: runs stored by older ones used its default.
     """
     more: dict[str, Any] = {
         "since": since,
@@ -170,7 +171,7 @@ def restated(settings: type, name: str, default: Any, unless_given: str = "") ->
 
     Args:
       settings: the dataclass that declares it.
-      name: of the field.
+      name: name of the field.
       default: the new default.
       unless_given: the meaning of a default that is None.
     """
@@ -202,9 +203,9 @@ def check(settings: Any, *names: str, prefix: str = "") -> None:
     None passes where it is the default or the annotation allows it.
 
     Args:
-      settings: an instance of a dataclass; fields that are not settings are not looked at.
-      names: of the fields to check; all unless given.
-      prefix: of the names in messages, such as "plan.".
+      settings: an instance of a dataclass; fields that are not settings are ignored.
+      names: fields to check; all unless given.
+      prefix: prefix of the names in messages, such as "plan.".
 
     Raises:
       JaxpflError: with the setting's name, its value and what is allowed.
@@ -262,7 +263,7 @@ def part_of(part: type[T], flat: Any) -> T:
 def keywords_of(settings: type) -> Callable[[F], F]:
     """Give a function, whose ``**settings`` are fields of a dataclass, their signature and documentation.
 
-    A keyword that is no field is refused as Python does.
+    A keyword that is not a field is refused as Python refuses it.
     """
 
     def decorate(function: F) -> F:

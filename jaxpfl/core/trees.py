@@ -32,7 +32,7 @@ _APART: ContextVar[bool] = ContextVar("apart", default=False)
 
 @contextmanager
 def leaves_apart(apart: bool = True) -> Iterator[None]:
-    """Trace a block without concatenating leaves: those in parts on several devices would be whole on each of them."""
+    """Trace a block without concatenating leaves, which would copy sharded ones whole to every device."""
     token = _APART.set(apart)
     try:
         yield

@@ -51,9 +51,9 @@ class Examples(NamedTuple):
 )
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's view of a flat store of examples; stacked, the views of m clients of the same store.
+    """One client's view of a flat store of examples; stacked, m clients' views.
 
-    Client i's examples are those at ``start ... start + size - 1``. Nothing is padded: ``x``, ``y`` and ``mask`` gather
+    Client i's examples lie at ``start ... start + size - 1``. Nothing is padded: ``x``, ``y`` and ``mask`` gather
     the padded arrays when they are asked for.
 
     Attributes:
@@ -91,7 +91,7 @@ class ClientData:
 
     @classmethod
     def padded(cls, x: PyTree, y: Any, mask: Any) -> ClientData:
-        """Data of one client or of a stack from padded arrays; of NumPy arrays the padding is dropped.
+        """Data for one client or a stack from padded arrays; the padding of NumPy arrays is dropped.
 
         Args:
           x: a tree of [n, ...], or [m, n, ...] for a stack.
@@ -143,7 +143,7 @@ class ClientData:
         return view
 
     def client(self, row: Any) -> ClientData:
-        """View of the client of a row of the stack."""
+        """View of the client in one row of the stack."""
         return replace(self, start=self.start[row], size=self.size[row])
 
     def rows(self, places: Any) -> ClientData:
@@ -161,7 +161,7 @@ class ClientData:
         """Refuse a stack whose places are not in its store, on the host.
 
         Raises:
-          JaxpflError: as of a store whose examples were cut instead of its clients.
+          JaxpflError: if they are not, for example where the examples were sliced instead of the clients.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
@@ -205,11 +205,11 @@ class ClientData:
 
 
 def chunk_of(sizes: np.ndarray) -> int:
-    """Examples in a chunk of a pass over clients of these sizes: all of the largest, or about the median client's.
+    """Chunk size for a pass over clients with these numbers of examples: the largest, or about the median.
 
-    The former where that costs all clients together at most a quarter more than their examples, as one chunk is one
-    operation. Else the median's or a power of two: whichever costs least, at its length and `CHUNK` examples more for
-    each chunk.
+    It is the largest where that costs all clients together at most a quarter more than their examples, as one chunk is
+    one operation. Else it is the median or a power of two, whichever costs least: a chunk costs its length and `CHUNK`
+    examples more.
     """
     present = np.asarray(sizes, np.int64)
     present = present[present > 0]
@@ -230,7 +230,7 @@ class Splits(NamedTuple):
     validation: ClientData
 
     def client(self, row: Any) -> Splits:
-        """Views of the client of a row of the stack."""
+        """Views of the client in one row of the stack."""
         return Splits(self.train.client(row), self.validation.client(row))
 
 

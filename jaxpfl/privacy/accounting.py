@@ -294,7 +294,7 @@ class PrivacyPlan:
 
     @property
     def noise_ratio(self) -> float:
-        """Error of the prefix sums over that of independent noise of the same epsilon and cohorts (`banded.ratio`)."""
+        """Error of the prefix sums relative to independent noise (`descriptions.prefix_error_ratio`)."""
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def with_noise_multiplier(self, multiplier: float) -> PrivacyPlan:
@@ -364,7 +364,7 @@ class PrivacyPlan:
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
         """A new accountant of dp-accounting for this plan's relation.
 
-        For PLD ``step`` is that of its grid; by default one that suits the plan.
+        ``step`` is the grid step of PLD; by default one that suits the plan.
         """
         import dp_accounting as dp
 

@@ -11,17 +11,17 @@ holds at every delta: audit it at one of 0.01 ... 0.2, against ``plan.epsilon`` 
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
-The auditor scores every canary, guesses that those with the highest scores were included and those with the lowest were
-not, and abstains from the rest. For an (eps, delta)-DP mechanism the number W of correct guesses among r is hardly
-larger than that of randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
+The auditor scores every canary, guesses that the highest scores belong to included canaries and the lowest to excluded
+ones, and abstains from the rest. For an (eps, delta)-DP mechanism the number W of correct guesses among r is hardly
+larger than under randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
 \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))` and n canaries,
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
 It holds for any pair of data sets between which each coin chooses: a client present or absent, its data or none, its
-data or their opposite. Canaries of several independent runs count as those of one. Because of the term in delta it
-requires a delta far below 1 / n, such as that of a typical claim.
+data or their opposite. Canaries of several independent runs are counted together. Because of the term in delta it
+requires a delta far below 1 / n, as in a typical claim.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
@@ -30,8 +30,8 @@ With the clipped uploads known, the residual of round t, over the claimed standa
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
 If the claim is correct, its entries are independent N(0, 1), also between rounds, runs and leaves. Each test below has
-an exact distribution under that hypothesis; a residual of another scale, noise shared by two releases, leaves without
-noise, and a sum other than that of the clipped uploads are each rejected by one of them.
+an exact distribution under that hypothesis. They reject residuals of another scale, noise shared by two releases,
+leaves without noise, and released sums that differ from the sum of the clipped uploads.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
-    rounds = whole[:, released.all(axis=0)]  # those that every run released
+    rounds = whole[:, released.all(axis=0)]  # the rounds that every run released
     found = [
         _named("scale", {"all": _variance(whole[released])}),
         _named("leaves", {name: _variance(part[released]) for name, part in residuals.items()}),
@@ -341,7 +341,7 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """p-values for a correlation of any two of the parts, [n, ...]: <a, b> / |b| is N(0, 1) for b independent of a."""
+    """p-values for correlation between any two parts, [n, ...]: <a, b> / |b| is N(0, 1) if b is independent of a."""
     from scipy.stats import norm
 
     if not parts.size:

@@ -180,7 +180,7 @@ def _noise(
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn of a meaningless claim about users: publishing all data of one random client has a delta of 1 / clients."""
+    """Warn of a meaningless claim about users: publishing one random client's data has a delta of 1 / clients."""
     if 1 / clients <= delta < 1:
         warn(
             f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "

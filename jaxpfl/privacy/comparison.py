@@ -29,8 +29,8 @@ def theorem5_beside_sound(
     printed; if psi is uploaded, its update prevents the last step's noise from protecting all clients (`PerStepNoise`).
 
     ``zero_out``: a user's data are present or not. Noise at the end is amplified by Poisson sampling with q = K/m;
-    noise added by the clients is not, so that its epsilon is that of a user in every round, or that of ``replace_one``
-    if smaller. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
+    noise added by the clients is not, so that its epsilon assumes a user in every round, or equals the epsilon of
+    ``replace_one`` if that is smaller. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
@@ -43,8 +43,7 @@ def theorem5_beside_sound(
 
     Returns:
       The paper's epsilon with its caveat, and for the four sound plans epsilon, z, accountant and participation, ready
-        for
-      JSON.
+      for JSON.
 
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.

@@ -53,8 +53,8 @@ class CentralNoise:
         uploads below C. Each client sends 1/2 or -1/2, so that this release has z = 2 s, and both together
         :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
       releases: sums released in one round about the same cohort, as in EM with several iterations.
-      coefficients: c of a banded factorisation (`banded`), of norm 1: the noise of a round is correlated with that of
-        the rounds before, and z is that of the independent normals; (1,) for independent noise.
+      coefficients: c of a banded factorisation (`banded_coefficients`), with norm 1: noise is correlated between
+        rounds, and z is the multiplier of the independent normals behind it; (1,) for independent noise.
     """
 
     noise_multiplier: float
@@ -157,8 +157,8 @@ class PerStepNoise:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
-    If the sum of K uploads is ``linear`` in the last step's noise, it is also protected by that of all K clients: a
-    client's path changes the sum by up to tau C, and the others' paths, which do not depend on it, are arbitrary.
+    If the sum of K uploads is ``linear`` in the last step's noise, all K clients' noise also protects it: a client's
+    path changes the sum by up to tau C, and the others' paths, which do not depend on it, are arbitrary.
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
@@ -320,9 +320,9 @@ Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic
 
 @lru_cache(maxsize=64)
 def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
-    """Coefficients c of the C with the least mean squared error of the prefix sums, of norm 1.
+    """Coefficients c, with norm 1, of the banded C that minimises the mean squared error of the prefix sums.
 
-    They are found by L-BFGS in float64 from those of the square root of A, cut to the bands.
+    They are found by L-BFGS in float64, which starts from the coefficients of the square root of A, cut to the bands.
 
     Args:
       bands: b, at most R.
@@ -349,13 +349,13 @@ def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
 
 
 def prefix_error(c: tuple[float, ...], rounds: int) -> float:
-    """Root of the mean squared error of the prefix sums over R rounds, for s = 1 and C of norm |c|."""
+    """Root mean squared error of the prefix sums over R rounds, for s = 1 and a C with norm |c|."""
     w = _filtered(np.asarray(c), np.ones(rounds))
     return float(np.sqrt(w**2 @ np.arange(rounds, 0, -1) / rounds))
 
 
 def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
-    """Error of R prefix sums over that of independent noise, at an equal epsilon for the same cohorts.
+    """Error of R prefix sums relative to independent noise, at an equal epsilon for the same cohorts.
 
     A client's k turns cost the same under both: in each, its sum is released with noise multiplier z.
 

@@ -67,15 +67,15 @@ class Access(NamedTuple):
 
 
 class Ledger:
-    """Uses of a client's examples in one call of one of its functions, entered while the call is traced.
+    """Uses of a client's examples in one call of a client function, entered while the call is traced.
 
     Args:
-      method: its name, for refusals.
+      method: name of the method, for refusals.
       call: name of the function: ``update``, ``idle`` or ``personalize``.
 
     Attributes:
       accesses: descents on the examples.
-      loss: mean training loss of the last one, []: a report beside the release, which the method does not see.
+      loss: mean training loss of the last descent, []: reported beside the release; the method does not see it.
     """
 
     def __init__(self, method: str, call: str):
@@ -85,7 +85,7 @@ class Ledger:
         self._level = jax.extend.core.get_opaque_trace_state(convention="flax")
 
     def enter(self, access: Access) -> int:
-        """Enter a descent, and return its index among those of the call.
+        """Enter a descent, and return its index among the descents of the call.
 
         Raises:
           JaxpflError: within a loop or branch of the method's own, where one entry may stand for several descents.
@@ -96,7 +96,7 @@ class Ledger:
         return len(self.accesses) - 1
 
     def released(self, descent: int, releases: int) -> None:
-        """Raise the number of gradients of each batch of a descent to ``releases``."""
+        """Raise a descent's number of gradients per batch to ``releases``."""
         access = self.accesses[descent]
         self.accesses[descent] = access._replace(releases=max(access.releases, releases))
 
@@ -265,8 +265,8 @@ def guard_examples(
     """Algorithm whose clients see noisy clipped gradients of their examples and nothing else.
 
     Args:
-      algorithm: the method's own.
-      method: its name, for refusals.
+      algorithm: the method's own algorithm.
+      method: name of the method, for refusals.
       mechanism: mechanism of the run's silos.
       ledgers: if given, every traced call of a client's function appends its own.
 

@@ -97,7 +97,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
        P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
-    Its variance, :math:`b^2 c^2 - x^2`, is below that of the Gaussian mechanism, and it takes one bit.
+    Its variance, :math:`b^2 c^2 - x^2`, is below the Gaussian mechanism's, and it takes one bit.
 
     Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, for every entry, even if not finite: over
     all inputs the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
@@ -111,7 +111,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
       epsilon: eps of one message, positive; may be traced.
 
     Returns:
-      The messages, of the shape and type of ``x``.
+      The messages, with the shape and type of ``x``.
 
     Reference: Duchi, Jordan and Wainwright 2018, section 3.2; Ozkara et al. 2023, Theorem 4 for [0, 1].
     """
@@ -120,7 +120,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of the paper: each entry of ``x``, clipped to [0, 1], becomes one of two values whose mean is it:
+    r"""Message (7) of the paper: each entry x of ``x``, clipped to [0, 1], becomes one of two values with mean x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad
@@ -128,7 +128,7 @@ def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
 
     It is `one_bit` of 2 x - 1 on [-1, 1], mapped back. NaN counts as 1/2.
 
-    Formal guarantees: those of `one_bit`.
+    Formal guarantees: the same as for `one_bit`.
 
     Implements: Ozkara et al. 2023, equation (7); Ozkara et al. 2023, Remark 6;
       Ozkara et al. 2023, equations (33) to (36).

@@ -50,8 +50,8 @@ class NoiseSettings:
     noise: Literal["central", "distributed", "per_step", "banded"] = setting("central", text=str)
     """Where noise is added: central (by the server, to the sum), distributed (by each client its share, of variance
     z^2 C^2 / min_uploads, as under secure aggregation), per_step (by each client in every local step, as DP-AdaPeD
-    is printed; norms and noise are then those of a step) or banded (by the server, correlated with that of the
-    rounds before, so that much of it cancels; clients take turns)."""
+    is printed; norms and noise then apply to a step) or banded (by the server, correlated with earlier rounds' noise,
+    so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
     """Least number of uploads for a round to release anything, public, where the clients add the noise; for per_step
     the expected cohort unless given."""
@@ -94,7 +94,7 @@ class StepNoise:
     joint: bool = False
 
     def of_parameters(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clipped and noised gradient of the parameters; ``key`` is that of the step."""
+        """Clipped and noised gradient of the parameters; ``key`` is the step's."""
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
 
     def of_scale(self, key: Key, gradient: Array) -> Array:
@@ -222,7 +222,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def stream(self) -> NoiseStream | None:
-        """Name of the noise stream, which separates its noise from that of other mechanisms; None without noise.
+        """Name of the noise stream, distinct from other mechanisms' streams; None without noise.
 
         Numbers that are one per run are left out, since they are hyper-parameters.
         """

@@ -92,11 +92,11 @@ def privatize(
     The clipped quantity is a client's increment without its weight: all clients have the same weight. A client whose
     work is not finite contributes zero (and its share of distributed noise), and counts as diverged.
 
-    Banded noise depends on that of the rounds before, which the server's state holds, b - 1 models of it: drawn anew
-    from their keys they would take all draws since the first round, as the inverse of a banded matrix is dense.
+    Banded noise depends on the noise of the last b - 1 rounds, which the server's state holds, one model each: drawing
+    it anew would take all draws since the first round, as the inverse of a banded matrix is dense.
 
     Args:
-      algorithm: the method's.
+      algorithm: the method's algorithm.
       hp: its hyper-parameters.
       mechanism: mechanism in every round; banded with its coefficients (`claim.planned`).
       splits: one client's, as arrays or shapes; for the shapes of banded noise.
@@ -195,7 +195,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         # Sum and noise are in float32 whatever the model's dtype; the server's state keeps its own.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if correlated:
-            # The engine would keep the whole old state, and lose a round's noise, on which that of the next rests.
+            # The engine would keep the whole old state, and lose a round's noise, on which the next round's rests.
             sound = trees.all_finite(state)
             state = trees.where(sound, state, guarded.state)
             metrics |= {"overflowed": (~sound).astype(jnp.float32)}

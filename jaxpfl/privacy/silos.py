@@ -234,9 +234,9 @@ def _calibrated(mechanism: SiloMechanism, epsilon: float, delta: float, accounta
 def _near(
     mechanism: SiloMechanism, silo: Silo, like: Silo, epsilon: float, delta: float, accountant: Accountant
 ) -> float | None:
-    """Noise multiplier of a silo from that of one of nearly its size, with an epsilon just below the target.
+    """Noise multiplier for a silo, with an epsilon just below the target, from a silo of nearly the same size.
 
-    Silos have many sizes, and a calibration of its own for each would take minutes. None where a few tries fail.
+    Silos have many sizes, and a separate calibration for each would take minutes. None where a few tries fail.
     """
 
     def demand(of: Silo) -> float:

@@ -43,19 +43,21 @@ class Statement(NamedTuple):
       delta, epsilon: the claim.
       accountant: the accountant used.
       paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, not a valid bound; None if it does not apply.
-      own_share: whether z is that of each client's own share of the noise, as with compressed uploads.
+      own_share: whether z refers to each client's own share of the noise, as with compressed uploads.
       noise_seed: source of the randomness of cohorts and noise: ``run`` (its seed) or ``secret`` (the operating
         system).
       cut: whether a cap may cut a cohort, so that the other drawn clients affect whether a client takes part, and
         therefore its state. False if the method's uploads are known not to depend on that (`Fit.statement`, run
         folders).
       caveats: limitations of the claim in this run.
-      cycle: rounds from one turn of a client to the next, if clients take turns; ``sampling_rate`` is that of a turn.
+      cycle: rounds from one turn of a client to the next, if clients take turns; ``sampling_rate`` then applies to a
+        turn.
       bands: bands of correlated noise; 1 for independent noise.
-      noise_ratio: error of the prefix sums over that of independent noise of the same epsilon and cohorts; 1 for
+      noise_ratio: error of the prefix sums relative to independent noise at the same epsilon and cohorts; 1 for
         independent noise.
       silos: with the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
-        batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` are those of the largest epsilon.
+        batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the sizes with the
+        largest epsilon.
     """
 
     relation: str

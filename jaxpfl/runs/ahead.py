@@ -26,9 +26,9 @@ class Ahead:
         """Prepare the simulations.
 
         Args:
-          experiment: their data.
-          methods: those that are compiled ahead, in their order.
-          last: the method whose simulation is the last to be made: the examples on the host are then let go.
+          experiment: experiment with their data.
+          methods: methods to compile ahead, in this order.
+          last: method whose simulation is made last; the examples on the host are then freed.
         """
         self._experiment, self._names, self._last = experiment, methods, last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")

@@ -181,9 +181,9 @@ def restore(
 
     Args:
       checkpoints: checkpoints of the first process; None in the others.
-      simulation: theirs, on any number of devices and processes.
+      simulation: simulation to restore, on any number of devices and processes.
       first: its first state, returned if there is no checkpoint.
-      most: rounds of the run.
+      most: number of rounds of the run.
       say: called with messages about damaged checkpoints.
     """
     if not processes.several():

@@ -1,7 +1,7 @@
 """Compilation cache of the command line: a program compiled once on this machine is loaded the next time.
 
 It is JAX's persistent cache in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables it; a library must not write
-to its user's home. The user's settings take precedence, and without a writable place there is no cache, and no error.
+to its user's home. The user's settings take precedence. Without a writable place nothing is cached, without an error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def repair(warning: str) -> bool:
 
 
 def trim(root: Path, limit: int) -> None:
-    """Delete the least recently used programs, also those of other machines and versions, down to a limit.
+    """Delete the least recently used programs, also from other machines and versions, down to a limit.
 
     JAX's own limit needs a package that it does not depend on, and refuses every write after a kill between two files.
     """

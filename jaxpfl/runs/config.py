@@ -75,7 +75,7 @@ class _Source:
     missing: str = setting("refuse", since="0.2")
     """Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning."""
     ignore: str | None = setting(None, since="0.2")
-    """Columns of a table csv:FILE that are no features, separated by commas."""
+    """Columns of a table csv:FILE that are not features, separated by commas."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given", since="0.2")
     """Words of a table csv:FILE for missing values, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given", since="0.2")
@@ -238,7 +238,7 @@ def _check_text(config: RunConfig) -> None:
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
-    """The run of one method of a resolved config; the texts of ``--set`` are parsed here.
+    """The run of one method in a resolved config; the texts of ``--set`` are parsed here.
 
     Args:
       config: the config.
@@ -492,7 +492,7 @@ _TABLES: Mapping[str, type] = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
 
 def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
-    """A dataclass of settings from the values of a file, or of one of its tables."""
+    """A settings dataclass from the values in a file or in one of its tables."""
     if not isinstance(values, Mapping):
         raise JaxpflError(f"{table} in {where} must be a table, got {shown(values)}")
     fields = {f.name: text_words(f) for f in dataclasses.fields(cast(Any, kind))}

@@ -1,4 +1,4 @@
-"""Control of a run's calls of rounds: their length, Ctrl-C, early stopping, and the seconds of compiling."""
+"""Control of a run's calls, several rounds each: their length, Ctrl-C, early stopping, and seconds of compiling."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def is_stored(name: str) -> bool:
 
 
 def opened(config: DataConfig) -> Stored | None:
-    """The data of a config; None if they are no such data set.
+    """The saved federation that a config names; None if it names another data set.
 
     Raises:
       JaxpflError: if the folder is missing or damaged.
@@ -42,7 +42,7 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Name of the data set, for its presets; of a federation, that of the set that it was made of."""
+    """Name of the data set, for its presets; a saved federation has the name of the set that it was made from."""
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
@@ -186,7 +186,7 @@ _WRITERS: dict[str, Any] = {
     "batch_size": 4,
     "rounds": 240,
 }
-"""Their FEMNIST at a sampling ratio of .33: 40 epochs of 60 iterations on about 240 examples of a client."""
+"""Their FEMNIST at a sampling ratio of .33: 40 epochs of 60 iterations, with about 240 examples per client."""
 
 # LEAF's own clients are its users, as many as there are; ten take part in a round.
 _USERS: dict[str, Any] = {

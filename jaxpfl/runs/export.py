@@ -242,7 +242,7 @@ def _write_stack(path: Path, stack: Stack) -> None:
 
 
 def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
-    """Shapes and types by path; ``of_one``: those of one client, without the leading axis."""
+    """Shapes and types by path; with ``of_one``, for one client, without the leading axis."""
     return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
 
 
@@ -277,7 +277,7 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
 
 
 def parameters_origin(where: str) -> Origin | None:
-    """Origin of the parameters in a run folder or a folder of exported models; None for a file of parameters."""
+    """Origin of the parameters in a run folder or among exported models; None for a file of parameters."""
     path, _ = _place(where)
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():

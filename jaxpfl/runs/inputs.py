@@ -36,7 +36,7 @@ def data_checksum(*federations: Federation | None) -> int:
 
 
 def has_checksum(stored: int, *federations: Federation | None) -> bool:
-    """True if a stored checksum is of these data."""
+    """True if a stored checksum matches these data."""
     return stored == data_checksum(*federations)
 
 

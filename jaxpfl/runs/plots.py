@@ -43,7 +43,7 @@ def figures(
       headline: the metric of the scores.
 
     Returns:
-      name -> matplotlib figure, without those that have nothing to show.
+      name -> matplotlib figure; figures with nothing to show are left out.
     """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     drawn = [

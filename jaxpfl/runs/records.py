@@ -1,8 +1,8 @@
 """Records of a sweep: one for each method, setting and seed, in a journal that survives a kill at any moment.
 
 A line of ``journal/main.jsonl`` is one record with its checksum. The records of one program are appended together, each
-with the number of those that are left, and count together: what a kill cut short is run again by the same program, to
-the same numbers.
+with the number of records that follow it, and count only if all are there: after a kill the same program runs again,
+to the same numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record:
       status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing
         could be run; ``stopped`` where successive halving dropped it.
       reason: reason of any status but ``done``, in one line.
-      rounds: rounds that were run; of a run that failed, those that it was to run.
+      rounds: rounds that were run; for a failed run, the rounds that were planned.
       metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
         there is not.
       seconds: seconds of the program that it was a row of, compiling left out, divided by the rows.
@@ -99,10 +99,10 @@ class Journal:
                 os.fsync(file.fileno())
 
     def read(self) -> list[Record]:
-        """Every record once, in the order of its first line; of several of one run that of the most rounds counts, and
-        of these the first that did not fail.
+        """Every run's record, in the order of the runs' first lines.
 
-        A line that a kill cut short is left out, and with it those that were appended with it.
+        If a run has several, the one with the most rounds counts, and among these the first that did not fail. A line
+        that a kill cut short is left out, and with it all lines appended with it.
 
         Raises:
           JaxpflError: if a whole line is damaged.
@@ -116,7 +116,7 @@ class Journal:
 
 
 def _got(record: Record) -> tuple[int, bool]:
-    """Place of a record among those of its run."""
+    """Rank of a record among its run's records."""
     return record.rounds, record.status != FAILED
 
 
@@ -166,7 +166,7 @@ def _checked(record: Record) -> Record:
     """The record.
 
     Raises:
-      TypeError, ValueError: if its values are of no record.
+      TypeError, ValueError: if the values do not make a record.
     """
     if record.status not in STATUSES:
         raise ValueError(f"status {record.status!r}")

@@ -52,7 +52,7 @@ def write_method(
 ) -> None:
     """Store a finished method: per-client arrays and, last, the file that marks it as finished.
 
-    ``times`` are the seconds without compiling, and those of compiling since the run was last started.
+    ``times`` are the seconds without compiling, and the seconds of compiling since the run was last started.
     """
     counts = simulation.counts(state)
     _, down = simulation.bytes_per_client()
@@ -224,7 +224,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 def lost_records(
     records: Iterable[Mapping[str, Any]], method: str, stored: Mapping[str, Any], config: RunConfig
 ) -> dict[str, int]:
-    """Numbers of rounds and of evaluations of a finished method that the records of its run lack."""
+    """Numbers of rounds and evaluations that a run's records lack of a finished method."""
     last = stored.get("stopped_after") or stored["rounds"]
     held = {(one["kind"], one["round"]) for one in records if one["method"] == method and 1 <= one["round"] <= last}
     due = {("evaluation", round) for _, round in held if round % config.eval_every == 0 or round == last}
@@ -246,7 +246,7 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 
 
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
-    """Simulated seconds of one method's runs, and of the first evaluation with the score of ``time_to``, [S] each.
+    """Simulated seconds of one method's runs, in all and until the score ``time_to`` is first evaluated, [S] each.
 
     Empty without a time model, and where rounds are missing from the records.
     """

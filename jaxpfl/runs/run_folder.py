@@ -112,7 +112,7 @@ SHARED = (SUMMARY, "plots", "report.html")
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}
-"""Endings of the files in the folders of results into which one might put a file of one's own."""
+"""Endings of the written files, by subfolder in which a user might also put other files."""
 
 
 def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:

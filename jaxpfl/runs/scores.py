@@ -102,7 +102,7 @@ def stored_headline(summary: Mapping[str, Any]) -> Headline:
 
 
 _NO_METRICS = ("loss", "diverged")
-"""Scores of clients that are no metrics of a task."""
+"""Scores of clients that are not metrics of a task."""
 _OF_OTHERS = ("mean", "std", "median", "mean_examples", "std_examples")
 
 
@@ -121,8 +121,8 @@ def over_clients(
       ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
       ``std_clients`` (ddof 0: the clients are the whole population), ``median``, ``p10``, ``worst_decile``: over
       clients, then averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients. Where lower is
-      better, p10 is the score that a tenth of the clients exceed, and the worst decile that of the highest. Given
-      ``sizes``, ``mean_examples`` and ``std_examples`` are as ``mean`` and ``std``, of `mean_over_examples`.
+      better, p10 is the score that a tenth of the clients exceed, and the worst decile is the mean of the highest.
+      Given ``sizes``, ``mean_examples`` and ``std_examples`` are computed likewise from `mean_over_examples`.
     """
     found = _over_clients(scores, lower)
     if sizes is not None:
@@ -205,7 +205,7 @@ def other_metrics(
 
 
 def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False) -> float:
-    """Fraction of clients, over all seeds, with a worse score than that of local training; both [S, m]."""
+    """Fraction of clients, over all seeds, that score worse than under local training; both [S, m]."""
     both = ~np.isnan(scores) & ~np.isnan(local)
     worse = scores > local if lower else scores < local
     return float(worse[both].mean()) if both.any() else math.nan

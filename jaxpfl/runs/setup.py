@@ -273,11 +273,11 @@ def load_federation(
 def clients_of(
     config: RunConfig, source: data.Source, federation: Federation
 ) -> tuple[Federation, Federation | None, data.Scaling | None]:
-    """The clients that are trained, those that arrive unseen, and the scaling of all inputs if they are standardised.
+    """The trained clients, the unseen clients, and the scaling of all inputs if they are standardised.
 
     Args:
-      config: resolved.
-      source, federation: data set and its clients, as `load_federation` gives them.
+      config: resolved config.
+      source, federation: data set and its clients, as `load_federation` returns them.
     """
     unseen = scaling = None
     if config.unseen_clients == TEST_USERS:

@@ -22,7 +22,7 @@ from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
-"""Settings on which the clients depend; a task is that of the labels unless it is given."""
+"""Settings on which the clients depend. The task is not one: unless given, it follows from the labels."""
 
 
 class StoredRun(NamedTuple):
@@ -61,7 +61,7 @@ class StoredRun(NamedTuple):
         """The run's experiment, with its data.
 
         Raises:
-          JaxpflError: if the data or the methods' hyper-parameters are no longer those of the run.
+          JaxpflError: if the data or the methods' hyper-parameters have changed since the run.
         """
         # The initial parameters of a warm start are in the checkpoints, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
@@ -116,7 +116,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
-    """Check that the hyper-parameters listed in a run's ``config.json`` are those that a new run of its config has.
+    """Check that a new run of a stored config has the hyper-parameters listed in its ``config.json``.
 
     The file holds the config, from which a run is made, and beside it a list of all hyper-parameters, for the reader
     alone. Where the two disagree, someone edited the list, which would have no effect, or this version of jaxpfl has
@@ -141,11 +141,11 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
 
 def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
-    """Warn of clients that are not those of the run whose ``config.json`` is given, where none were asked for.
+    """Warn if the clients differ from a stored run's, unless the command line asks for others.
 
     Args:
       path, file, experiment: file, its content and the run, as `check_recorded`.
-      strict: make it an error.
+      strict: whether to raise an error instead.
     """
     was = resolve(file.config)
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):

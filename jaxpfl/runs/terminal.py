@@ -251,7 +251,7 @@ def _scores(summary: dict[str, Any]) -> Any:
 
 
 def _metrics(summary: dict[str, Any]) -> Any:
-    """Table of the metrics beside the headline, of personalised models and, in parentheses, of the global one."""
+    """Table of metrics beside the headline, for personalised models and, in parentheses, the global model."""
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
     says = f"mean over clients{', of R^2 the median' * ('r2' in names)}; in parentheses of the global model"

@@ -23,7 +23,7 @@ class Tracker(Protocol):
     """Receiver of a run's records, one method after the other, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
-        """Start or go on with a method of which ``done`` rounds stand; what was told of later ones does not."""
+        """Start or continue a method after ``done`` rounds; records of later rounds are void."""
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, complete: bool) -> None:
-        """Write out all that the method has told; ``complete`` if all its rounds are done."""
+        """Write out all records of the method; ``complete`` if all its rounds are done."""
         ...
 
 
@@ -106,10 +106,10 @@ _DATABASES = ("sqlite:", "postgresql:", "mysql:", "mssql:")
 
 
 class _Service(Tracker):
-    """A service whose troubles are warned of and do not end the run, since ``metrics.jsonl`` holds all that it is told.
+    """A service whose errors are warnings and do not end the run, since ``metrics.jsonl`` holds all records.
 
-    Neither service takes back what it was told, so every start of a method is a run of its own there, and one that goes
-    on from a checkpoint is first told of the rounds that stand.
+    Neither service can delete records, so every start of a method is a separate run there; one that continues from a
+    checkpoint first sends the records of the rounds before it.
     """
 
     _flag: str

@@ -61,7 +61,7 @@ def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
 
 
 def shown_seconds(seconds: float | None) -> str:
-    """Seconds with three digits at most; a dash for those that were not measured."""
+    """Seconds with three digits at most; a dash for a time that was not measured."""
     return "-" if seconds is None else f"{seconds:.{1 if seconds < 9.95 else 0}f}"
 
 
@@ -158,9 +158,9 @@ def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path]
 
     Args:
       path: the file; None where none was asked for.
-      flag: that names it.
-      command: as it is called.
-      ours: tells whether the command wrote a file; of a picture, its signature unless given.
+      flag: flag that names the file.
+      command: command, as typed.
+      ours: predicate for files that the command wrote; the signature of a picture unless given.
 
     Raises:
       JaxpflError: for a folder, and for what something else wrote.
@@ -199,8 +199,8 @@ _HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 class Console(RichConsole):
     """Rich's console, with characters that an ASCII stream lacks replaced before columns are aligned.
 
-    If the stream is no terminal and COLUMNS is unset, output is as wide as its tables. In a notebook it is text too: as
-    HTML each line would be an output of its own, and the live display of a progress a warning.
+    If the stream is not a terminal and COLUMNS is unset, output is as wide as its tables. In a notebook it is text too:
+    as HTML each line would be a separate output, and a live progress display a warning.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):

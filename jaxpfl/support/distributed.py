@@ -31,7 +31,7 @@ HEARTBEAT_SECONDS = 30
 START_SECONDS = 300
 """Time that the processes have to find each other."""
 WAIT_SAID_SECONDS = 5
-"""Wait for the others after which it is said."""
+"""Wait for the others after which the user is notified."""
 AUTOMATIC = "auto"
 """An address that is found as Slurm, Open MPI, Kubernetes or a Cloud TPU announce it."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
@@ -82,9 +82,9 @@ def start(
 
     Args:
       address: host and free port of process 0.
-      processes: their number.
-      process: this one's, from 0.
-      token: secret of at least 16 characters, the same in every process; of the environment variable
+      processes: number of processes.
+      process: number of this process, from 0.
+      token: secret of at least 16 characters, the same in every process; the environment variable
         JAXPFL_DISTRIBUTED_TOKEN unless given. Needed unless the address is the loopback (localhost).
       cpu_devices: devices of this process where JAX runs on the CPU, the same number in each.
       timeout: seconds to wait for the others.
@@ -277,7 +277,10 @@ def _abandon() -> None:
 
 
 def _meet(number: int | None, token: str) -> None:
-    """First exchange: who is where, and how many each was told of. Collectives open their connections here."""
+    """First exchange: each process's host and pid, and a check that all expect the same number of processes.
+
+    Collectives open their connections here.
+    """
     if not processes.several():
         return
     global _begun

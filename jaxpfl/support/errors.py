@@ -31,7 +31,7 @@ _EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """True for an error of a machine without memory: ours, Python's, XLA's, or that of a thread without a stack."""
+    """True if an error means that memory ran out: ours, Python's, XLA's, or a thread that gets no stack."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return True
     # jax has its own kind of RuntimeError, and threading a plain one.
@@ -53,7 +53,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Name the file whose content, though it parses, is not of the form that the block takes it to have.
+    """Name the file whose content parses but has another form than the block expects.
 
     Raises:
       JaxpflError: in place of the errors that Python raises for a missing name, or a value of another type.
@@ -121,7 +121,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
 
 
 def listed(names: Iterable[str], name: str) -> str:
-    """Known names for a message of one line: all of a short list, of a long one the nearest to a name.
+    """Known names for a one-line message: all names if the list is short, else the nearest ones to ``name``.
 
     Examples:
       >>> listed((f"setting-{i}" for i in range(100)), "setting-42")

@@ -29,7 +29,7 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-      ValueError: for text that is no JSON, and an object with two values of one name.
+      ValueError: for text that is not JSON, and an object with two values of one name.
 
     Examples:
       >>> parse_json('{"rounds": 3, "rounds": 4}')
@@ -325,8 +325,8 @@ def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
     """The object of a file that `write_checksummed` wrote.
 
     Args:
-      path: of the file.
-      remedy: against its loss, in words.
+      path: file to read.
+      remedy: what to do if it is lost, for the message.
 
     Raises:
       JaxpflError: for a file that cannot be read, or that holds something else.

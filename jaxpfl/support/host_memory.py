@@ -1,8 +1,8 @@
 """Memory of the host: its free bytes, checked before a large allocation, and arrays in memory-mapped files instead.
 
 The kernel kills without a message, so that a large allocation is refused first. A temporary file has no name: nothing
-of it stays after its array or process is gone. A file's pages are no memory of the process, as the system drops them
-when it needs room. They count as resident all the same while they are mapped, and work in parts gives them back.
+of it stays after its array or process is gone. A file's pages do not exhaust memory, as the system drops them when it
+needs room. They count as resident all the same while they are mapped, and work in parts gives them back.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     Args:
       x: the inputs.
-      places: [k], of the examples.
+      places: places of the examples, [k].
 
     Raises:
       UnwritableError: as `empty`.
@@ -185,7 +185,7 @@ def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
-    """Copy runs of examples of inputs [N, ...], one after the other; nothing else of a file is read.
+    """Copy runs of consecutive examples from inputs [N, ...], one after the other, reading nothing else.
 
     Args:
       x: the inputs.

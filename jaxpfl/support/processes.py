@@ -69,7 +69,7 @@ def is_first() -> bool:
 def secure(token: str) -> None:
     """Begin the messages of this run: each carries a code that only a process with the same token can make.
 
-    The key is of this run alone, so that no message of an earlier one passes in it.
+    The key belongs to this run alone, so that messages of earlier runs fail the check.
     """
     global _key, _messages
     nonces = multihost_utils.process_allgather(np.frombuffer(os.urandom(_CODE_BYTES), np.uint8))
@@ -80,7 +80,7 @@ def exchange(value: T) -> list[T]:
     """The values of all processes, in their order; every process must call it.
 
     Args:
-      value: what JSON holds; tuples come back as lists.
+      value: JSON value; tuples come back as lists.
 
     Raises:
       JaxpflError: for a message from outside of the run.
@@ -125,7 +125,7 @@ def agree(what: str, value: Any) -> None:
 
     Args:
       what: its name in the message.
-      value: what JSON holds; of a mapping, and those in it, the message names the first entry that differs.
+      value: JSON value. For a mapping, also a nested one, the message names the first entry that differs.
 
     Raises:
       AgreedError: with the two values.
@@ -176,7 +176,7 @@ def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
 
     Args:
       tree: NumPy arrays, or None.
-      shapes: of the arrays (anything with ``shape`` and ``dtype``).
+      shapes: shapes and types of the arrays (anything with ``shape`` and ``dtype``).
       layouts: their shardings.
     """
     given = jax.tree.leaves(tree) if tree is not None else None
@@ -216,7 +216,7 @@ def _all(value: Any) -> list[Any]:
 
 
 def _gathered(own: bytes) -> list[bytes]:
-    """Bytes of all processes, as many of each, whose codes are checked before anything of them is read."""
+    """Equally many bytes from every process; their codes are checked before their content is read."""
     global _messages
     _messages += 1
     sent = np.frombuffer(own + _code(index(), own), np.uint8)
@@ -228,7 +228,7 @@ def _gathered(own: bytes) -> list[bytes]:
 
 
 def _code(number: int, content: bytes) -> bytes:
-    """The code of a process's message: of no other process, and no other message of it."""
+    """Authentication code for the current message of one process, valid for no other message or process."""
     return hmac.digest(_key, f"{_messages} {number} ".encode() + content, "sha256")
 
 

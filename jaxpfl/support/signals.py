@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM: a process told to stop does so once, with one line and the matching exit status.
+"""Ctrl-C and SIGTERM: the process stops once, with one line and the matching exit status.
 
 Python would raise KeyboardInterrupt at whatever the main thread is at: an import that swallows it, a callback that
 prints it and goes on, a second one inside the clean-up of the first; and not at all while XLA compiles. The command
 line calls `watch` before it imports anything heavy: from then on a thread of its own hears the signals, and ends the
 process at once unless a run with rounds to save has `offered` to take them. Without `watch` (a notebook, a script),
-signals mean what they did before, except for those that are taken.
+signals mean what they did before, unless a run takes them.
 """
 
 from __future__ import annotations

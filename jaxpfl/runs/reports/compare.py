@@ -26,7 +26,7 @@ _ATTACK = ("attack", "attackers")
 def compare(first: Path, second: Path) -> dict[str, Any]:
     """Compare two finished runs.
 
-    Scores are those of the personalised models on test examples, means over clients and then over seeds. Where clients,
+    Scores are the personalised models' on test examples, means over clients and then over seeds. Where clients,
     examples, split and seeds are the same, clients are compared one by one, each by its mean over the seeds.
 
     Returns:

@@ -78,7 +78,7 @@ def below(path: Path) -> list[Folder]:
     """All result folders in a folder, at any depth but inside one another, by name.
 
     Raises:
-      JaxpflError: for a path that is no folder or cannot be read.
+      JaxpflError: for a path that is not a folder or cannot be read.
     """
     if not path.is_dir():
         raise JaxpflError(f"{path} is no folder")
@@ -224,7 +224,7 @@ def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
 
 
 def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
-    """Troubles of a run's summary and of ``clients.npz``, which must be those of its methods' files."""
+    """Mismatches of a run's summary and ``clients.npz`` with its methods' files."""
     troubles, summary = [], files.read_json(path / SUMMARY)
     headline, stored = stored_headline(summary), read_npz(path / "clients.npz")
     for name, own in arrays.items():

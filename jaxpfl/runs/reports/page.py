@@ -167,7 +167,7 @@ _MOST_SHOWN = 40
 
 
 def rich_table(given: Any) -> str:
-    """A rich table whose columns of words stand before those of numbers, its title as a heading."""
+    """A rich table whose columns of words stand before its columns of numbers, with its title as a heading."""
     columns = [[str(cell) for cell in column.cells] for column in given.columns]
     header = [str(column.header) for column in given.columns]
     words = sum(column.justify != "right" for column in given.columns)

@@ -30,7 +30,7 @@ FILE = "sweep.json"
 UNFINISHED = "unfinished"
 """Folder of the states of groups that were stopped on their way."""
 PARTS = ("journal", "results.parquet", "best", UNFINISHED)
-"""Names in a sweep folder beside that file and those of any results."""
+"""Names in a sweep folder beside `FILE` and the names that all folders of results share."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")
 SHARE = 0.2
@@ -48,8 +48,8 @@ class Search:
     search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
     """Seeds of the search; the chosen setting is then run on all --seeds."""
     budget: str = setting("rounds")
-    """Equal for all methods: rounds, or gradient steps, those of a client with local_steps in each round (steps):
-    methods that need more of them in a round then run fewer rounds."""
+    """Equal for all methods: rounds, or a client's gradients (steps), rounds x local_steps of them; methods that take
+    more gradients in a round then run fewer rounds."""
     halving: int = setting(0, range=Range(0, 100))
     """Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is
     none."""
@@ -256,20 +256,20 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
     """Rounds in which a method takes as many gradients as rounds x local_steps, rounded down, and at least one.
 
-    A client's mean number of gradients is then that of the reference to within one round's, whatever the
-    participation. A client that also trains outside the cohort (``idle``) is counted with the expected number of such
-    rounds between two participations.
+    A client's mean number of gradients then equals the reference's to within one round's, whatever the participation.
+    A client that also trains outside the cohort (``idle``) is counted with the expected number of such rounds between
+    two participations.
 
     Args:
       config: config of the run; not resolved.
-      method: its name.
+      method: name of the method.
       among: all methods of the config.
       share: share of the clients that are in a cohort, if not cohort / clients.
 
     Raises:
-      JaxpflError: for a method that does not count its gradients, or draws their number, one that trains outside the
-        cohort where the number of clients is not known, and, of work in epochs, one with gradients of a number of its
-        own beside those of the local steps.
+      JaxpflError: for a method that does not count its gradients, or draws their number; for a method that trains
+        outside the cohort where the number of clients is unknown; and, with ``local_epochs``, for a method whose
+        gradients are not proportional to its local steps.
     """
     full = resolve(config)
     assert full.rounds is not None
@@ -277,10 +277,10 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 
 
 def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
-    """Gradients of a client for each of its rounds in the cohort, those of the expected rounds outside it included.
+    """A client's gradients for each of its rounds in the cohort, including the expected rounds outside it.
 
     Args:
-      config, method, among, share: settings, method, methods and share, as in `rounds_of`.
+      config, method, among, share: the same as for `rounds_of`.
 
     Raises:
       JaxpflError: as `rounds_of`.
@@ -307,7 +307,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
 
 @functools.lru_cache(maxsize=256)
 def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
-    """Gradients of a client's round in the cohort and of one outside it, and the most of the latter in a row."""
+    """A client's gradients in a round in the cohort and in one outside it, and the most rounds outside in a row."""
     algorithm = _built(method, steps, options)
     if not algorithm.counts_gradients:
         raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")

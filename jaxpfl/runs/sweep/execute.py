@@ -1,6 +1,7 @@
-"""Execution of one group of a sweep: its data, its runs as rows of one program, in chunks where memory asks, scores.
+"""Execution of one group of a sweep: its data, its runs as rows of one program, and their scores.
 
-A chunk is saved on its way, so that one that is stopped goes on in its middle; where saving fails it goes on without.
+The rows are run in chunks if memory is short. A chunk is saved on its way, so that a stopped one continues from its
+middle; if saving fails, the chunk goes on without.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _stacked(runs: Sequence[Assembled]) -> Assembled:
     if spec.plan.clients_in == "auto":  # where memory does not suffice, fewer rows run at a time
         spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, clients_in="device"))
     first = dataclasses.replace(first, hp=hp, spec=spec, availability=availability)
-    if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # that of silos is no axis of a group
+    if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # silos' noise is not an axis
         return first
     mechanisms = [run.mechanism for run in runs]
     numbers = {
@@ -167,11 +168,11 @@ def run_group(
       loaded: data that earlier groups left.
       record: receives the records of a chunk.
       reporter: receives the progress.
-      stopped: true once the chunk at work is to be given up.
+      stopped: true once the running chunk is to be abandoned.
       ready: the group, prepared before.
-      states: states of runs that were stopped and now go on; receives those of the runs that stop here.
-      unfinished: folder of this group alone, in which a chunk is saved every minute and when it is given up, and from
-        which it goes on.
+      states: states of runs that were stopped and now go on; runs that stop here store theirs in it.
+      unfinished: folder of this group alone, in which a chunk is saved every minute and when it is abandoned, and
+        from which it goes on.
     """
     try:
         ready = ready or prepared(group, loaded)
@@ -350,7 +351,7 @@ _MOST_BYTES = 2**30
 
 
 def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: int, reporter: Reporter) -> Stopped:
-    """Runs as they were saved, if that is of a later round than where they would begin."""
+    """Runs as they were saved, if at a later round than where they would begin."""
     try:
         state, done, seconds, _ = kept.restore(simulation, begin.state, (rounds,))
     except Exception as error:
@@ -424,7 +425,7 @@ class States:
 UNDEFINED = "_undefined"
 """Ending of the number of clients whose test examples do not define a metric; there only where it is not 0."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
-"""Endings of the names of a task's metrics beside its headline, and the statistic over clients of each."""
+"""Suffix of a metric's name -> its statistic over clients, for metrics beside the headline."""
 
 
 def splits_of(experiment: Experiment) -> tuple[Part, ...]:

@@ -1,4 +1,4 @@
-"""Grids of settings: axes of values and ranges to draw from, and the settings of a run that may be axes.
+"""Grids of settings: axes of values, ranges to draw from, and the run settings that may be axes.
 
 ``lr=.01,.1`` lists values, ``lr=log:1e-3:1:7`` and ``clients=linear:10:50:5`` space them evenly, ``lr=log:1e-3:1`` is a
 range from which points are drawn. An axis is a field of a run (``lr``, ``clients``, ``privacy.epsilon``,
@@ -140,7 +140,7 @@ class Grid:
 
     Attributes:
       axes: lists and ranges, each name once.
-      draws: number of points drawn from all ranges together; 0 where there is no range.
+      draws: number of points drawn from all ranges together; 0 without ranges.
       seed: seed of the draws, a scrambled Sobol sequence: more of them later leave the first ones as they are.
     """
 
@@ -200,7 +200,7 @@ class Grid:
         return [dict(zip(names, values, strict=True)) | dict(row) for values in crossed for row in drawn]
 
     def _shares(self, dimensions: int) -> list[list[float]]:
-        """Points of the unit cube, [draws, dimensions]; those of fewer draws come first."""
+        """Points of the unit cube, [draws, dimensions]; more draws extend the points of fewer draws."""
         from scipy.stats import qmc
 
         sampler = qmc.Sobol(dimensions, rng=np.random.default_rng(self.seed))
@@ -219,7 +219,7 @@ _OTHERWISE = {
     "checkpoint_every": "--resume",
     "eval_every": "the scores at the end of each run",
 }
-"""Fields of a run that are no axes, and what there is instead."""
+"""Fields of a run that cannot be axes, and what to use instead."""
 _OF_THE_SERVER = ("server_lr", "server_optimizer")
 _OF_UPLOADS = ("compress", "weighting", "aggregate")
 _OF_GRAPHS = ("graph", "neighbours")
@@ -361,7 +361,7 @@ def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
 
 
 def with_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """The config with one value of each axis of noise: delta alone, its epsilon an axis, is no run's."""
+    """The config with one value of each axis of noise: a run cannot have delta without the epsilon on an axis."""
     axes = [axis for axis in grid.axes if axis.name in _TRACED_NOISE]
     return applied(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 

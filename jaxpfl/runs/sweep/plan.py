@@ -1,4 +1,4 @@
-"""Plan of a sweep: its runs in groups of one shape, rows of one program, and the rungs of successive halving.
+"""Sweep plan: groups of runs with one shape, as rows of one program, and the rungs of successive halving.
 
 In successive halving all settings run a few rounds, and the best of them on validation examples go on. A method's
 settings are compared with each other, whatever programs they are rows of. A decision follows from the records alone: a
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Name of the run by its content, as that of its record."""
+        """Name of the run by its content, equal to its record's name."""
         return run_id(self.method, self.settings, self.seed)
 
 
@@ -108,7 +108,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
 
 
 def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
-    """The config of a group: its rounds those of the budget."""
+    """The config of a group, with as many rounds as the budget allows."""
     config = applied(with_privacy(definition.config, definition.grid), static)
     if definition.search.budget == "rounds":
         return config
@@ -122,8 +122,8 @@ _Settings = Mapping[str, Value]
 def rungs(definition: Definition, method: str) -> tuple[float, ...]:
     """Shares of all rounds at which a method's settings are compared, ascending; the last is 1.
 
-    Rung k is at halving^k times the first. The first is that of ``halving_first``, or such that about one setting is
-    left at the last rung.
+    Rung k is at halving^k times the first share. ``halving_first`` sets the first one; by default it is such that about
+    one setting is left at the last rung.
     """
     by, settings = definition.search.halving, len(settings_of(definition, method))
     rounds = resolve(with_privacy(definition.config, definition.grid)).rounds or 1
@@ -147,7 +147,7 @@ def _halvings(settings: int, by: int) -> int:
 
 
 def rounds_at(group: Group, share: float) -> int:
-    """Rounds of a group at a share of all of them."""
+    """Rounds that make up a share of a group's rounds."""
     return min(group.rounds, max(1, math.ceil(group.rounds * share - 1e-9)))
 
 
@@ -190,8 +190,8 @@ def _survivors(
 ) -> list[dict[str, Value]]:
     """The settings that go on from a rung that all have reached, in the order of the grid.
 
-    Those that have gone beyond it were chosen before, and so only the others' scores, which are those of the rung, are
-    compared: the choice is the same at every later time.
+    Settings that have gone beyond the rung were chosen before, so only the others are compared, by their scores at the
+    rung: the choice is the same at every later time.
     """
     records = [found[run.id] for run in runs]
     beyond = {setting_key(one.settings) for one in records if one.rounds > ends[one.id]}

@@ -1,4 +1,4 @@
-"""Plots of a sweep: scores over each axis, and heat maps of pairs of axes."""
+"""Plots of a sweep: scores over each axis, and heat maps over pairs of axes."""
 
 from __future__ import annotations
 

@@ -149,8 +149,8 @@ def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
 def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
     """Records of a group, in a process of Ray's.
 
-    The devices and XLA's threads are those that the sweep began with, whatever cores this process may use: the order
-    of additions depends on both.
+    It has as many devices and XLA threads as the sweep began with, whatever cores this process may use: the order of
+    additions depends on both.
     """
     use_cpu_cores(devices)
     compile_cache.enable()

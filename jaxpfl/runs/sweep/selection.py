@@ -3,8 +3,8 @@
 The choice is made by `choose`, whose argument holds validation scores and nothing else: what a run scored on test
 examples is dropped by `validation_scores` before. Settings are compared on the same clients only: where a field of the
 data or the split is an axis (``clients``, ``data``, ``split_seed``), its values are problems, and each method has a
-best setting for each of them, as the best of all would be that of the easiest problem. Ties are decided by the order of
-the grid.
+best setting for each of them, as the best over all would belong to the easiest problem. Ties are decided by the order
+of the grid.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Choice(NamedTuple):
     Attributes:
       settings: the values on the axes; None where no setting can be chosen.
       score: its mean over the seeds of the search; NaN where no setting can be chosen.
-      tries: settings that were tried, those that cannot be chosen among them.
+      tries: number of settings that were tried, including settings that cannot be chosen.
       level_with: the other settings within one standard error of it, with its differences paired over the seeds; with
-        a single seed, those of the same score.
+        a single seed, the other settings with the same score.
       reason: the reason why no setting can be chosen; empty where one is.
     """
 
@@ -66,11 +66,11 @@ def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]
     same mean, the first in the order of the records is chosen (`in_grid_order`).
 
     Args:
-      records: records of the sweep; those with other seeds do not count.
+      records: records of the sweep; records with other seeds are ignored.
       seeds: seeds of the search.
 
     Raises:
-      JaxpflError: without seeds, and for runs of several headlines.
+      JaxpflError: without seeds, and for runs with several headlines.
     """
     records = list(records)
     larger = not headline_of(records).lower
@@ -81,7 +81,7 @@ def headline_of(records: Iterable[Record]) -> Headline:
     """The headline metric of the runs of a sweep.
 
     Raises:
-      JaxpflError: for runs of several, as of data sets of different tasks.
+      JaxpflError: for runs with several headlines, from data sets with different tasks.
     """
     found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:

@@ -32,23 +32,23 @@ def summarize(
 ) -> dict[str, Any]:
     """The results of a sweep.
 
-    Statistics of a row are of its runs that are done, test scores over all seeds that were run; a statistic is None
-    where one of these runs lacks the metric.
+    A row's statistics cover its finished runs, and its test scores all seeds that were run; a statistic is None where
+    one of these runs lacks the metric.
 
     Args:
-      records: records of the sweep, in the order wanted of the rows.
-      choices: choices as `select` gives them; empty where nothing is selected.
+      records: records of the sweep, in the order of the rows.
+      choices: choices as `select` returns them; empty where nothing is selected.
       seeds: seeds of the search; a validation accuracy is the mean over these, as in the selection.
-      programs: compiled for the sweep.
-      seconds: seconds of the sweep.
+      programs: number of programs compiled for the sweep.
+      seconds: seconds that the sweep took.
 
     Returns:
       ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
       {"mean", "std", "min", "max"}, "metrics": {NAME: {"mean", "std"}}, "seconds", "status", "reason"}, ...], "best":
       {METHOD: {"settings", "validation_accuracy", "personalized_accuracy", "seeds", "tries", "level_with", "reason"}},
       "programs", "seconds"}``, strict JSON. Where the headline is not the accuracy, ``metric`` names it, and its name
-      stands in place of ``accuracy``. ``seeds`` counts the runs that are done, ``seconds`` of a row are those of
-      all its runs, and ``status`` is the worst of them.
+      stands in place of ``accuracy``. In a row, ``seeds`` counts the finished runs, ``seconds`` adds up all its runs,
+      and ``status`` is the worst of them.
     """
     records = list(records)
     seeds, groups, headline = list(dict.fromkeys(seeds)), by_setting(records), headline_of(records)
@@ -59,7 +59,7 @@ def summarize(
 
 
 def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, Any]]]:
-    """Number of the problem, method and best setting: of each problem's clients, or of the only one."""
+    """``(number of the problem, method, best setting)`` for each method on each problem, or on the only one."""
     problems = [problem["best"] for problem in summary.get("problems", ())] or [summary["best"]]
     return [(i, method, own) for i, best in enumerate(problems) for method, own in best.items()]
 
@@ -87,7 +87,7 @@ def _row(runs: Sequence[Record], seeds: Sequence[int], headline: Headline) -> di
 
 
 def _status(runs: Sequence[Record], seeds: Sequence[int]) -> tuple[str, str]:
-    """The worst status of some runs, with the reasons of those that have it."""
+    """The worst status of some runs, with the reasons of the runs that have it."""
     for status in _WORST_FIRST:
         such = [run for run in runs if run.status == status]
         if such:
@@ -163,12 +163,12 @@ class Sheet(NamedTuple):
 
 
 def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS) -> None:
-    """Print the best setting of each method, the settings level with it, every setting, and those that are not done.
+    """Print each method's best setting, the settings level with it, every setting, and the unfinished ones.
 
     Args:
       console: console of rich.
-      summary: summary as `summarize` gives it.
-      most: settings beyond which they are not listed one by one.
+      summary: summary as `summarize` returns it.
+      most: largest number of settings that are listed one by one.
     """
     rows, best = summary["rows"], summary["best"]
     if best:
@@ -324,7 +324,7 @@ def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Seconds of compiling, and others, of all runs of some settings."""
+    """Seconds spent compiling and otherwise, over all runs of some settings."""
     compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
     known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
     return shown_seconds(known), shown_seconds(sum(row["seconds"] for row in rows))

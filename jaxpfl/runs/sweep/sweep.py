@@ -66,7 +66,7 @@ class Sweep:
         """The sweep of a folder.
 
         Raises:
-          JaxpflError: for a folder that holds none, or whose data are no longer those of the sweep.
+          JaxpflError: for a folder without a sweep, or if the data have changed since it began.
         """
         sweep = cls(folder, definitions.read(folder))
         sweep._check_data(sweep._checksums())
@@ -77,11 +77,11 @@ class Sweep:
         cls, folder: Path, definition: Definition, *, resume: bool, force: bool = False, data: Data | None = None
     ) -> Self:
         """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added;
-        with ``force``, in the place of an earlier one; with ``data``, on what an earlier sweep has loaded.
+        with ``force``, replace an earlier one; with ``data``, use what an earlier sweep has loaded.
 
         Raises:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
-            true; or if ``force`` would replace what is no sweep.
+            true; or if ``force`` would replace anything but a sweep.
         """
         run_folder.check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
         if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
@@ -125,10 +125,10 @@ class Sweep:
             prepared(group, self.data)
 
     def _check_data(self, checksums: Mapping[str, int]) -> None:
-        """Refuse data sets whose checksums are not those that the sweep began with.
+        """Refuse data sets whose checksums have changed since the sweep began.
 
         Raises:
-          JaxpflError: with the name of the data set; for a damaged file.
+          JaxpflError: with the name of the data set, or for a damaged file.
         """
         stored = files.read_json(self.folder / FILE).get("data", {})
         if not isinstance(stored, dict):
@@ -163,7 +163,7 @@ class Sweep:
         return groups_of(self.definition, runs_of(self.definition))
 
     def missing(self, records: Sequence[Record], again: Collection[str] = ()) -> tuple[Group, ...]:
-        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds.
+        """Groups of runs without a record; after the search, runs of the chosen settings with the other seeds.
 
         Args:
           records: records of the journal.
@@ -198,7 +198,7 @@ class Sweep:
         ]
 
     def progress(self, records: Sequence[Record]) -> tuple[int, int]:
-        """Numbers of runs of the search that are recorded, and of all; each rung of successive halving has its own."""
+        """Recorded and planned numbers of runs in the search, counted once for each rung of successive halving."""
         if self.definition.search.halving:
             return recorded_runs(self.definition, records), planned_runs(self.definition)
         runs = {run.id for run in runs_of(self.definition)}
@@ -211,7 +211,7 @@ class Sweep:
 
 
 def _is_name(value: Value) -> bool:
-    """True for a text that is no share of the clients."""
+    """True for a text that is not a share of the clients."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
 
 
@@ -269,7 +269,7 @@ def _undefined(records: Sequence[Record]) -> list[str]:
 
 
 def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
-    """Weaknesses of the claims of private runs: each is of its run alone."""
+    """Weaknesses of private runs' claims: each claim covers its run alone."""
     private = [record for record in records if record.metrics.get("epsilon") is not None]
     if not private:
         return []
@@ -294,7 +294,7 @@ def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: S
 def best_config(
     base: RunConfig, method: str, settings: Mapping[str, Value], rounds: int | None = None
 ) -> dict[str, Any]:
-    """The run of a method with a setting of a sweep, as the values of a config file: all that differ from the defaults.
+    """Config-file values for one method with one setting from a sweep: all that differ from the defaults.
 
     Args:
       base: the run that all settings of the sweep share, its fields as given.

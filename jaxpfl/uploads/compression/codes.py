@@ -67,7 +67,7 @@ class Reader:
         """Check that nothing is left.
 
         Raises:
-          JaxpflError: if something is: the message is of a longer vector, or of another one too.
+          JaxpflError: if bits remain: the message holds a longer vector, or another one too.
         """
         if self.at != len(self.bits):
             raise JaxpflError(f"the message has {len(self.bits)} bits, expected {self.at}")

@@ -84,7 +84,7 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Level of each entry, the content of the message: 0 ... 2^bits - 1, as int32 of x's shape."""
+    """Content of the message: the level of each entry, 0 ... 2^bits - 1, as int32 in x's shape."""
     check_bits(bits)
     top = 2**bits - 1
     b, e = _about_one(jnp.asarray(b, x.dtype))
@@ -162,7 +162,7 @@ def uniform(key: Key, x: Array, bits: int) -> Compressed:
 
 
 def qsgd(key: Key, x: Array, s: int) -> Compressed:
-    """``Q(x)`` of x [d], and the length of its message; Q(x) is not finite if x is not, or if the norm of x overflows.
+    """``Q(x)`` for x [d], and its message's length; Q(x) is not finite if x is not, or if its norm overflows.
 
     Implements: Zhao et al., section III, codes.
 

@@ -22,7 +22,7 @@ Memory. It is part of the client's state and follows the engine's rules: a clien
 work is not finite uploads nothing and keeps its old memory; one whose upload is lost does not notice, and keeps its new
 memory (the message is then lost for good).
 
-Randomness is keyed by client and round, separately from that of training: a run with ``lossless`` has the same results
+Randomness is keyed by client and round, separately from training: a run with ``lossless`` has the same results
 as one without a compressor (up to XLA's rounding of a different program).
 
 Formal guarantees: under a privacy mechanism the compressor is applied to the client's private upload (its clipped

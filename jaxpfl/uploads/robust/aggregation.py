@@ -75,7 +75,7 @@ Rule: TypeAlias = Callable[[PyTree, Array], PyTree]
 
 
 def median(rows: PyTree, valid: Array) -> PyTree:
-    """Median of each coordinate; the mean of the two middle values of an even number."""
+    """Median of each coordinate; for an even number, the mean of the two middle values."""
     count = valid.sum()
 
     def of(leaf: Array) -> Array:
@@ -112,7 +112,7 @@ def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
 
 
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
-    """Mean of the ``select`` vectors of least scores; of n - f - 2, at least one, if it is 0.
+    """Mean of the ``select`` vectors with the least scores; 0 selects n - f - 2, at least one.
 
     n - f - 2 is the largest number with a guarantee: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine Learning
     via Robust Gradient Aggregation".
@@ -172,7 +172,7 @@ def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
 
 
 def _ordered(leaf: Array, valid: Array) -> Array:
-    """Values of each coordinate in ascending order, those that are not valid behind all others."""
+    """Values of each coordinate in ascending order, invalid ones last."""
     return jnp.sort(jnp.where(_beside(valid, leaf), leaf, jnp.inf), axis=0)
 
 
@@ -338,7 +338,7 @@ def _server(inner: Server, rule: Rule, quorum: int) -> Server:
 
 
 def _estimated(rule: Rule, uploads: Stacked) -> tuple[Reduced, list[Array]]:
-    """The estimate as a sum of weight 1, and the number of clients behind each entry of the weight."""
+    """The estimate as a sum with weight 1, and the number of clients behind each entry of the weight."""
     weights, structure = jax.tree.flatten(uploads.weight)
     increments = jax.vmap(trees.prefix_divide)(uploads.total, uploads.weight)
     if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(increments)):

@@ -58,7 +58,7 @@ def attack_of(attack: str) -> Attack:
 def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
     """The attackers among clients, [m] bool: that share of them, rounded to the nearest number.
 
-    They are those of the largest scores, each a number that depends on the seed and the client's id alone.
+    They are the clients with the largest scores; a score depends on the seed and the client's id alone.
 
     Raises:
       JaxpflError: if that is nobody or everybody.
