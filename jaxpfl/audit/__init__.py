@@ -1,8 +1,8 @@
 """Privacy audits: empirical lower bounds on epsilon against a claim, and tests of the noise and the cohorts.
 
-An audit runs the engine's own programs on the method's own data and settings, with detectable clients (`canaries`),
-reads every round's release (`transcript`), plays two distinguishing games (`games`), and compares noise and cohorts
-with the accounted ones (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that differ from
+An audit runs the engine's own programs on the method's own data and settings, with detectable clients (canaries), reads
+every round's release (`subject`), plays two distinguishing games (`games`), and compares noise and cohorts with the
+accounted ones (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that differ from
 the accounted ones. A claim that is not refuted is not proved.
 """
 
@@ -31,8 +31,8 @@ class Audit(NamedTuple):
       accountant: accountant behind the claimed epsilon.
       game: many worlds with and without one canary; ``claimed`` is eps at its delta.
       one_run: many canaries in one run; ``claimed_one_run`` is eps at its delta, the claim's own.
-      cohorts: tests that they are drawn as accounted.
-      noise: tests that it is as accounted; or, as text, why it cannot be tested.
+      cohorts: tests that cohorts are drawn as accounted.
+      noise: tests that the noise is as accounted; or, as text, why it cannot be tested.
       against: evidence against the claim, a line each; empty without any.
     """
 

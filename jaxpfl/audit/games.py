@@ -45,7 +45,7 @@ from jaxpfl.support.errors import JaxpflError
 
 _LENGTH, _WEIGHT = 100.0, 8.0
 _UNIT: dict[Relation, float] = {"add-or-remove-one": 0.0, "zero-out": 0.0, "replace-one": -1.0}
-"""The canary's upload if its coin excludes it, relative to the one if included."""
+"""The upload of a canary that its coin excludes, relative to its upload if included."""
 
 
 class Canaries(NamedTuple):
@@ -53,7 +53,7 @@ class Canaries(NamedTuple):
 
     Attributes:
       ids: the clients' ids, [n].
-      relation: determines their upload if excluded by their coin.
+      relation: neighbouring relation, which determines their upload if their coin excludes them.
       even: whether the direction's length is divided equally among leaves; else among entries. The former detects
         faults in small leaves, the latter separates many canaries.
     """
@@ -181,7 +181,7 @@ class Game(NamedTuple):
 
     Attributes:
       bound: the lower bound.
-      statistic: name of the one that gave it.
+      statistic: name of the statistic that gave the bound.
       present, absent: that statistic in the worlds with and without the canary.
     """
 
@@ -204,7 +204,7 @@ def play(
 
     Args:
       worlds: minimum number.
-      delta: at which claim and bound are compared. A claim holds at every delta, and some thousand worlds are
+      delta: delta at which claim and bound are compared. A claim holds at every delta, and some thousand worlds are
         informative at one of 0.01 ... 0.2.
       seed: the worlds' seeds are ``seed, seed + 1, ...``.
       progress: called with the number of finished worlds.

@@ -43,7 +43,7 @@ class Round(NamedTuple):
     """A round of S runs, on the host.
 
     Attributes:
-      state: after it.
+      state: state after the round.
       history: the engine's metrics, each [S].
       leaves: the released total, by name: [S, entries] each, float64.
       weight: the divisor, [S].
@@ -59,7 +59,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
     """Wrap an algorithm so that its server records its last input.
 
     Args:
-      upload: shapes and types of a client's.
+      upload: shapes and types of a client's upload.
     """
     inner = algorithm.server
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.result_type(float)), upload.total)

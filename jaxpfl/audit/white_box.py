@@ -1,8 +1,8 @@
 r"""White-box tests of the noise that rounds add and the cohorts that are drawn, against the accounted ones.
 
 A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
-client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the difference of
-the release to it must be the claimed noise (`jaxpfl.privacy.audit`). The test works equally well on any data.
+client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the release
+minus this sum must be the claimed noise (`jaxpfl.privacy.audit`). The test works equally well on any data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Noise(NamedTuple):
     """Test results for the noise.
 
     Attributes:
-      scale: its standard deviation over the claimed one.
+      scale: standard deviation of the noise over the claimed one.
       error: standard error of ``scale``.
       findings: result of each test.
     """
@@ -61,7 +61,7 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
     """Test the noise of a few runs.
 
     Args:
-      subject: one for which `why_no_noise_check` returns None.
+      subject: subject for which `why_no_noise_check` returns None.
     """
     upload = subject.upload()
     simulation = subject.simulation(lambda algorithm, work: recorded(_keeping(algorithm, upload), upload))
@@ -178,7 +178,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
     """Standard deviation of the noise, [S]; NaN if nothing may be released.
 
     Args:
-      uploads: number that arrived, [S].
+      uploads: number of uploads that arrived, [S].
     """
     mechanism = subject.mechanism
     if mechanism.noise == "central":

@@ -9,7 +9,7 @@ from jaxpfl.support import signals
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of the ``jaxpfl`` command: `app.run` of the arguments.
+    """Entry point of the ``jaxpfl`` command, which passes the arguments to `app.run`.
 
     Args:
       argv: the arguments; None for this process's own, which Ctrl-C and SIGTERM then end in one line.

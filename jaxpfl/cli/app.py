@@ -34,7 +34,7 @@ FOLDERS: dict[str, str] = {
     "check": "Check result folders: checksums, completeness, and that each summary is that of its files.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
-"""Commands about what is there, in ``jaxpfl.cli.folders``."""
+"""Commands about existing results, in ``jaxpfl.cli.folders``."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "papers": "Tables and figures of the papers, with the printed values beside ours: list, run NAME, show.",
@@ -47,7 +47,7 @@ _MODULES = {
     "winners": "jaxpfl.benchmarks.winners.commands",
     "recommend": "jaxpfl.benchmarks.winners.recommend_command",
 }
-"""Modules of the commands that belong to the benchmarks, which are installed beside the package."""
+"""Modules of the benchmarks' commands, which are installed beside the package."""
 
 
 def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[..., None]]:
@@ -97,7 +97,7 @@ def run(args: list[str]) -> None:
 
 
 def _group() -> Any:
-    """`jaxpfl.support.distributed` in one of several processes, else None."""
+    """The module `jaxpfl.support.distributed` if this process is one of several, else None."""
     group = sys.modules.get("jaxpfl.support.distributed")
     return group if group and group.begun() else None
 
@@ -162,8 +162,8 @@ def _choose(
     """Run the command named by the first argument.
 
     Args:
-      commands: functions of that name.
-      prog: what the arguments follow.
+      commands: functions, one for each command.
+      prog: words before the arguments, such as ``jaxpfl data``.
       description: purpose of the commands together.
       args: the arguments.
       others: commands dispatched earlier, with their descriptions.

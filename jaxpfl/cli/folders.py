@@ -1,4 +1,4 @@
-"""Commands about what is there: report, runs, compare-runs, check; and completion in a shell."""
+"""Commands about existing results: report, runs, compare-runs, check; and completion in a shell."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _MOST_NEEDED = {
 
 
 def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
-    """The help of a command that has commands of its own: what each is for."""
+    """The help of a group of commands, with the purpose of each."""
     ending = f"{name} COMMAND --help explains a command's flags."
     lines = [*filled(f"usage: {name} COMMAND [flags]"), "", *filled(text), "", "commands"]
     return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])
@@ -58,10 +58,10 @@ def of_command(
 
     Args:
       name: name of the command, ``jaxpfl run``.
-      command: its docstring's paragraphs come first.
-      flags: its flags.
-      more: lines that follow the docstring, such as the methods that it knows.
-      whole: show every flag, also of a run.
+      command: the command; its docstring's paragraphs come first.
+      flags: flags of the command.
+      more: lines that follow the docstring, such as the known methods.
+      whole: whether to show every flag, also a run's.
     """
     places = [flag for flag in flags if flag.positional]
     shown = [flag.name if flag.default is REQUIRED else f"[{flag.name}{' ...' * flag.many}]" for flag in places]
@@ -92,7 +92,7 @@ def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_lin
 
     Args:
       rows: (name, text).
-      column: at which texts begin; after the longest name unless given.
+      column: column at which texts begin; after the longest name unless given.
       one_line: cut texts so that each row is one line, if the terminal is wide enough.
     """
     rows, lines = list(rows), []

@@ -45,7 +45,7 @@ class Written:
         return Console(stderr=True, quiet=self.quiet or not writes)
 
     def note(self, text: str) -> None:
-        """Say something on standard error, but under ``--quiet``."""
+        """Print a line on standard error, unless ``--quiet`` is given."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -99,7 +99,7 @@ class Output:
 
 _SUMMARY = "summary.json"
 _NOTE = ".results.json"
-"""While results are moved into a folder: whose they are, for a summary comes last and a kill may come before it."""
+"""Note in a folder that names the owner of the results being moved into it, as the summary is written last."""
 
 
 def write(
@@ -115,7 +115,7 @@ def write(
       result: result of the study.
       to: the destination.
       draw: writes the plots into a given folder, and other files beside it; returns the plots.
-      files: the contents of the output folder, in words.
+      files: contents of the output folder, in words.
       again: the command that gives the same results; kept in the folder's summary.
     """
     from jaxpfl.support.files import jsonable
@@ -145,7 +145,7 @@ def claim(folder: Path | None, study: str) -> None:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """Summary in a folder, or the note of one that was not reached; empty if there is none that can be read."""
+    """Summary in a folder, or the note of an interrupted move; empty if neither can be read."""
     from jaxpfl.support.files import read_json
 
     for name in (_SUMMARY, _NOTE):
@@ -159,8 +159,7 @@ def _earlier(folder: Path) -> dict[str, Any]:
 def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], list[Path]]) -> dict[str, Any]:
     """Write the results into a folder by way of one beside it: earlier results stay until all new ones are written.
 
-    What is then left is to move them. A kill in the middle leaves no summary, and a note by which the same study may
-    write there again.
+    They are then moved. A kill in the middle leaves no summary, but a note that lets the same study write there again.
 
     Returns:
       The results with their ``files``, which a later call of the same study may replace, and ``plots`` among them.

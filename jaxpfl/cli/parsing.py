@@ -40,7 +40,7 @@ class SettingsField(NamedTuple):
 
 
 def fields_of(settings: type, given: Any) -> list[SettingsField]:
-    """The fields of a dataclass as text gives them, with the defaults of an instance where one is given."""
+    """The fields of a dataclass in their form as text, with an instance's defaults if one is passed."""
     types, texts = _types(settings), _texts(settings)
     found = [field for field in dataclasses.fields(settings) if field.init]
     return [
@@ -220,7 +220,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
     Args:
       flags: flags of the command.
       args: arguments as they were typed.
-      command: its name, ``jaxpfl run``.
+      command: name of the command, ``jaxpfl run``.
 
     Raises:
       JaxpflError: an unknown flag (the nearest is suggested) or argument, a missing one, or a value that the flag does
@@ -371,7 +371,7 @@ HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
 def with_more(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
-    """A command whose help has additional lines: ``more`` builds them from the arguments."""
+    """A command with additional help lines, which ``more`` builds from the arguments."""
     vars(command)["more"] = more
     return command
 

@@ -123,7 +123,7 @@ def _read(path: str) -> _File:
 
 
 def _part(part: type[T], values: dict[str, Any]) -> T:
-    """A part of a sweep from a file's values, which it takes away."""
+    """A part of a sweep, built from a file's values, which are removed from the file's mapping."""
     names = [name for name in inspect.signature(part).parameters if name in values]
     made = part(**{name: values.pop(name) for name in names})
     check(made)

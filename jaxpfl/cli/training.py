@@ -1,4 +1,4 @@
-"""Commands that train, and those _about data and runs: compare, run, data, export."""
+"""Commands that train, and commands about data and runs: compare, run, data, export."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _start(settings: RunConfig, session: Session) -> None:
 
 
 def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
-    """The trackers that were asked for, ready: what they lack is an error before the run begins."""
+    """The requested trackers, ready to use; a missing requirement is an error before the run begins."""
     from jaxpfl.runs.tracking import MLflow, TensorBoard, WandB
 
     if session.tensorboard:

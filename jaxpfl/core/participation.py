@@ -12,8 +12,8 @@ A client's score depends on its id alone, whatever the order of the stack.
 
 seconds, with s seconds a gradient and d, u bytes a second; the factors :math:`c_i, l_i, k_i` are a client's own in all
 rounds: 1, or log-normal with median 1 and deviation sigma of their logarithms. A synchronous round lasts as long as its
-slowest client takes, those whose upload is lost included; clients outside the cohort are not waited for. One of
-asynchronous rounds (FedBuff) lasts until the next of the clients at work have arrived.
+slowest client takes, including clients whose upload is lost; clients outside the cohort are not waited for. An
+asynchronous round (FedBuff) lasts until the next clients at work have arrived.
 
 By name with arguments, for ``--time-model`` and ``jaxpfl.fit(time_model=)``: ``equal:step=0.1,up=1e6,down=1e7``, or
 ``lognormal`` with ``sigma=0.5,seed=0`` as well. Nothing else of a run depends on it, but for asynchronous rounds.
@@ -45,7 +45,7 @@ class TimeModel(NamedTuple):
 
     Attributes:
       step: s, median seconds of a gradient.
-      up, down: u and d, median bytes a second of the uplink and of the downlink; infinite for none of that time.
+      up, down: u and d, median bytes a second of the uplink and of the downlink; infinite if they take no time.
       sigma: standard deviation of the logarithms of the clients' factors.
       seed: seed of the factors.
     """
@@ -68,8 +68,8 @@ class TimeModel(NamedTuple):
 
         Args:
           client_ids: [m].
-          gradients: evaluated in the round, [m].
-          up, down: bytes of its upload and of its message, [] or [m].
+          gradients: gradients evaluated in the round, [m].
+          up, down: bytes of a client's upload and of its message, [] or [m].
         """
         compute, received, sent = jax.vmap(self.factors)(client_ids).T
         return gradients * self.step * compute + down / (self.down * received) + up / (self.up * sent)
@@ -188,11 +188,11 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     """Poisson sampling: each client takes part with probability q, independently of the others.
 
     The cohort has ``cap`` slots. If more clients are drawn, a uniformly random subset of them takes part and the others
-    are counted as left out. That is another mechanism, which must be accounted as such (truncated).
+    are counted as left out. This truncated scheme must be accounted as such.
 
     Args:
       num_clients: m.
-      rate: q. Scores are multiples of 2^-23; q is rounded up to one, so that `Participation.rate` is what happens.
+      rate: q, rounded up to a multiple of 2^-23, as scores are such multiples: `Participation.rate` is then exact.
       cap: slots; m, which leaves nobody out, unless given.
 
     Raises:
@@ -275,8 +275,8 @@ def of(
         ceil(m / K) unless given, where the whole block does.
 
     Raises:
-      JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation is asked of fewer than m,
-        a cap is given for another than a Poisson cohort, or a cycle that is none of cyclic cohorts or too long for K.
+      JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation has a cohort below m, a cap
+        is given without Poisson cohorts, or a cycle is given without cyclic cohorts or is too long for K.
     """
     cohort = num_clients if cohort is None else cohort
     _check(num_clients, cohort)
@@ -353,7 +353,7 @@ class Failures:
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Failures):
-    """Failures of clients of the cohort. Draws are independent, and a client's do not depend on the others.
+    """Failures in the cohort. Draws are independent, and a client's draws do not depend on the other clients.
 
     A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
 
@@ -368,7 +368,7 @@ class Availability(Failures):
 
     @property
     def by_run(self) -> tuple[Availability, ...]:
-        """The availability of each run, [S]; of all runs, [1], where no probability is one for each."""
+        """The availability of each run, [S]; one for all runs, [1], where no probability differs between runs."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))
@@ -377,7 +377,7 @@ class Availability(Failures):
 
     @property
     def without_rates(self) -> Availability:
-        """The availability without its probabilities, on which a program still depends."""
+        """The availability without its probabilities: the part that a program still depends on."""
         return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
     def at(self, rates: FailureRates) -> Availability:

@@ -186,9 +186,9 @@ class Reduction(Enum):
 class Gradients(NamedTuple):
     """Gradient evaluations of a client's functions, as its method declares them.
 
-    The unit is one backward pass through one model on one mini-batch. An objective of several terms of a model is one,
-    a step on k models k. Forward passes are not counted: losses that choose a cluster or weigh examples, scores,
-    AdaPeD's derivative by psi.
+    The unit is one backward pass through one model on one mini-batch. An objective with several terms of one model
+    counts once, a step on k models k times. Forward passes are not counted: losses that choose a cluster or weigh
+    examples, scores, AdaPeD's derivative by psi.
 
     Attributes:
       update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit,
@@ -293,9 +293,9 @@ class Algorithm(NamedTuple):
       own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
       guarded: clients draw the noise that protects their examples, in personalisation too.
       in_flight: number of clients at work at once, for asynchronous rounds; None for synchronous ones. A round
-        takes the next arrivals, as many as a cohort has. 0 means twice the cohort, at most all clients. Uploads are then
-        as long as ``Message.shared``, and there are no individual messages.
-      increments: tree prefix of ``Upload.total``, false for numbers of steps, moments, running statistics and the like,
+        takes the next arrivals, as many as a cohort has. 0 means twice the cohort, at most all clients. Uploads are as
+        long as ``Message.shared``, and there are no individual messages.
+      increments: tree prefix of ``Upload.total``; false for numbers of steps, moments, running statistics and the like,
         which neither attacks nor compressors may change.
     """
 

@@ -84,7 +84,7 @@ def counted(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
       limit: `ClientContext.step_limit`; only a static one can be checked.
 
     Raises:
-      JaxpflError: for a number below zero, or one that took the absence of a limit for a number of steps.
+      JaxpflError: for a number below zero, or one computed from `ALL_STEPS` as if it were a number of steps.
     """
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
@@ -96,7 +96,7 @@ def counted(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
 
 
 def check_message(message: Any, num_clients: int) -> None:
-    """Check that a broadcast is a `Message` with a row for each client where it has a part for each.
+    """Check that a broadcast is a `Message`, and that its individual messages have a row for each client.
 
     Raises:
       JaxpflError: naming the leaf with another number of rows.
@@ -142,11 +142,11 @@ def check_metric(name: str, values: Any, *examples: int) -> None:
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
-    """Check that a tree has the structure, shapes and dtypes of the one that it takes the place of.
+    """Check that a tree has the structure, shapes and dtypes of the tree that it replaces.
 
     Args:
       what: the tree's name in the message, such as ``"client.update: state"``.
-      like: the other's name.
+      like: name of the other tree.
 
     Raises:
       JaxpflError: naming the first leaf that differs.
@@ -176,7 +176,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
     """Check that metrics are scalars by name.
 
     Raises:
-      JaxpflError: naming the metric that is none.
+      JaxpflError: naming the metric that is not a scalar.
     """
     if not isinstance(metrics, dict):
         raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
@@ -216,7 +216,7 @@ def _check_upload(upload: Upload) -> None:
 
 
 def _returned(what: str, result: Any, *names: str) -> Any:
-    """The result of a function that must return so many values."""
+    """The result of a function that must return this many values."""
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")

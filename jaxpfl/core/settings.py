@@ -74,7 +74,7 @@ def _is_number(value: Any) -> bool:
 
 
 def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The test of one value for such a value, or for a list or array [S] of them."""
+    """A test for one value, extended to a list or array [S] of them."""
 
     def holds(value: Any) -> bool:
         if isinstance(value, np.ndarray) or hasattr(value, "__jax_array__") or hasattr(value, "aval"):
@@ -105,7 +105,7 @@ BY_NAME = Kind(
 )
 
 _KINDS = {"int": WHOLE, "float": NUMBER, "str": NAME, "bool": SWITCH}
-"""By annotation; a setting of another one names its kind."""
+"""Kinds by annotation; a setting with another annotation names its kind."""
 
 
 def about(
@@ -256,7 +256,7 @@ def is_default(settings: Any, name: str) -> bool:
 
 
 def part_of(part: type[T], flat: Any) -> T:
-    """A dataclass of settings from an object that has the same names as attributes."""
+    """A settings dataclass from an object with attributes of the same names."""
     return part(**{name: getattr(flat, name) for name in _fields(part)})
 
 
@@ -286,7 +286,7 @@ def keywords_of(settings: type) -> Callable[[F], F]:
 
 
 def documents_itself(settings: type[T]) -> type[T]:
-    """Give a dataclass of settings that is made in Python their documentation."""
+    """Add the settings' documentation to a dataclass that users build in Python."""
     read_help(settings)
     settings.__doc__ = documented(settings.__doc__ or "", settings)
     return settings
@@ -323,7 +323,7 @@ def _kind(field: dataclasses.Field[Any]) -> Kind | None:
 
 
 def _any(value: Any) -> Any:
-    """The value, with what the type checker knows of it forgotten."""
+    """The value, as `Any` to the type checker."""
     return value
 
 

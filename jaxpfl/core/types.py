@@ -32,9 +32,9 @@ NO_LABEL = -1
 MOST_EXAMPLES = 2**31 - 1
 """Most examples of a split: their places are int32."""
 EQUAL = 1.25
-"""Work of passes over all clients at the capacity, relative to their examples, up to which they count as equal."""
+"""Largest ratio of clients times capacity to their examples at which clients count as equally large."""
 CHUNK = 2
-"""Cost of a chunk beside its examples, in examples; of small models it is more, but these run several at once."""
+"""Cost of a chunk beside its examples, in examples; more for small models, but several of them run at once."""
 
 
 class Examples(NamedTuple):
@@ -147,7 +147,7 @@ class ClientData:
         return replace(self, start=self.start[row], size=self.size[row])
 
     def rows(self, places: Any) -> ClientData:
-        """Stack of the clients of some rows, on the host; examples that are then nobody's are dropped.
+        """Stack of the clients in some rows, on the host; examples without a client are dropped.
 
         Args:
           places: rows of the stack in the new order, or a mask [m].
@@ -273,7 +273,7 @@ class Federation(NamedTuple):
             (``_replace(client_ids=...)``) before it is trained, as random streams follow ids.
 
         Raises:
-          JaxpflError: for rows that there are not.
+          JaxpflError: for rows outside the stack.
         """
         places, m = np.asarray(places), self.num_clients
         if places.dtype == bool and places.shape == (m,):

@@ -108,7 +108,7 @@ _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 
 
 def rdp_orders() -> list[float]:
-    """Orders of Renyi divergence: dense near 1 for large eps, and up to orders for eps of a few thousandths.
+    """Orders of Renyi divergence: dense near 1, for large eps, and up to orders that an eps of a few thousandths needs.
 
     RDP is loose at any orders: it gives 15.63 for a single Gaussian release of eps 15.00 at delta 1e-10.
     """
@@ -145,12 +145,12 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """Privacy loss of so many rounds, all with the user, plus ten standard deviations: hardly ever exceeded."""
+    """Privacy loss of so many rounds, all with the user, plus ten standard deviations; hardly ever exceeded."""
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
 
 def _rounds_at_most(rounds: int, rate: float) -> int:
-    """Number of rounds with a user in them that is hardly ever exceeded."""
+    """Number of rounds with a given user, hardly ever exceeded."""
     from scipy.stats import binom
 
     return int(binom.isf(_HARDLY_EVER, rounds, rate))
@@ -229,7 +229,7 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
 
 
 Accountant: TypeAlias = Literal["pld", "rdp", "paper"]
-"""Privacy loss distributions (the default, tight), Renyi DP, and Theorem 5 as printed (`paper.CAVEAT`)."""
+"""Privacy loss distributions (the default, tight), Renyi DP, and Theorem 5 as printed (`CAVEAT`)."""
 
 
 def accountant_named(name: str) -> Accountant:
@@ -284,7 +284,7 @@ class PrivacyPlan:
 
     @property
     def releases_about_one(self) -> int:
-        """Rounds that can be about one client: R, or its turns.
+        """Rounds in which one client can take part: R, or its turns.
 
         With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a
         client's turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2
@@ -480,7 +480,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
 
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
-    """Noise multipliers a factor of 2 apart, with epsilons above and at most the target."""
+    """Two noise multipliers, a factor of 2 apart, with one epsilon above the target and one at most the target."""
     # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
     # mu^2/2 + mu sqrt(2 log(1/delta)); and epsilon is at least the cost of one round with the user in it.
     log = -math.log(delta)

@@ -7,7 +7,7 @@ in the two worlds must be as hard to tell apart as claimed; otherwise the claim 
 nothing.
 
 K worlds of each kind can show no bound above about log K, and little at a delta as small as a typical claim's. A claim
-holds at every delta: audit it at one of 0.01 ... 0.2, against ``plan.epsilon`` of that delta.
+holds at every delta: audit it at a delta of 0.01 ... 0.2, against ``plan.epsilon`` at that delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
@@ -134,7 +134,7 @@ class _Odds:
         """Bound for both tests, [2, T]: the canary is inferred from scores above the threshold, or from those below.
 
         Args:
-          tp, fp: number of worlds with and without it whose score is above, [T].
+          tp, fp: number of worlds with and without the canary whose score is above, [T].
         """
         k0 = len(self._of_absent) - 1
         likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])

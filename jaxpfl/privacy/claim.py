@@ -32,7 +32,8 @@ from jaxpfl.support.errors import JaxpflError, warn
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
     """The mechanism with the bands and coefficients of banded noise, the best ones for R rounds unless given.
 
-    No method of `Mechanism`: a compiled round names its class, and could not be found again by what SciPy does.
+    It is not a method of `Mechanism`, whose content is part of a compiled round's cache key: with SciPy's functions in
+    it, the program would not be found again.
 
     Args:
       mechanism: mechanism with any noise; returned as it is unless banded.
@@ -40,7 +41,7 @@ def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
       cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
 
     Raises:
-      JaxpflError: for more bands than rounds, and no number of bands without a cycle.
+      JaxpflError: for more bands than rounds, and if neither bands nor a cycle are given.
     """
     if mechanism.noise != "banded" or mechanism.coefficients is not None:
         return mechanism

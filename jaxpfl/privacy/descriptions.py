@@ -311,7 +311,7 @@ class Cyclic:
         checks.rate("sampling_rate", self.rate)
 
     def turns(self, rounds: int) -> int:
-        """Most rounds of so many in which one client can take part."""
+        """Largest number of rounds, out of so many, in which one client can take part."""
         return math.ceil(rounds / self.cycle)
 
 

@@ -1,4 +1,4 @@
-r"""Guarded examples: a client's training data, of which a method sees noisy clipped gradients and nothing else.
+r"""Guarded examples: a client's training data, from which a method gets noisy clipped gradients and nothing else.
 
 Under example-level privacy a client's functions are given a `GuardedData` in place of their examples. Its number of
 examples is public; of its examples only `GuardedBatch.gradient` tells anything, and every such gradient is entered in a
@@ -49,7 +49,7 @@ class Access(NamedTuple):
     Attributes:
       steps: the most steps, each with a number of ``batches``.
       own: a client's own number of steps, where that is less.
-      batches: mini-batches of a step.
+      batches: mini-batches in a step.
       releases: gradients of a batch.
     """
 
@@ -149,8 +149,8 @@ class GuardedBatch:
 
         Args:
           loss: loss of one example.
-          params: where.
-          key: the step's, for dropout; each example has its own.
+          params: parameters at which to take the gradient.
+          key: key of the step, for dropout; each example has its own.
 
         Raises:
           JaxpflError: within a loop, a branch or another gradient of the method's own.

@@ -58,9 +58,9 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    It is for a sensitivity of 2 b, and sound in one dimension and for eps < 1 only: per coordinate of a vector it is
-    too small, and for larger eps it is unproven. `analytic_gaussian_stddev` with a sensitivity of 2 b is smaller and
-    always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
+    It assumes a sensitivity of 2 b, and is sound in one dimension and for eps < 1 only: for each coordinate of a vector
+    it is too small, and for larger eps it is unproven. `analytic_gaussian_stddev` with a sensitivity of 2 b is smaller
+    and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 
@@ -74,7 +74,7 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
 
 def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
-    """Gaussian mechanism: each entry of ``x`` clipped to [-b, b], plus N(0, stddev^2), of mean the clipped entry.
+    """Gaussian mechanism: each entry of ``x`` clipped to [-b, b], plus N(0, stddev^2), unbiased for the clipped entry.
 
     Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP if ``stddev`` is
     ``analytic_gaussian_stddev(eps, delta, 2 b)``, for every entry, even if not finite. A client that sends several
@@ -120,7 +120,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of the paper: each entry x of ``x``, clipped to [0, 1], becomes one of two values with mean x:
+    r"""Message (7) of the paper: each entry x, clipped to [0, 1], becomes one of two values with mean x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad

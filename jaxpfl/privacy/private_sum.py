@@ -99,7 +99,7 @@ def privatize(
       algorithm: the method's algorithm.
       hp: its hyper-parameters.
       mechanism: mechanism in every round; banded with its coefficients (`claim.planned`).
-      splits: one client's, as arrays or shapes; for the shapes of banded noise.
+      splits: splits of one client, as arrays or shapes; for the shapes of banded noise.
 
     Raises:
       JaxpflError: if the method's uploads are not summed or, when traced, have several weights, which would be a

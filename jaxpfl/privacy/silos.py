@@ -28,9 +28,9 @@ from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError
 
 WORD = 2**31
-"""Scores of a draw are whole numbers below it, so that rates are multiples of its inverse, exactly."""
+"""Scores of a draw are whole numbers below this one, so that rates are exact multiples of its inverse."""
 _CLOSE, _TRIES = 0.997, 6
-"""Share of the target that a silo's epsilon reaches at least, and tries to find it from a neighbour's noise."""
+"""Least share of the target that a silo's epsilon must reach, and number of tries to reach it from a neighbour's."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Silo:
 class SiloMechanism:
     """Clipping and noise of every gradient in every silo, and their accounting over R rounds.
 
-    The neighbouring relation is add-or-remove-one: a silo's data set with one example or without it, its size, rate and
-    number of steps being public settings. A silo is counted as part of every round.
+    The neighbouring relation is add-or-remove-one: a silo's data set with one example or without it. The silo's size,
+    rate and number of steps are public settings. A silo is counted as part of every round.
 
     Attributes:
       silos: silos by number of examples, ascending.

@@ -35,7 +35,7 @@ class Statement(NamedTuple):
     Attributes:
       relation: neighbouring relation of data sets.
       unit: unit of privacy: a user with all its data, or an example (of a silo).
-      participation: full, poisson or uniform.
+      participation: full, poisson, uniform or cyclic.
       sampling_rate: q, the probability of being in a round's cohort.
       noise_multiplier: z of all releases of a round together.
       clipping_norm: C; C1 and C2 for the printed per-step noise; None if it adapts.

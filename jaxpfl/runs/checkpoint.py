@@ -36,8 +36,8 @@ class Checkpoints:
     """The checkpoints of one method in a run folder.
 
     Args:
-      folder: that holds them.
-      resumed: whether ``--resume`` is what goes on from them, as errors then say.
+      folder: folder that holds them.
+      resumed: whether ``--resume`` continues from them, which errors then mention.
     """
 
     def __init__(self, folder: Path, *, resumed: bool = True):
@@ -237,15 +237,15 @@ def _reason(error: Exception) -> str:
 
 _READ = "read.json"
 _SECONDS = 60.0
-"""Between two saves at least: what a kill loses."""
+"""Least time between two saves, and thus the work that a kill loses."""
 _REST = 20
-"""Times that a save took until the next one, so that saves of large states take a twentieth of the time at most."""
+"""Least time between two saves in multiples of the last save's duration: saving takes at most a twentieth."""
 
 
 class Unfinished:
     """A folder with the state of some runs, and what was read from them on the way.
 
-    Runs of other settings, data or versions that it holds are not gone on with.
+    Stored runs with other settings, data or versions are not continued.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any]):
@@ -319,6 +319,6 @@ class Unfinished:
         return state, done, seconds, found["read"][:before]
 
     def remove(self) -> None:
-        """Delete what is kept."""
+        """Delete the stored state."""
         self.__dict__.pop("_checkpoints", None)  # it knows which rounds there are
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -67,7 +67,7 @@ def enable() -> Path | None:
 
 
 def repair(warning: str) -> bool:
-    """Delete the entry about which JAX warned: one cut short by a kill or a full disk would stay for ever.
+    """Delete the cache entry that JAX warned about: one cut short by a kill or a full disk would stay for ever.
 
     Args:
       warning: the text of any warning.

@@ -1,4 +1,4 @@
-"""A run as text: the dataclass that the command line, config files and ``config.json`` share, and files of it.
+"""A run as text: the dataclass behind the command line, config files and ``config.json``, and reading these files.
 
 A file is TOML, YAML, or the ``config.json`` of a run folder.
 """
@@ -228,7 +228,7 @@ def _by_classes(config: RunConfig) -> bool:
 
 
 def _check_text(config: RunConfig) -> None:
-    """Refuse functions and other values of Python's where a setting has a form as text, which alone can be stored."""
+    """Refuse Python functions and other values that have no form as text, as only text can be stored."""
     for one in dataclasses.fields(config):
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
@@ -314,7 +314,7 @@ def completed(stored: Mapping[str, Any], where: object = "config") -> dict[str, 
     """JSON of a stored config, with the defaults of settings that are newer than it.
 
     Raises:
-      JaxpflError: for a config that was damaged or changed to what no run has.
+      JaxpflError: for a config that was damaged or edited to impossible values.
     """
     return to_json(from_mapping(stored, str(where)))
 

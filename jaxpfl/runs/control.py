@@ -54,7 +54,7 @@ class Interrupt:
         self._offered.__exit__(*error)
 
     def asked_of_any(self) -> int | None:
-        """The signal that requested the stop of any process, which all of them then heed; all must call it."""
+        """The signal that asked any process to stop; all processes must call this, and then all stop."""
         # What was exchanged counts, not what has arrived since: only that is the same in all of them.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked
@@ -88,7 +88,7 @@ class Pace:
 
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
-        """Time one call of at most ``rounds`` rounds; gives its length."""
+        """Time one call of at most ``rounds`` rounds; yields its length."""
         # Clocks differ, the number of rounds must not.
         length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length
@@ -98,7 +98,7 @@ class Pace:
 
 
 class Patience:
-    """Validation scores of one method so far, and the end of the patience with it.
+    """Validation scores of one method so far, and whether its patience has run out.
 
     Args:
       experiment: the run.
@@ -153,10 +153,10 @@ _COMPILING = (
 
 
 class CompileClock:
-    """Seconds that this thread compiles, or waits for another that does, while the clock runs; a context manager.
+    """Context manager that counts the seconds in which this thread compiles, or waits for another thread's compilation.
 
     Attributes:
-      seconds: so far.
+      seconds: seconds so far.
     """
 
     def __init__(self) -> None:

@@ -88,8 +88,8 @@ def convert(config: RunConfig, folder: Path) -> Stored:
     users and the places of the examples.
 
     Args:
-      config: resolved; its unseen clients are saved with the others.
-      folder: the folder to make.
+      config: resolved config; its unseen clients are saved with the others.
+      folder: folder to create.
 
     Raises:
       JaxpflError: as `data.load`, `data.federate` and `data.save_federation`.
@@ -134,7 +134,7 @@ FIELDS = (
     *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
     "tokens",
 )
-"""Fields of a config that decide which data set it has."""
+"""Fields of a config that select its data set."""
 
 
 def is_table(config: DataConfig) -> bool:

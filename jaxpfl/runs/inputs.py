@@ -101,10 +101,10 @@ class Protection(NamedTuple):
 
 
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """Mechanism and claim of a method's uploads or of its silos' examples; None without privacy.
+    """Mechanism and claim for a method's uploads or its silos' examples; None without privacy.
 
     Args:
-      run: run of one noise multiplier.
+      run: run with one noise multiplier.
       caveats: weaknesses of the claim.
 
     Raises:

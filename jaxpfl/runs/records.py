@@ -2,7 +2,7 @@
 
 A line of ``journal/main.jsonl`` is one record with its checksum. The records of one program are appended together, each
 with the number of records that follow it, and count only if all are there: after a kill the same program runs again,
-to the same numbers.
+with the same numbers.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class Record:
         could be run; ``stopped`` where successive halving dropped it.
       reason: reason of any status but ``done``, in one line.
       rounds: rounds that were run; for a failed run, the rounds that were planned.
-      metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
-        there is not.
-      seconds: seconds of the program that it was a row of, compiling left out, divided by the rows.
+      metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None if missing.
+      seconds: seconds of its program without compiling, divided by the program's rows.
       group: name of the group of runs that differ in traced values only.
       program: name of the training program by its content; groups whose shapes are equal share one.
     """
@@ -80,7 +79,7 @@ class Journal:
         self.path = folder / JOURNAL / "main.jsonl"
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records, on disk when the call returns; of an append that is cut short none is read.
+        """Append records, on disk when the call returns; if the append is cut short, none of them is read.
 
         Raises:
           UnwritableError: if they cannot be written, for example on a full disk.
@@ -152,7 +151,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def _count(left: Any) -> int:
-    """The number of records that are left of an append.
+    """The number of records left in an append.
 
     Raises:
       TypeError: for anything else.

@@ -344,7 +344,7 @@ class Uplink:
             self.bits = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The next rounds' history with ``bits_up`` of each, all bits since round 0."""
+        """The next rounds' history with each round's ``bits_up``, all bits since round 0."""
         if self.bits is None:
             return history
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
@@ -362,7 +362,7 @@ def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -
     With compression also the compressor's name and the uncompressed size.
 
     Args:
-      counts: at the end, on the host.
+      counts: counts at the end, on the host.
       compress: compressor as in the config.
     """
     runs = counts.uploads.shape[0]

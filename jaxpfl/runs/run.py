@@ -1,6 +1,6 @@
 """Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
 
-Only one run at a time may do so, which `lock.held` around `open_folder` and `run_methods` ensures. Of several
+Only one run at a time may do so, which `run_folder.held` around `open_folder` and `run_methods` ensures. Of several
 processes of one run the first reads and writes the folder; all of them call `run_methods`.
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one

@@ -119,7 +119,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
     """Refuse a folder that also holds something else, at the top or in a folder of files of one kind.
 
     Args:
-      folder: with results, as ``mark`` says.
+      folder: folder of results, recognised by ``mark``.
       mark: the file that makes it a folder of results.
       parts: names of the other files and folders that are written there, beside `SHARED`.
 
@@ -146,7 +146,7 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
       force: whether earlier results are replaced.
 
     Raises:
-      JaxpflError: if it holds results that neither go on nor are replaced, none that could go on, or something else.
+      JaxpflError: if it holds results that are neither continued nor replaced, none to continue, or something else.
     """
     stored = (folder / mark).exists()
     if resume and not stored:
@@ -162,8 +162,8 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Remove the results in a folder, the summary first and ``mark`` last: whatever a kill leaves is taken for no whole
-    results, and can be replaced again.
+    """Remove the results in a folder, the summary first and ``mark`` last: what a kill leaves does not count as
+    complete, and can be replaced again.
 
     Hidden files, such as the folder's lock, stay.
 

@@ -16,7 +16,7 @@ class Headline(NamedTuple):
     """Main metric of a task.
 
     Attributes:
-      name: such as accuracy.
+      name: name, such as accuracy.
       lower: True where less is better.
       percent: True where it is a share, shown in percent.
     """
@@ -162,7 +162,7 @@ def undefined(scores: Mapping[str, np.ndarray], metric: str, examples: np.ndarra
 
     Args:
       scores: [S, m] by ``after_NAME``, and ``attackers_after_NAME``, whose clients are not among the others.
-      metric: its name.
+      metric: name of the metric.
       examples: the clients' numbers of test examples, [m].
     """
     attacks = [~np.isnan(of) for key, of in scores.items() if key.startswith("attackers_after_")]
@@ -226,7 +226,7 @@ def best_on_validation(
       rounds: [E].
       validation, test: mean scores of the personalised models, [E, S].
       headline: their metric.
-      patience: patience of the run; the evaluations behind a seed's own end are not among its choices.
+      patience: patience of the run; a seed's evaluations after its own end are not candidates.
     """
     if np.isnan(validation).all(axis=0).any():
         return None

@@ -42,7 +42,7 @@ _NOT_PRIVATE = (
     "cover them"
 )
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
-"""Its name among a private method's hyper-parameters."""
+"""Name of the noise multiplier among a private method's hyper-parameters."""
 NOISE = 2
 """Version of the noise streams of private runs: with another one, a resumed run would share noise with others."""
 
@@ -54,14 +54,14 @@ class Experiment(NamedTuple):
       config: the config.
       methods: names of the methods.
       runs: the run of each method, by name.
-      federation: the clients that are trained.
+      federation: the trained clients.
       task: model, loss and metrics.
-      start: the checksum of the parameters that it starts from, if given.
+      start: checksum of the initial parameters, if given.
       unseen: the clients that arrive at the end, if any.
       graph: the graph of the clients, if a method needs it.
       scaling: scaling of all inputs, if they were standardised.
       class_names: names as `Source.class_names`.
-      caveats: weaknesses of its privacy claims.
+      caveats: weaknesses of the experiment's privacy claims.
     """
 
     config: RunConfig

@@ -46,7 +46,7 @@ class StoredRun(NamedTuple):
         return range(self.config.seed, self.config.seed + require(self.config.seeds))
 
     def finished(self, method: str | None) -> str:
-        """The method of that name (the only one, for None), which must be finished.
+        """The method of that name, which must be finished; None names the only method.
 
         Raises:
           JaxpflError: for an unknown or unfinished method.

@@ -82,7 +82,7 @@ class SweepTerminal(_Bars, Reporter):
     Args:
       console: console to draw on.
       runs: number of runs of the whole sweep.
-      done: number of runs that are there already.
+      done: number of runs that are recorded already.
     """
 
     def __init__(self, console: Console, runs: int, done: int = 0):

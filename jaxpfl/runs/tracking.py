@@ -224,7 +224,7 @@ class WandB(_Service):
 
     Args:
       folder: folder of the run.
-      project: their name for a set of runs.
+      project: project, W&B's name for a set of runs.
 
     Raises:
       JaxpflError: if the package is not installed, or nobody is logged in.

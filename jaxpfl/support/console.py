@@ -120,7 +120,7 @@ def plain(axes: Any) -> None:
 def save(figure: Any, folder: Path, name: str) -> Path:
     """Write ``folder/name.png`` as in `save_png`, but create no folder except the last.
 
-    Results whose folder is taken away while they are written must not go on in another, of which nothing else is.
+    Results whose folder is removed while they are written must not continue in a new one that lacks the rest.
     """
     path = folder / f"{name}.png"
     with writing(path):

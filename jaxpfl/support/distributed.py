@@ -27,13 +27,13 @@ from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown
 
 HEARTBEAT_SECONDS = 30
-"""Silence after which a process counts as lost; one that ends loses its connections, which is noticed at once."""
+"""Silence after which a process counts as lost; if it ends, its connections close, which is noticed at once."""
 START_SECONDS = 300
 """Time that the processes have to find each other."""
 WAIT_SAID_SECONDS = 5
 """Wait for the others after which the user is notified."""
 AUTOMATIC = "auto"
-"""An address that is found as Slurm, Open MPI, Kubernetes or a Cloud TPU announce it."""
+"""An address that stands for the one announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LEAST_TOKEN = 16
@@ -122,7 +122,7 @@ def start(
 
 
 def lost(error: BaseException) -> LostProcessError | None:
-    """The error for a process that cannot be reached, if that is what one of XLA's says."""
+    """The error for an unreachable process, if an error of XLA's means that; else None."""
     if len(_peers) < 2 or isinstance(error, JaxpflError):
         return None
     text = str(error).lower()
@@ -130,7 +130,7 @@ def lost(error: BaseException) -> LostProcessError | None:
 
 
 def begun() -> bool:
-    """True from a first `start`, from which on JAX may wait for others at the end of the process."""
+    """True after the first `start`; JAX may then wait for others when the process ends."""
     return _begun
 
 
@@ -183,7 +183,7 @@ def _said_if_long(on_wait: Callable[[str], None] | None, given: dict[str, Any], 
 
 
 def _checked_token(token: str | None, given: dict[str, Any]) -> str:
-    """The token of a run's messages, which may be empty where nothing but this host can reach it."""
+    """The token of a run's messages; it may be empty if only this host can reach the run."""
     addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
     if token is None and not all(map(_is_loopback, addresses)):
         raise JaxpflError(
@@ -330,7 +330,7 @@ def _end_lost(*_: Any) -> None:
 
 
 def _end_terminated() -> None:
-    """The same where the C++ runtime gives up, most likely for that reason."""
+    """End this process in the same way when the C++ runtime aborts, most likely for a lost process."""
     with suppress(OSError):
         known = "ended before" in _loss()
         os.write(2, f"error: {_loss()}{'' if known else ', or the C++ runtime failed'}{_note}\n".encode())

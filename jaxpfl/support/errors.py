@@ -96,7 +96,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def printable(text: str, most: int = 100) -> str:
-    """A name, or several, for a message of one line: as it is, or as `shown` where it does not print or is too long.
+    """One name or several for a one-line message: unchanged, or as `shown` if unprintable or too long.
 
     Examples:
       >>> printable("weight"), printable("a\\nb")

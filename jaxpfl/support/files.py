@@ -70,7 +70,7 @@ def opened(path: Path) -> io.BufferedReader:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opener of a file that is appended to, which must be no link: a folder that one was given may lead elsewhere."""
+    """Opener of a file to append to, which refuses links: one in a folder from elsewhere might lead outside it."""
     return _regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
@@ -84,7 +84,7 @@ def _regular(path: str, flags: int) -> int:
 
 
 def contents(path: Path, memory: int = 1) -> bytes:
-    """The bytes of a file, once there is room for what is made of them.
+    """The bytes of a file, if memory holds what is made of them.
 
     Args:
       path: regular file to read.
@@ -103,10 +103,10 @@ def contents(path: Path, memory: int = 1) -> bytes:
 
 
 def own_contents(path: Path) -> bytes:
-    """The bytes of a file of one's own, which is going to be executed.
+    """The bytes of the user's own file, which will be executed.
 
     Raises:
-      OSError: as `opened`, and if another user can have written it, or put it there.
+      OSError: as `opened`, and if another user could have written it, or put it there.
     """
     with opened(path) as file:
         if not (is_own(os.fstat(file.fileno())) and is_own(path.parent.stat())):
@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Path of a file of a folder by the name that something in the folder gives it.
+    """Path of a file in a folder, by a name that was read from the folder.
 
     Raises:
       JaxpflError: for a name that leads out of the folder, also by a link.
@@ -224,7 +224,7 @@ class Records:
         return records
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the wanted records only; of several records of one round the last is kept."""
+        """Rewrite the file with the wanted records only, and only the last of several records for one round."""
         records = {(r["kind"], r["method"], r["round"]): r for r in self.read() if wanted(r)}
         with whole(self.path) as file:
             file.writelines(json.dumps(record) + "\n" for record in records.values())
@@ -417,7 +417,7 @@ def _mixed(column: Any) -> dict[str, Any]:
 
 
 def _exact(value: Any) -> str:
-    """Name of a value and its type: 1 and True are equal."""
+    """Key for a value that includes its type, as 1 == True."""
     return json.dumps(value)
 
 

@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 USABLE = 0.9  # of the free memory: allocators round up, and other processes share the machine
 
 _SMALL = 2**20
-"""Bytes below which no check is made: it reads four files."""
+"""Bytes below which nothing is checked, as a check reads four files."""
 
 
 def free() -> int | None:
@@ -39,7 +39,7 @@ def check(need: int, what: str, advice: str) -> None:
     """Refuse an allocation that would not fit.
 
     Args:
-      need: bytes.
+      need: bytes to allocate.
       what: the beginning of the message, which names what needs them.
       advice: the end of the message.
 
@@ -100,7 +100,7 @@ _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def files_in(folder: Path) -> Iterator[None]:
-    """Make the block's temporary files in a folder, not in the system's own one for them."""
+    """Create the block's temporary files in a folder, not in the system's temporary folder."""
     before = _FOLDER.set(folder)
     try:
         yield
@@ -140,12 +140,12 @@ def in_parts(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
-    """An array that is yet to be written: in a temporary file if another one is in a file, else in memory.
+    """An unwritten array, in a temporary file if ``like`` is in a file, else in memory.
 
     Args:
-      shape: its shape.
-      dtype: its type.
-      like: the other array.
+      shape: shape of the array.
+      dtype: type of the array.
+      like: array whose kind of memory decides.
 
     Raises:
       UnwritableError: if there is no room for the file.
@@ -159,7 +159,7 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Take the room of a file on its disk, so that a full one is found here, not by a signal at some later write."""
+    """Reserve disk space for a file, so that a full disk is an error here and not a signal at a later write."""
     if hasattr(os, "posix_fallocate"):  # macOS has no such call
         os.posix_fallocate(file.fileno(), 0, size)
 
@@ -210,8 +210,8 @@ def check_room(what: object, need: int) -> None:
     """Refuse temporary files that would not fit on the disk.
 
     Args:
-      what: named in the message.
-      need: bytes.
+      what: what needs the space, for the message.
+      need: bytes to write.
 
     Raises:
       JaxpflError: with what is needed and free.
@@ -249,7 +249,7 @@ class Growing:
             self._file.write(np.ascontiguousarray(rows).data)
 
     def whole(self) -> np.ndarray:
-        """The array, to which nothing can be appended any more; there must be a part."""
+        """The finished array, to which nothing can be appended; at least one part must have been."""
         shape, dtype = (self._rows, *self._parts[0].shape[1:]), self._parts[0].dtype
         if self._file is None or not math.prod(shape):
             return np.concatenate(self._parts)

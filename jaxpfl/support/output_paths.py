@@ -31,7 +31,7 @@ def partial(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _same(folder: Path) -> Iterator[Callable[[], None]]:
-    """A function that raises unless a folder, if there is one, is still the one that had its name at the beginning."""
+    """A function that raises if a folder that exists at the beginning is no longer the one under its name."""
     descriptor = None
     with suppress(OSError):  # there is none yet, or a system that does not open folders
         descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its number
@@ -64,14 +64,14 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
-    """Remove what threads of a library still write into the hidden place of ``path`` after it has raised an error.
+    """Remove what a library's threads still write into the hidden place of ``path`` after the library has failed.
 
-    They make anew the folders that they find missing, so that one removal is not enough.
+    They recreate missing folders, so one removal is not enough.
 
     Args:
-      path: the target of a `partial` that ended by an error.
-      quiet: seconds for which nothing may appear.
-      most: seconds after which this gives up; the next `partial` of the path removes what is there.
+      path: target of a `partial` block that ended with an error.
+      quiet: seconds without new files after which this returns.
+      most: seconds after which this gives up; the next `partial` for the path removes the rest.
     """
     place = _hidden(path)
     start = seen = time.monotonic()

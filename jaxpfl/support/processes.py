@@ -40,7 +40,7 @@ class AgreedError(JaxpflError):
 
 
 class _Refused(NamedTuple):
-    """An error in the place of a value; ``alone`` if no other process could have had it."""
+    """An error sent instead of a value; ``alone`` if no other process could have had it."""
 
     said: str
     alone: bool
@@ -83,8 +83,8 @@ def exchange(value: T) -> list[T]:
       value: JSON value; tuples come back as lists.
 
     Raises:
-      JaxpflError: for a message from outside of the run.
-      AgreedError: on every process, if one of them had an error in the place of its value.
+      JaxpflError: for a message from outside the run.
+      AgreedError: on every process, if one of them sent an error instead of its value.
     """
     if not several():
         return [value]
@@ -124,7 +124,7 @@ def agree(what: str, value: Any) -> None:
     """Refuse to go on with a value that differs between the processes.
 
     Args:
-      what: its name in the message.
+      what: name of the value in the message.
       value: JSON value. For a mapping, also a nested one, the message names the first entry that differs.
 
     Raises:
@@ -203,7 +203,7 @@ def _told(do: Callable[[], T], *, alone: bool = False) -> list[T]:
 
 
 def _all(value: Any) -> list[Any]:
-    """Any values of all processes: one gathering of bytes, or two where one is long."""
+    """Values of all processes, in one exchange of bytes, or two if a value is long."""
     own = json.dumps({"refused" if isinstance(value, _Refused) else "value": value}).encode()
     rows = _gathered(len(own).to_bytes(8, "little") + own[:_SHORT].ljust(_SHORT, b"\0"))
     lengths = [int.from_bytes(row[:8], "little") for row in rows]

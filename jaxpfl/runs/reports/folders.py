@@ -34,7 +34,7 @@ class Folder(NamedTuple):
       status: ``complete``, ``unfinished``, ``running`` (a process holds it) or ``damaged``.
       what: the methods, or the study's name.
       data: the data set; empty for a study.
-      done: progress in words; the trouble of a damaged folder.
+      done: progress in words; for a damaged folder, the trouble.
     """
 
     path: Path
@@ -96,7 +96,7 @@ def below(path: Path) -> list[Folder]:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """A JSON file's object; empty for what is none."""
+    """A JSON file's object; empty for any other content."""
     try:
         found = files.read_json(path)
     except JaxpflError:
@@ -159,7 +159,7 @@ class Checked(NamedTuple):
     """A folder that was checked.
 
     Attributes:
-      folder: folder as `look` sees it; its status is ``damaged`` if there are troubles.
+      folder: folder as `look` returns it; its status is ``damaged`` if there are troubles.
       troubles: a sentence for each damaged or missing part.
       looked_at: number of files whose content was read, by kind.
     """

@@ -26,7 +26,7 @@ class Section(NamedTuple):
     """A part of a page under a heading.
 
     Attributes:
-      title: its heading.
+      title: heading of the section.
       parts: HTML of its parts, in order.
     """
 
@@ -40,7 +40,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
     Args:
       title: title of the page.
       lead: HTML below the title.
-      sections: its parts; those without content are left out, and a contents list names the others.
+      sections: sections of the page; empty ones are left out, and a contents list names the others.
     """
     shown = [section for section in sections if section.parts]
     links = "".join(f'<li><a href="#s{i}">{text(section.title)}</a></li>' for i, section in enumerate(shown))
@@ -183,14 +183,14 @@ def sheet_table(given: Sheet) -> str:
 
 
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
-"""Colours of ink and paper in figures, and the page's own that stand for them."""
+"""Colours of ink and paper in figures -> the page's variables for them."""
 _MOST_DOTS = 2000
 """Dots, or corners of bars, beyond which they are a picture inside the figure: a million clients would be 100 MB."""
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 
 def svg(figure: Any, name: str) -> str:
-    """A figure as SVG in HTML, labelled by its title for who does not see it.
+    """A figure as SVG in HTML, labelled with its title for screen readers.
 
     Args:
       figure: figure of matplotlib.

@@ -176,7 +176,7 @@ def _check_values(definition: Definition, method: Method) -> None:
 
 
 def _ends(axis: Axis) -> tuple[Value, ...]:
-    """The values that are outside a setting's range if any is: of numbers the least and the largest."""
+    """The values that are outside a setting's range if any is; for numbers, the least and the largest."""
     if not axis.values:
         return axis.low, axis.high
     numbers = [value for value in axis.values if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -187,7 +187,7 @@ def read(folder: Path) -> Definition:
     """The definition in a sweep folder.
 
     Raises:
-      JaxpflError: for a folder without one, and one that was changed by hand to what no sweep is.
+      JaxpflError: for a folder without one, and for one edited by hand to an impossible sweep.
     """
     path = folder / FILE
     if not path.exists():
@@ -196,7 +196,7 @@ def read(folder: Path) -> Definition:
 
 
 def is_stored(values: Any) -> bool:
-    """Tell the definition of a sweep over runs, as `FILE` holds it, from other values of a file."""
+    """True if a file's values are the definition of a sweep over runs, as in `FILE`."""
     return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
 
 
@@ -204,7 +204,7 @@ def from_stored(stored: Any, path: Path) -> Definition:
     """Definition from the values of a file.
 
     Raises:
-      JaxpflError: for values that were changed by hand to what no sweep is.
+      JaxpflError: for values edited by hand to an impossible sweep.
     """
     with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])
@@ -236,7 +236,7 @@ def grown(old: Definition, new: Definition, folder: Path) -> None:
 
 
 def grid_changes(old: Grid, new: Grid) -> list[str]:
-    """Values that a grid lacks of an earlier one, and its new axes; empty where it only has more values or draws."""
+    """An earlier grid's values that a grid lacks, and its new axes; empty if it only has more values or draws."""
     changes: list[str] = []
     axes = {axis.name: axis for axis in new.axes}
     for axis in old.axes:

@@ -1,4 +1,4 @@
-"""Execution of one group of a sweep: its data, its runs as rows of one program, and their scores.
+"""Execution of one sweep group: its data, its runs as rows of one program, and their scores.
 
 The rows are run in chunks if memory is short. A chunk is saved on its way, so that a stopped one continues from its
 middle; if saving fails, the chunk goes on without.
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Rounds of each run, those until its rung's end under successive halving."""
+        """Rounds of each run; under successive halving, the rounds until its rung's end."""
         return self.group.until or self.group.rounds
 
     @property
@@ -204,7 +204,7 @@ def run_group(
 
 
 def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
-    """Some runs of a group on their way, by all that decides their numbers but the data, which a sweep checks."""
+    """Unfinished runs of a group, stored under all that decides their numbers but the data, which the sweep checks."""
     group, experiment = ready.group, ready.experiment
     asked = {
         "until": group.until,
@@ -232,7 +232,7 @@ def _run(
     kept: Unfinished | None,
     clock: CompileClock,
 ) -> list[Record] | None:
-    """Records of some rows; None if they were given up."""
+    """Records of some rows; None if they were abandoned."""
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
@@ -313,7 +313,7 @@ class Last(Generic[_T]):
 
 
 class Data:
-    """The last data set and the split of the last group, kept for the next with the same."""
+    """The last data set and the last group's split, kept for the next group if it has the same."""
 
     def __init__(self) -> None:
         self._source: Last[data.Source] = Last()
@@ -347,7 +347,7 @@ def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
 
 
 _MOST_BYTES = 2**30
-"""Largest state that is saved on its way; two are on disk at times."""
+"""Largest state that is saved during a chunk; two are on disk at times."""
 
 
 def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: int, reporter: Reporter) -> Stopped:
@@ -381,7 +381,7 @@ class Stopped(NamedTuple):
 
     Attributes:
       state: state of S runs, trimmed.
-      rounds: that they have run.
+      rounds: rounds that they have run.
       seconds: seconds of each run so far, without compiling and of compiling.
     """
 

@@ -67,7 +67,7 @@ def parse(text: str) -> Axis:
     """Parse ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N``, ``NAME=linear:LOW:HIGH:N``, or a range, without N.
 
     Raises:
-      JaxpflError: for another form, a value that stands twice, and ends that no such spacing has.
+      JaxpflError: for another form, a repeated value, and ends that the spacing does not allow.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):
@@ -101,7 +101,7 @@ def distinct(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
     """The values of an axis.
 
     Raises:
-      JaxpflError: for one that stands twice.
+      JaxpflError: for a repeated value.
     """
     value, times = Counter(values).most_common(1)[0]
     if times > 1:
@@ -236,8 +236,8 @@ def named(grid: Grid, methods: Sequence[str]) -> Grid:
     """The grid with its axes' full names, and their values in the types of their settings.
 
     Raises:
-      JaxpflError: for a setting that there is not or that no sweep varies, one of a method that is not in the sweep,
-        and values of another type.
+      JaxpflError: for a setting that does not exist or that no sweep varies, for a setting of a method that is not in
+        the sweep, and for values of another type.
     """
     return dataclasses.replace(grid, axes=tuple(_named(axis, methods) for axis in grid.axes))
 

@@ -1,4 +1,4 @@
-"""Sweep plan: groups of runs with one shape, as rows of one program, and the rungs of successive halving.
+"""Sweep plan: groups of equally shaped runs, as rows of one program, and the rungs of successive halving.
 
 In successive halving all settings run a few rounds, and the best of them on validation examples go on. A method's
 settings are compared with each other, whatever programs they are rows of. A decision follows from the records alone: a
@@ -156,7 +156,7 @@ def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tup
 
     Args:
       definition: definition of the sweep.
-      found: the records by run, those left out that are to be run again.
+      found: the records by run, without the runs that are to be repeated.
     """
     return tuple(group for method in definition.methods for group in _missing_of_method(definition, method, found))
 
@@ -227,7 +227,7 @@ def check_rungs(old: Definition, new: Definition) -> None:
 
 
 def planned_runs(definition: Definition) -> int:
-    """Number of runs of all rungs, each rung's counted again."""
+    """Number of runs over all rungs; a run counts once for each of its rungs."""
     total = 0
     for method in definition.methods:
         left = len(settings_of(definition, method))
@@ -238,7 +238,7 @@ def planned_runs(definition: Definition) -> int:
 
 
 def recorded_runs(definition: Definition, records: Iterable[Record]) -> int:
-    """Number of those runs that are recorded, every rung that a run has passed counted."""
+    """Number of recorded runs; a run counts once for each rung that it has passed."""
     ends = {
         run.id: [rounds_at(group, share) for share in rungs(definition, group.method)]
         for group in groups_of(definition, runs_of(definition))

@@ -79,7 +79,7 @@ def _series(points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str
 def _about(
     axis: Axis, axes: Mapping[str, Axis], points: Mapping[str, Sequence[Point]], series: Mapping[str, Series]
 ) -> str:
-    """Title of a plot over one axis: what stands for a value where others vary too."""
+    """Title of a plot over one axis: which setting stands for a value if other axes vary too."""
     there = {name for method in series for point in points[method] for name in point.settings}
     others = ", ".join(name for name in axes if name != axis.name and name in there)
     words = _headline(points).words
@@ -227,7 +227,7 @@ class Series(NamedTuple):
 
     Attributes:
       picked: numbers of the values, each with the best of its settings on validation examples, in their order; values
-        of which no setting is done are left out.
+        without a finished setting are left out.
       joined: whether there is one for each value, and the values are numbers, so that a line joins them.
       every: whether all settings are there, the others being drawn from ranges, or without scores to choose by.
     """
@@ -253,7 +253,7 @@ def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Seri
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
-    """The best of some settings on validation examples; None where none is done.
+    """The best of some settings on validation examples; None if none is finished.
 
     The chosen setting is the best of those it is among. Several settings without validation scores have no best one.
     """

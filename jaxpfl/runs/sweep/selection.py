@@ -31,8 +31,8 @@ class Tried(NamedTuple):
 
     Attributes:
       settings: the values on the axes.
-      scores: [S], the mean over clients with each seed of the search; NaN where there is none.
-      against: the reason why it cannot be chosen; empty where it can.
+      scores: mean over clients with each seed of the search, [S]; NaN where there is none.
+      against: reason why it cannot be chosen; empty if it can.
     """
 
     settings: Mapping[str, Value]
@@ -155,7 +155,7 @@ def _number(value: float | None) -> float:
 
 
 Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
-"""Settings that name a problem, its records, and the choice of each method on it."""
+"""(settings that name a problem, its records, each method's choice on it)."""
 
 DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
 """Names of the fields that make the data and their split."""

@@ -17,7 +17,7 @@ from jaxpfl.support.errors import printable
 from jaxpfl.support.files import jsonable
 
 UNFINISHED = "unfinished"
-"""Status of a row that lacks runs of the search."""
+"""Status of a row in which runs of the search are missing."""
 
 _WORST_FIRST = (FAILED, DIVERGED, STOPPED)
 
@@ -281,7 +281,7 @@ def _line(text: str) -> str:
 
 
 def _not_done(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """For each method, status and reason: how many settings are not done, and the first of them."""
+    """For each method, status and reason: the number of unfinished settings, and the first of them."""
     bad = [row for row in rows if row["status"] != DONE]
     counts = Counter((row["method"], row["status"], row["reason"]) for row in bad)
     said = []

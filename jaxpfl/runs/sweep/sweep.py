@@ -54,7 +54,7 @@ class Sweep:
     Attributes:
       folder: folder of the sweep.
       definition: definition of the sweep.
-      data: last loaded.
+      data: data loaded last.
     """
 
     def __init__(self, folder: Path, definition: Definition, data: Data | None = None):
@@ -104,7 +104,7 @@ class Sweep:
         return sweep
 
     def check_runs(self) -> None:
-        """Refuse a sweep none of whose first groups can run, or that names what there is not, before it begins.
+        """Refuse a sweep, before it begins, if none of its first groups can run or a setting names something unknown.
 
         Raises:
           JaxpflError: the reason of the first group, or of the first with such a name.
@@ -253,7 +253,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
 
 
 def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
-    """Sentences on metrics that some clients have not, and weaknesses of the claims of private runs."""
+    """Sentences on metrics that some clients lack, and weaknesses of private runs' claims."""
     return [*_undefined(records), *_of_private(records, chosen)]
 
 

@@ -193,7 +193,7 @@ def decode_runs(bits: np.ndarray, d: int) -> np.ndarray:
     """The vector [d] float32 of a message.
 
     Raises:
-      JaxpflError: if the message is not of a vector of this size.
+      JaxpflError: if the message does not hold a vector of this size.
     """
     reader = Reader(bits)
     tabled = bool(reader.take(1)[0])

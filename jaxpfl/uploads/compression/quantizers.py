@@ -219,7 +219,7 @@ def decode_qsgd(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
     """The norm [] float32 and the signed levels [d] int32 of a message.
 
     Raises:
-      JaxpflError: if the message is not of a vector of this size.
+      JaxpflError: if the message does not hold a vector of this size.
     """
     reader = Reader(bits)
     norm = reader.floats(1)[0]
@@ -258,14 +258,14 @@ def encode_top_k(value: np.ndarray) -> np.ndarray:
 
 
 def decode_top_k(bits: np.ndarray, d: int) -> np.ndarray:
-    """The vector [d] float32 that `encode_top_k` made a message of, with zeros for minus zeros.
+    """Decode a message of `encode_top_k`: the vector [d] float32, with zeros for minus zeros.
 
     Args:
       bits: the message, [bits].
-      d: entries of the vector.
+      d: number of entries in the vector.
 
     Raises:
-      JaxpflError: if the message is cut short, or of a vector of another size.
+      JaxpflError: if the message is cut short, or holds a vector of another size.
     """
     reader = Reader(bits)
     places = reader.positions(d)

@@ -26,7 +26,7 @@ Randomness is keyed by client and round, separately from training: a run with ``
 as one without a compressor (up to XLA's rounding of a different program).
 
 Formal guarantees: under a privacy mechanism the compressor is applied to the client's private upload (its clipped
-increment with its own share of the noise), and so is post-processing of it. Compressed uploads cannot be summed before
+increment with its own share of the noise), and is therefore post-processing. Compressed uploads cannot be summed before
 they are decoded, so the other clients' noise adds no protection; `privacy.plan_of` accounts for that. There is no error
 feedback then: the memory kept by a client whose work failed would reveal information about its data.
 
@@ -78,7 +78,7 @@ def compressed(
     Args:
       algorithm: any method, or one behind a privacy mechanism.
       compressor: compressor of every message.
-      splits: one client's, as arrays or shapes; for the shape of its upload.
+      splits: splits of one client, as arrays or shapes; for the shape of its upload.
       feedback: whether to use error feedback; None for the compressor's default, which is true unless it is unbiased.
 
     Raises:

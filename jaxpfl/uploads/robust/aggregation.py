@@ -34,8 +34,6 @@ Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
 - ``norm-bound:bound=1``: the mean of updates that are shortened to that norm; without a bound to the median of the
   round's norms.
 
-`rules` has the equations and the papers.
-
 Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). The server
 of the method receives a robust estimate of the centre of the cohort's :math:`\Delta_i` in place of
 :math:`\sum_i w_i \Delta_i / \sum_i w_i`, as the upload of one client of weight 1.
@@ -123,7 +121,7 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
 
 
 _State: TypeAlias = tuple[Array, PyTree, Array]
-"""Number of steps, point, and whether the last step was longer than the tolerance."""
+"""State of the Weiszfeld loop: number of steps, point, and whether the last step was longer than the tolerance."""
 
 
 def geometric_median(
@@ -218,7 +216,7 @@ class Aggregator(NamedTuple):
     Attributes:
       name: the name and arguments as text.
       rule: the estimate; None for the weighted mean.
-      quorum: the number of uploads from which on the rule's guarantee holds.
+      quorum: least number of uploads for which the rule's guarantee holds.
       trims: share of the values that are cut on each side; 0 for a rule that cuts none.
     """
 
@@ -228,10 +226,10 @@ class Aggregator(NamedTuple):
     trims: float = 0.0
 
     def check(self, cohort: int) -> None:
-        """Refuse a cohort of so many slots in which the rule means nothing.
+        """Refuse a number of slots with which the rule has no effect or guarantee.
 
         Raises:
-          JaxpflError: for fewer slots than the quorum, and a share to trim that is less than one of them.
+          JaxpflError: for fewer slots than the quorum, and for a trimmed share of less than one slot.
         """
         if cohort < self.quorum:
             raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
@@ -300,13 +298,13 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:
-    """An algorithm whose server is given a robust estimate in place of the mean of the uploads.
+    """An algorithm whose server receives a robust estimate in place of the uploads' mean.
 
     ``below_quorum`` among its metrics is 1 in a round with too few uploads for the rule's guarantee (Krum's).
 
     Args:
-      algorithm: one whose server receives a mean.
-      aggregator: the estimate in its place; the mean itself changes nothing.
+      algorithm: algorithm whose server receives a mean.
+      aggregator: aggregation in place of the mean; ``mean`` itself changes nothing.
       method: the algorithm's name in messages.
 
     Raises:

@@ -78,12 +78,12 @@ def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Algorithm:
-    """An algorithm of which some clients upload something else.
+    """An algorithm in which the attackers change their uploads.
 
     Args:
       algorithm: any method.
-      attack: one on uploads; with one on labels nothing changes (see `poisoned`).
-      attackers: their ids.
+      attack: attack on uploads; an attack on labels changes nothing here (see `poisoned`).
+      attackers: ids of the attackers.
     """
     if attack.change is None:
         return algorithm
@@ -114,9 +114,9 @@ def poisoned(federation: Federation, attackers: np.ndarray, classes: int) -> Fed
     """The data with the attackers' labels y of training and validation examples replaced by ``classes - 1 - y``.
 
     Args:
-      federation: on the host.
+      federation: federation on the host.
       attackers: [m] bool.
-      classes: K; 2 for binary labels, of which an example may have several.
+      classes: K; 2 for binary labels, even if an example has several.
     """
 
     def flipped(split: ClientData) -> ClientData:
