@@ -45,7 +45,7 @@ _MOST_NEEDED = {
 
 
 def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
-    """The help of a group of commands, with the purpose of each."""
+    """The help of a command group, with each command's purpose."""
     ending = f"{name} COMMAND --help explains a command's flags."
     lines = [*filled(f"usage: {name} COMMAND [flags]"), "", *filled(text), "", "commands"]
     return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])

@@ -1,4 +1,4 @@
-"""Sweep plan: groups of equally shaped runs, as rows of one program, and the rungs of successive halving.
+"""Sweep plan: groups of equally shaped runs, each one program, and the rungs of successive halving.
 
 In successive halving all settings run a few rounds, and the best of them on validation examples go on. A method's
 settings are compared with each other, whatever programs they are rows of. A decision follows from the records alone: a
