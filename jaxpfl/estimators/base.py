@@ -66,8 +66,8 @@ class Estimator(NamedTuple):
 
     Attributes:
       summarize: ``(key, shared, samples) -> (message, local)`` of one client. The message is all that leaves it.
-      combine: ``(key, shared, messages, sent) -> shared``: messages with leaves [m, ...], of which those with ``sent``
-        [m] bool were uploaded. A message that was not sent is ignored.
+      combine: ``(key, shared, messages, sent) -> shared``: messages have leaves [m, ...]; ``sent``, [m] bool, marks the
+        uploaded ones, and all others are ignored.
       personalize: ``(shared, message, sent, local) -> estimate`` of one client. Its own message is given because some
         estimators leave it out of the combination; clients that did not send personalise as well.
       start: the broadcast before the first round; None if none is needed.

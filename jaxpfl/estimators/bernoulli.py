@@ -27,8 +27,8 @@ from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncat
 from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
-"""Rounding error of the mean of 1/n_j: below the effect of a single client with two samples among fifty thousand with
-one.
+"""Rounding error of the mean of 1/n_j: below the effect of one client with two samples among fifty thousand clients
+with one.
 """
 
 
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Broadcast of the server: moments of the shares that were sent, and of the 1/n_i."""
+    """The server's broadcast: moments of the uploaded shares and of their clients' 1/n_i."""
 
     shares: Moments
     inverse_sizes: Moments
@@ -58,7 +58,7 @@ def local() -> Estimator:
 def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
     """Posterior mean under a known prior Beta(alpha, beta); nothing is sent.
 
-    Its error is exactly n / (alpha + beta + n) times that of `local`.
+    Its error is exactly n / (alpha + beta + n) times the error of `local`.
 
     Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
     """
@@ -84,7 +84,7 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Shrinkage of the client's own share towards mu; mean and variance of P by moments of the other shares.
+    r"""Shrink the client's own share towards mu; P's mean and variance are moment estimates from the other shares.
 
     The shares' variance S2 about their mean estimates :math:`v + E\,p(1-p)/n`, and :math:`E\,p(1-p) = \mu(1-\mu) - v`:
 

@@ -95,7 +95,7 @@ def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Best of several k-means++ starts of Lloyd's algorithm, by the sum of squared distances.
+    """Run Lloyd's algorithm from several k-means++ starts and keep the least sum of squared distances.
 
     Args:
       scores: [m, starts, k] standard Gumbel variables, one row per point.

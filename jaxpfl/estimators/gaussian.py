@@ -75,7 +75,7 @@ def global_mean(release: Release = EXACT) -> Estimator:
 
 
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
-    r"""Combination of the client's own mean and the mean of all with the weight of least mean squared error.
+    r"""Combine the client's own mean with the mean of all, with the weight that minimises the mean squared error.
 
     Without any messages the estimate is the client's own mean.
 
@@ -132,7 +132,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
-    There is no shrinkage if (m - 1) d is at most 2.
+    Estimates are not shrunk if (m - 1) d is at most 2.
 
     Args:
       sx2: the variance of the samples.

@@ -56,7 +56,7 @@ def of_the_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, 
     Args:
       clients: K, the number of clients that sent (m if all did).
       s2, st2, sq2: variances of a client's mean about theta_i, of the theta_i, and of the release.
-      sent: whether the client in question was one of them.
+      sent: whether the client in question sent its mean.
     """
     c = s2 / clients if sent else 0.0 * s2
     return c, (s2 + st2 + sq2) / clients + st2 * (1 - 2 * sent / clients)

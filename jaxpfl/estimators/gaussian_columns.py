@@ -157,8 +157,8 @@ def _least(of: Array) -> float:
 def learn_variances(scatter: Array, degrees: Array) -> Variances:
     """Fit the prior.
 
-    A client whose samples have no scatter (rounded values) takes no part in the fit, since its variance is not that of
-    its population; neither does one with a single degree of freedom (two samples).
+    A client whose samples have no scatter (rounded values) takes no part in the fit, since its variance is not its
+    population's; neither does one with a single degree of freedom (two samples).
 
     Args:
       scatter: summed squared deviations from the clients' means, [m].

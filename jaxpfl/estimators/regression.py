@@ -189,7 +189,7 @@ def gradient_descent(
     def ahead(_: Array, at: tuple[tuple[Array, Array], tuple[Array, Array], Array]):
         last, from_here, k = at
         new = moved(*from_here)
-        # mu's step is that of a mean over clients, so that m of it are the objective's.
+        # mu steps along a mean over clients; the objective sums over them, so that its step is m times as long.
         weights = (thetas.shape[0], 1)
         against = sum(w * jnp.vdot(a - b, b - c) for w, a, b, c in zip(weights, from_here, new, last, strict=True))
         k = jnp.where(against > 0, 0, k + 1)
@@ -218,7 +218,7 @@ def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) 
 def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
     """A client's coefficients after gradient steps on its `logistic_objective` from mu, with mu fixed, [d].
 
-    At s2 = infinity there is no regularisation; on separable data the steps then do not converge.
+    With s2 = infinity nothing is regularised; on separable data the steps then do not converge.
     """
 
     def step(_: Array, theta: Array) -> Array:

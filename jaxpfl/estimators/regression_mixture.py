@@ -1,4 +1,4 @@
-r"""Linear regression with a population of coefficients that is a mixture of k Gaussians, or of k points.
+r"""Linear regression whose coefficients are drawn from a mixture of k Gaussians, or from k points.
 
 EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i has the responsibilities
 :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.

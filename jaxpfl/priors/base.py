@@ -175,7 +175,7 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
     """Maximum-likelihood estimate from models with leaves [C, ...], of which some are valid, [C].
 
-    The scale is that of valid models and entries about the location: zero for one model.
+    The scale is fitted to the valid models' entries about the location: zero for one model.
     """
     mu = family.locate(thetas, valid)
     spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)

@@ -3,7 +3,7 @@ r"""Discrete prior: a personal model is one of k centers; related to FedEM and I
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
-with shares p_l, centers mu_l, losses f_i and responsibilities r_il. There is no density of theta, so this is no
+with shares p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so this is not a
 `Prior`: a client needs the losses of the centers on its data, and theta is an index, or its posterior mean.
 
 Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.

@@ -89,7 +89,7 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
     "reversed-kd": _reversed,
     "square": _square,
 }
-"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` with p of the teacher, q of the student."""
+"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2``, with the teacher's p and the student's q."""
 
 
 def log_normalizer(weight: Array, teacher: Array) -> Array:
@@ -131,7 +131,7 @@ def prior(
       weight_decay: added to mu's gradient as ``weight_decay * mu``.
       distance: a name in `DISTANCES`.
       exact: the density's normaliser (``kd-exact``) in place of ``log(2 psi) / 2``.
-      own: the divergence of predictions that are no classes' logits, for ``kd`` and ``reversed-kd``.
+      own: divergence for predictions other than class logits, with ``kd`` and ``reversed-kd``.
 
     Raises:
       JaxpflError: for an unknown distance, for ``exact`` with another distance than "kd", and for what is known of

@@ -7,7 +7,7 @@ information, 1/s2 for each entry of mu and d/(2 s2^2) for s2 = s^2) at the rates
 
 .. math:: \mu^+ = \mu + \rho (\theta - \mu), \qquad s^{2+} = s^2 + \rho' (|\theta - \mu^+|^2 / d - s^2)
 
-Its fixed points are those of the gradient, but at rates up to one it does not overshoot, and s2 stays positive;
+It has the same fixed points as the gradient, but at rates up to one it does not overshoot, and s2 stays positive;
 gradient steps on s2 diverge as s2 shrinks. In log s2 it is the same step to first order in the rate.
 
 The joint likelihood of all theta_i and (mu, s2) is unbounded as s2 -> 0 with theta_i -> mu: hence the floor.
@@ -35,7 +35,7 @@ class Gaussian(NamedTuple):
 
 
 def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
-    """Population of models whose entries are Gaussian about those of a mean mu, all with one variance s2.
+    """Population of models with independent Gaussian entries about a mean model mu, all with one variance s2.
 
     Implements: Ozkara et al. 2023, Algorithm 4.
 

@@ -39,7 +39,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
 
     ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`), and takes the second
     result if its log likelihood is more than one higher: so the centers separate at the first estimation, and can leave
-    a bad optimum later. (A smaller gain is no evidence, and between equal results rounding would choose.)
+    a bad optimum later. (A smaller gain proves nothing, and rounding would choose between equal results.)
 
     Args:
       components: k.

@@ -146,7 +146,7 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        # At strength zero there is no primal residual, and rho would be halved in every step.
+        # At strength zero the primal residual vanishes, and rho would be halved in every step.
         next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
         return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 

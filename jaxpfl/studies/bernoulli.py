@@ -28,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 @dataclass(frozen=True)
 class BernoulliSettings(Settings):
-    """X_ij ~ Bern(p_i), p_i ~ P; the defaults are those of the paper's study, for its normal prior."""
+    """X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
 
     clients: int = within(10_000, at_least(2))
     """m."""
@@ -80,9 +80,9 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
 
 
 def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
-    """Exact error of a weight with the mean of the other clients' shares; without a weight, of the mean of all.
+    """Exact error of shrinking towards the mean of the other clients' shares with a weight, averaged over all clients.
 
-    It is averaged over clients that send and those that do not.
+    Clients that do not send count too. Without a weight, the estimate is the mean of all shares sent.
     """
     uploads, n = given.uploads or given.clients, given.samples
     if a is None:
@@ -326,7 +326,7 @@ def estimate_file(
             "estimated": {"mean": float(mu), "variance": float(v)},
             "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
         }
-        # A share's standard error is zero without ones: instead that of the posterior under a flat prior.
+        # A share's standard error is zero without ones: use the standard deviation of the posterior under a flat prior.
         local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
         learned = own_clients.Learned(of_all, *believed, local_stderr, {})
         return own_clients.summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)

@@ -36,7 +36,7 @@ class CoefficientsSettings(Settings):
     dim: int = within(6, checks.count)
     """Number of coefficients, d."""
     rank: int = 0
-    """Dimensions of the subspace of the coefficients, k; 0 for coefficients of full covariance about a mean."""
+    """Dimension k of the coefficients' subspace; 0 gives them a full covariance about a mean."""
     noise_variance: float = within(0.3, checks.positive)
     """Variance of w."""
     em_steps: int = within(200, checks.count)

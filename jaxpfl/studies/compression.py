@@ -351,7 +351,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 
 def _shortest(result: dict[str, Any], updates: list[str]) -> list[str]:
-    """The total-variation update of least gap, and the one of least gap among those with a codebook."""
+    """Return the total-variation updates of least gap without and with a codebook, where there are any."""
     gap = {name: result["compressors"][name]["gap"] for name in updates}
     kinds = ([n for n in updates if ("codebook" in n) == coded] for coded in (False, True))
     return [min(kind, key=gap.__getitem__) for kind in kinds if kind]

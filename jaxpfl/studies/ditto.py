@@ -57,7 +57,7 @@ class DittoSettings(Settings):
     factors: tuple[float, ...] = within((0.0, 0.1, 0.3, 1.0, 3.0, 10.0), checks.not_negative, empty=True)
     """Values of lambda, times lambda*."""
     rounds: int = within(8, checks.count)
-    """Rounds of Ditto, of ten full-batch steps that each go half of the way."""
+    """Rounds of Ditto; a round has ten full-batch steps that each go half the way."""
     repetitions: int = within(200, checks.count)
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -83,7 +83,7 @@ class DittoSettings(Settings):
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate at lambda; at infinity, of the mean of all."""
+    """Expected squared error of Ditto's personalised estimate at lambda; an infinite lambda gives the mean of all."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest

@@ -72,7 +72,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
 
     Args:
       given: the settings.
-      elections: those of the data directory unless given.
+      elections: election results; read from the data directory unless given.
 
     Raises:
       JaxpflError: no data, damaged ones, or settings that `ElectionSettings.check` refuses.

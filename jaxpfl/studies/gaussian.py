@@ -38,7 +38,7 @@ discrete Gaussian on a quantiser's levels."""
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Clients and their messages, as far as theory needs them; the defaults are those of the paper's Figure 1a."""
+    """Clients and their messages, as far as theory needs them; the defaults match the paper's Figure 1a."""
 
     clients: int = within(10_000, at_least(2))
     """m."""
@@ -160,7 +160,7 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
 
 
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
-    """Exact error of `personalized` over all entries, averaged over clients that send and those that do not.
+    """Exact error of `personalized` summed over entries and averaged over all clients, also the ones that do not send.
 
     The weight assumes the release variance sq2 (unless ``a`` is given), while releases add ``added`` to an entry's
     variance (sq2 unless given).
@@ -538,11 +538,11 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
     Args:
       path: file to read, a row for each sample.
-      given: the settings, of which those of simulated clients and of privacy must be at their defaults.
+      given: settings; the ones for simulated clients and privacy must keep their defaults.
       options: a layout with ``covariates`` and ``level``.
 
     Raises:
-      JaxpflError: for a bad file, covariates that are no columns of it, more than one other column of values, and as
+      JaxpflError: for a bad file, covariates that are not columns of it, more than one other column of values, and as
         `unit_level`.
     """
     level_within(options.level, np.float64)
@@ -592,7 +592,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
 
 
 def _read_regressed(path: Path, options: Any) -> tuple[own_clients.Clients, str, list[str]]:
-    """Clients of samples with covariates, the name of the column of values, and the covariates' names."""
+    """Read clients whose samples have covariates; also return the names of the value column and of the covariates."""
     if options.values is not None:
         raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
     value = own_clients.VALUE if options.value is None else options.value

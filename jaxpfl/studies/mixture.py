@@ -212,7 +212,7 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the alternation's error over its rounds, with those of local estimates and of known centers."""
+    """Plot the alternation's error over its rounds, beside the errors of local estimates and known centers."""
     folder.mkdir(parents=True, exist_ok=True)
     rounds = range(1, len(result["alternation"]) + 1)
     curves = {

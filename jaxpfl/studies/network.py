@@ -1,6 +1,6 @@
-r"""Study of planted clusters of clients: recovery of the clusters, and error of each client's model.
+r"""Study of planted clusters of clients: how well they are recovered, and each client's model error.
 
-Clients are those of `data.planted`: in k clusters, each with a logistic regression of its own. Every method trains the
+Clients come from `data.planted`: k clusters, each with a logistic regression of its own. Every method trains the
 same model (softmax regression) for the same rounds and steps, by full gradients at the same rate, once for each of
 equally many values of its one parameter of sharing:
 
@@ -9,9 +9,9 @@ equally many values of its one parameter of sharing:
 - ``local`` and ``fedavg``, which have no such parameter: weight decay;
 - ``ifca``, given the true k: as many starts, to which it is sensitive.
 
-One value is chosen by the loss on validation examples, and the whole path is reported too. Clusters are those that the
-network lasso fuses, without k; for others the distinct models, or if there are more than k of them those of k-means on
-the models, given the true k.
+One value is chosen by the loss on validation examples, and the whole path is reported too. The network lasso's clusters
+are the groups that it fuses, without k. Every other method's are its distinct models or, if these are more than k, the
+clusters of k-means on the models, given the true k.
 """
 
 from __future__ import annotations
@@ -130,8 +130,11 @@ def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
 
 
 def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
-    """Properties of the graph alone: adjusted Rand index and number of its components, and share of edges between
-    clusters.
+    """Properties of the graph alone.
+
+    Returns:
+      Adjusted Rand index (``ari``) and number (``components``) of its connected components, and the share of its edges
+      that join different clusters (``crossing``).
     """
     from sklearn.metrics import adjusted_rand_score
 

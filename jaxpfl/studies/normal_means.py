@@ -90,12 +90,12 @@ class NormalMeansOptions(CsvTable):
     """A file with a row for each client: its name (--client), and the columns estimate,se, or successes,trials, or
     count,exposure."""
     prior: Family = "normal"
-    """The prior of estimates of your own. Of successes it is a Beta distribution, of counts a Gamma distribution unless
-    npmle, any distribution, is asked for."""
+    """Prior for your own estimates. For successes it is a Beta, for counts a Gamma distribution, unless npmle is given,
+    which allows any distribution."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     components: int | None = None
-    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle unless given."""
+    """Number of components of the prior; unless given, 41 for scale-mixture and 300 places for npmle."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
     (the area model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts
@@ -104,11 +104,11 @@ class NormalMeansOptions(CsvTable):
     """The column that names the group of each client, as a pupil's school; groups are then normal about a mean of all,
     and clients about their group's."""
     weights: str | None = None
-    """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
-    it is then that of a random person's client. Estimates and risks are of all clients all the same."""
+    """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, such as
+    populations; it then describes a random person's client. Risks are not weighted."""
     level: float = LEVEL
-    """Level of the intervals of clients of your own, which integrate over a normal, Beta or Gamma prior and take any
-    other for known."""
+    """Level of the intervals for your own clients, which integrate over a normal, Beta or Gamma prior and take any
+    other as known."""
 
 
 def mixture(truth: Truth) -> NormalMixture:
@@ -150,7 +150,7 @@ def bayes_risk(population: NormalMixture) -> float:
 
 
 def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:
-    """Mean squared error of each estimator of means theta [m] of a population, from one draw of estimates.
+    """Mean squared error of each estimator for means theta [m] from a population, with one draw of estimates.
 
     ``local`` is x, ``personalized`` has a normal prior, ``known prior`` the population; [] each.
     """
@@ -279,7 +279,7 @@ def read(
     groups: str | None = None,
     weights: str | None = None,
 ) -> Summaries:
-    """Read the clients of a table, of which two columns are a pair of `PAIRS`, in any order and case.
+    """Read clients from a table that has one pair of the columns in `PAIRS`, in any order and case.
 
     Args:
       table: a row for each client.
@@ -290,9 +290,9 @@ def read(
 
     Raises:
       JaxpflError: a table without such a pair or with two of them, clients of which no column is named, a covariate,
-        groups or weights that are no column of their own, a cell that is no finite number, a standard error, trials or
-        an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that is named
-        twice, or one that is the sum of all others.
+        groups or weights that do not name a column of their own, a cell that is not a finite number, a standard error,
+        trials or an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that
+        is named twice, or one that is the sum of all others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
@@ -338,7 +338,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
     Args:
       path: file to read; see `read`.
-      given: the settings, of which those of simulated clients must be at their defaults.
+      given: settings; the ones for simulated clients must keep their defaults.
       options: a `NormalMeansOptions`.
 
     Raises:

@@ -67,7 +67,7 @@ class CsvLayout(CsvTable):
     """Columns of --csv with the samples, a row for each: NAME, or NAME,NAME for samples of several numbers; one called
     value is taken unless given."""
     values: str | None = None
-    """Columns of --csv with the samples of the client of each row: NAME,NAME or FIRST..LAST."""
+    """Columns of --csv that hold a row's samples, one client per row: NAME,NAME or FIRST..LAST."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class OwnClients(OwnFile):
     """A CSV file of clients, whose estimates have intervals."""
 
     level: float = LEVEL
-    """Level of the intervals of clients of your own."""
+    """Level of the intervals for your own clients."""
 
 
 def own_or_simulated(
@@ -134,7 +134,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
     Raises:
       JaxpflError: a file that cannot be read, clients or samples of which no column is named (with what to write), a
-        cell that is no finite number (with its line), a client that is the sum of all others, or no clients.
+        cell that is not a finite number (with its line), a client that is the sum of all others, or no clients.
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
@@ -269,7 +269,7 @@ _MOST_FOLDS = 20
 """With fewer samples of every client, each sample is a fold."""
 
 _LEAST_SAMPLES = 3
-"""Least number of samples of some client for held-out scores: one of a pair gives no variance."""
+"""Samples that at least one client must have for held-out scores: half a pair has no variance."""
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 
@@ -281,7 +281,7 @@ class Learned(NamedTuple):
       facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
       low, high: ends of every client's interval, [m].
       stderr: posterior standard deviations of every client's parameter, [m].
-      local_stderr: those of the clients' own estimates, [m].
+      local_stderr: standard errors of the clients' own estimates, [m].
       more: further columns of ``estimates.csv``, by name, [m] each.
     """
 
@@ -456,7 +456,7 @@ _LISTED = 6
 
 
 class Picture(NamedTuple):
-    """Estimates and interval ends of a column, [m] each, numbers of samples [m], and the mean of all, for a plot."""
+    """Data to plot a column: estimates, interval ends and numbers of samples, [m] each, and the mean over clients."""
 
     column: str
     local: np.ndarray
@@ -471,8 +471,8 @@ class Own(NamedTuple):
     """Results for a file.
 
     Attributes:
-      result: result for the table and JSON. What is of one column is at the top where there is no other, else by the
-        column's name in ``columns``.
+      result: result for the table and JSON. A column's entries are at the top level if it is the only one, else under
+        its name in ``columns``.
       columns: one for each fact of a client, for ``estimates.csv``.
       pictures: one for each column.
       public: public settings of private Gaussian messages, by which they are clipped and accounted for.

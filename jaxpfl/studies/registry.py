@@ -25,7 +25,7 @@ STUDIES: Mapping[str, str] = {
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
 }
-"""Name -> its first line of help. The study is ``STUDY`` of the module of that name, with underscores for dashes."""
+"""First line of help by a study's name. The study is ``STUDY`` in the module so named, with underscores for dashes."""
 
 
 def get(name: str) -> Study:

@@ -39,7 +39,7 @@ class RegressionMixtureSettings(Settings):
     dim: int = within(50, checks.count)
     """d."""
     mean: float = within(1.0, at_least(0))
-    """Value of every entry of mu; unstated in the paper, and 1 gives its errors of local estimates."""
+    """Value of every entry of mu; unstated in the paper, and 1 reproduces its errors for local estimates."""
     component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
     noise_variance: float = within(0.1, checks.positive)
@@ -78,7 +78,7 @@ def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Arr
 
 
 def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
-    """One repetition: mean squared errors, [] each, and that of Algorithm 1 along its iterations, [_POINTS]."""
+    """Run one repetition: mean squared errors, [] each, and Algorithm 1's error along its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
     data = jax.vmap(regression.rotate)(x, y)
     alone = jax.vmap(regression.least_squares)(data)

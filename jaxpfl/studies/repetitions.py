@@ -128,8 +128,8 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
       closed_form: the exact ones, where known.
 
     Returns:
-      ``mse``: mean, stderr and closed_form by estimator; ``gain_over_local``: of the personalised estimator, the share
-      of local's error that it avoids; ``gains``: that of every estimator, with its standard error.
+      ``mse``: mean, stderr and closed_form by estimator; ``gain_over_local``: share of local's error that the
+      personalised estimator avoids; ``gains``: this share for every other estimator, with its standard error.
     """
     mse = {name: measure(values, closed_form.get(name))._asdict() for name, values in errors.items()}
     gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}

@@ -101,7 +101,7 @@ class Curve(NamedTuple):
     Attributes:
       x, mean, stderr: measured, [points] each; empty where nothing was.
       line: exact values, or None.
-      at: positions of the line; those of the plot's ``fine`` if None.
+      at: positions of the line; the plot's ``fine`` if None.
     """
 
     x: Values
@@ -135,7 +135,7 @@ def color(name: str) -> str:
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Colours of the estimators of one plot: distinct unless one is a variant of the other."""
+    """Choose colours for the estimators in one plot: distinct unless one is a variant of the other."""
     whose: dict[str, str] = {}  # colour -> the estimator that has it
     found = []
     for name in names:
@@ -244,7 +244,7 @@ def write_sizes(
       folder: folder of the plot.
       run: ``settings -> result`` with the rows ``mse`` by estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
-      name: the one of them that is varied.
+      name: setting to vary, a key of `AXES`.
       sizes: its values.
       study: beginning of the title.
       fine: positions of the exact lines; ``sizes`` unless given.

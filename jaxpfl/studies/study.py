@@ -57,7 +57,7 @@ def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
 
 
 def check_uploads(uploads: int | None, clients: int) -> None:
-    """Check that the number of uploading clients, if given, is between 2 and that of all.
+    """Check that the number of uploading clients, if given, is between 2 and the number of clients.
 
     Raises:
       JaxpflError.
@@ -86,14 +86,14 @@ class Settings:
 
 
 class Options:
-    """Base of a study's options: dataclasses of choices that are not settings of its simulation."""
+    """Base of a study's options: dataclasses of choices outside the simulation's settings."""
 
 
 class Results(NamedTuple):
     """Results of one run.
 
     Attributes:
-      json: the summary; its ``study`` is the registered name, and ``settings`` those of the run.
+      json: the summary; ``study`` is the registered name, and ``settings`` are the run's settings.
       tables: makes the printed tables and lines, in order.
       plots: ``folder -> paths``, draws the plots into a folder, and writes other files into the folder above it.
       series: errors of every repetition by name, leaves [repetitions, ...]; repetition r does not depend on how many
@@ -166,7 +166,7 @@ class Study:
         return full_precision.products(self.results)(given, *more)
 
     def arguments(self, settings: Any, options: Options | None = None) -> Iterator[str]:
-        """Arguments of ``jaxpfl estimate`` that give settings and options; those that are the defaults are left out.
+        """Arguments of ``jaxpfl estimate`` for settings and options, without the ones at their defaults.
 
         Paths are absolute, so that the command means the same from another folder.
         """

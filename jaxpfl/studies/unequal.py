@@ -1,4 +1,4 @@
-"""The study of Bernoulli clients with unequal numbers of samples: gains by the size of a client."""
+"""Study of Bernoulli clients with unequal numbers of samples: gains by client size."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Arr
 
 
 def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors of all clients, and of those of each size `shown`: [repetitions, 1 + sizes] by estimator."""
+    """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and over each size in `shown`."""
     prior = given.check()
     estimators = {
         "local": bernoulli.local(),

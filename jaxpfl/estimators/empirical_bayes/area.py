@@ -110,12 +110,12 @@ class AreaMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.x), level, leave=("basis",))
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased estimate of the mean squared error of ``mean``, [], without the cost of fitting A."""
+        """Stein's unbiased risk estimate for ``mean``, [], which takes A as known."""
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95, by: By = "integrated") -> tuple[Array, Array]:
@@ -156,7 +156,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
       intercept: whether a column of ones is put before the covariates.
 
     Raises:
-      JaxpflError: as `ebnm` for x and s; for covariates that are no numbers, not finite, of other clients, or linearly
+      JaxpflError: as `ebnm` for x and s; for covariates that are not numbers, not finite, of other clients, or linearly
         dependent; and for fewer than three clients more than coefficients. Under a transformation values are not
         checked.
 
@@ -363,7 +363,7 @@ def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """QR of the columns, and of each the share of its length that those before it do not explain, [p].
+    """QR decomposition of the columns, and the share of each one's length that earlier columns do not explain, [p].
 
     ``xp`` is jax.numpy, or NumPy on the host.
     """
@@ -382,7 +382,7 @@ def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
     """Covariates [m, k] in double precision where their values are known; ``name`` and ``rows`` are for messages.
 
     Raises:
-      JaxpflError: for what is no numbers, not finite, or of other rows.
+      JaxpflError: if the covariates are not numbers, not finite, or have a different number of rows.
     """
     z = inputs.numbers(name, z, f"a row for each of the {rows}")
     if z.ndim not in (1, 2) or len(z) != m:

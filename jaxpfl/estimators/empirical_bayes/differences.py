@@ -6,9 +6,10 @@ nu degrees of freedom if all s_i^2 are proportional to one variance that was poo
 for any sizes: Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of its own, the
 test is Welch's.
 
-The interval's ends are the lambda at which Q / (m - 1) is a quantile of F, times the ratio of that quantile to the one
-of chi-square / (m - 1): unlike lambda's, the uncertainty of st2 does not include that of the pooled variance if st2 is
-large. (For equal sizes this is the interval of Williams 1962; its coverage is at least, and close to, the nominal one.)
+The interval's ends are the lambda at which Q / (m - 1) is a quantile of F, times the ratio of that quantile to the
+same quantile of chi-square / (m - 1): if st2 is large, its uncertainty, unlike lambda's, does not include the pooled
+variance's. (For equal sizes this is the interval of Williams 1962; its coverage is at least, and close to, the nominal
+level.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence

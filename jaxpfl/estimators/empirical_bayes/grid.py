@@ -1,4 +1,4 @@
-r"""Weights of a grid of known components, of the greatest likelihood: a convex problem, by interior points.
+r"""Maximum-likelihood weights on a grid of known components: a convex problem, solved by interior points.
 
 With :math:`L_{ik}` the density of client i's data under component k, the weights maximise
 :math:`\sum_i \log (L \pi)_i` over the simplex. Minus its mean plus :math:`\sum_k \pi_k` has the same solution over all
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxpfl.core.types import Array
 
 MANY = 2**14
-"""Clients beyond which the weights of a grid are those of bins."""
+"""Number of clients above which the weights on a grid are fitted to bins of clients."""
 _ESTIMATES, _ERRORS = 256, 16
 _STEPS = 80
 _KEEP = 0.995
@@ -107,7 +107,7 @@ def _to_boundary(at: Array, move: Array) -> Array:
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
     """Mean estimates, mean errors and total weights of bins of many clients, [estimates * errors] each.
 
-    Bins are of equal length in asinh(x), so that the far ones are wide, and in log(s). A bin stands for its clients by
+    Bins have equal length in asinh(x), so that the far ones are wide, and in log(s). A bin stands for its clients by
     their means, so that a smooth likelihood is wrong by its second derivatives times the bins' variances.
 
     Args:

@@ -48,7 +48,7 @@ from jaxpfl.estimators.empirical_bayes.normal_means import checked
 from jaxpfl.support.errors import JaxpflError
 
 LEAST_GROUPS = 3
-"""Groups with which a spread between them can be told from any other."""
+"""Least number of groups for which the spread between them is fitted."""
 _SCALES = 12
 
 
@@ -74,8 +74,8 @@ class GroupMeans(NamedTuple):
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
       p_value: probability of a Q at least as large, [].
       ratio: twice the log likelihood ratio to B = 0, [].
-      group_p_value: probability of a ratio at least as large if B is zero, [], for many groups half that of a
-        chi-square with one degree of freedom; 1 where no spread is likelier than any.
+      group_p_value: probability of a ratio at least as large if B is zero, []. For many groups it is half the tail
+        probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
       labels: labels of the clients, where they came in a frame.
     """
 
@@ -106,13 +106,13 @@ class GroupMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         leave = tuple(name for name in self._fields if name.startswith("group_"))
         return inputs.frame(self, len(self.x), level, leave=leave)
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased estimate of the mean squared error of ``mean``, [], without the cost of fitting A and B."""
+        """Stein's unbiased risk estimate for ``mean``, [], which takes A and B as known."""
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
@@ -222,7 +222,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
 
 
 def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Array, Array, Array]:
-    """The likeliest A and B, their log likelihood but for a constant, and that of the likeliest A with B = 0."""
+    """The likeliest A and B, and the greatest log likelihoods with any B and with B = 0, but for a constant."""
     kind, m = y.dtype, len(y)
 
     def between(at: _Sums, B: Array) -> Array:
@@ -235,7 +235,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     def value(A: Array, B: Array) -> Array:
         return between(_sums(A, y, D, group, groups), B)
 
-    # The grid of A needs all clients, that of B the groups alone.
+    # A place on the grid of A needs all clients; a place on the grid of B needs the groups alone.
     low, high = jnp.log(jnp.sqrt(D.min()) / 16), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
     grid = low + (high - low) * jnp.arange(_SCALES, dtype=kind) / (_SCALES - 1)
     variances = jnp.concatenate([jnp.zeros(1, kind), jnp.exp(2 * grid)])

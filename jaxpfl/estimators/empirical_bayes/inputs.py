@@ -29,7 +29,7 @@ def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
       what: form of the numbers, for the message.
 
     Raises:
-      JaxpflError: for what is no numbers, and masked entries.
+      JaxpflError: for values that are not numbers, and masked entries.
     """
     if isinstance(value, Tracer):
         return value
@@ -62,7 +62,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
     """Values with all columns of frames in the order of the first one's index.
 
     Args:
-      **given: arguments by name; what is no column of a frame counts by position, and is returned as it is.
+      **given: arguments by name; anything but a column of a frame is taken by position and returned unchanged.
 
     Raises:
       JaxpflError: for indexes that differ in their labels, or in the order of labels that are there twice.
@@ -95,7 +95,8 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
       rows: what they are, for messages.
 
     Raises:
-      JaxpflError: for values of other rows, that are no such numbers or names, and for no number where it is needed.
+      JaxpflError: for values with another number of rows or that are not such numbers or names; if number is missing
+        where it is needed.
     """
     if number is not None:
         checks.count(f"{name}s", number)
@@ -136,7 +137,7 @@ def shares(weights: Any, m: int, least: int) -> Array:
       least: number of clients whose weights must be above zero.
 
     Raises:
-      JaxpflError: for weights that are no such numbers, or leave too few clients.
+      JaxpflError: for weights that are not such numbers, or leave too few clients.
     """
     kind = jnp.result_type(float)
     if weights is None:
@@ -213,14 +214,14 @@ def frame(
     *,
     leave: tuple[str, ...] = (),
 ) -> Any:
-    """All that an answer says of single clients, as a frame.
+    """Collect the per-client fields of an answer in a pandas frame, one row per client.
 
     Args:
       answer: answer with arrays of clients, [m] or [m, K], for fields, and perhaps with ``labels``; has ``interval``
         where a level is given.
       m: number of clients.
       level: level of the interval, whose ends are the columns ``low`` and ``high``; None for none.
-      leave: fields that are no columns though they have m rows.
+      leave: fields to leave out although they have m rows.
 
     Raises:
       JaxpflError: for a level outside (0, 1).

@@ -17,13 +17,14 @@ distributions, and the ends of the interval are its quantiles.
 
 - c has the prior density :math:`4 / (4 + c)^2`: flat in :math:`c / (4 + c)`, and almost flat in c where clients
   are not much more different than their mean.
-- mu has the prior :math:`1 / \mu` for the lower end. For the upper it is flat where c = 0, so that both ends are then
-  those of Garwood for all counts together, whose coverage is at least nominal; in general it is
+- mu has the prior :math:`1 / \mu` for the lower end. For the upper it is flat where c = 0: both ends then agree with
+  Garwood's interval for all counts together, whose coverage is at least nominal. In general it is
 
   .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
 
-  with the clients' mean exposure and the pooled rate, of which the first factor keeps the prior of c at the pooled rate
-  as it is, and without the second the posterior would be improper where c exceeds the number of clients.
+  with the clients' mean exposure :math:`\bar e` and the pooled rate :math:`\hat\mu`. The numerator leaves the prior of
+  c unchanged at the pooled rate; without the denominator the posterior would be improper where c exceeds the number of
+  clients.
 
 References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for such a prior of the shrinkage;
 Clopper and Pearson 1934; Garwood 1936, "Fiducial limits for the Poisson distribution".
@@ -38,11 +39,11 @@ import numpy as np
 
 _CELLS = 24  # along each parameter of probabilities
 _RATE_CELLS = 40  # the posterior of few clients has a long tail towards large mu
-_MARGIN = 14.0  # of log odds or log rates, beyond those of one event among all
+_MARGIN = 14.0  # margin in log odds or log rates, beyond one event among all clients
 _SPREAD = 4.0
 _ZOOMS = 8
-_NEGLIGIBLE = 16.0  # in units of the log density, below its maximum
-_UNLIKELY = 1e-5  # of a cell, beside the likeliest
+_NEGLIGIBLE = 16.0  # distance below the maximum of the log density
+_UNLIKELY = 1e-5  # probability of a cell relative to the likeliest one
 _HALVINGS = 45
 _ENOUGH = 1e-4
 _OF_STDDEV = 1e-3
@@ -164,7 +165,7 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
-    """Log prior of the upper end over that of the lower, for mu in units of the pooled rate, [cells]."""
+    """Log ratio of the upper end's prior to the lower end's, for mu in units of the pooled rate, [cells]."""
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 
 
@@ -249,7 +250,7 @@ def _quantile(
 
 
 def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Answers of all clients from those of the distinct pairs of their numbers, some at once, [k, m].
+    """Answer each distinct pair of numbers once, in batches, and copy the answers to all clients, [k, m].
 
     Args:
       answer: pairs [2, some] to k numbers, [k, some].

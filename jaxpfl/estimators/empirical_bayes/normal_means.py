@@ -169,8 +169,8 @@ class NormalMeans(NamedTuple):
       shrinkage: 1 - sd^2 / s^2, [m]: the share of a small change of x that the posterior mean does not follow, and
         s^2 / (s^2 + t^2) under a normal prior. Below zero where the mean moves by more than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: slack for the priors whose weights are on a grid, by how much at most the mean log likelihood of a client
-        is below that of the grid's best weights, []; else zero.
+      slack: for priors with weights on a grid, a bound on how far the mean log likelihood per client is below its
+        maximum over the weights, []; else zero.
       labels: labels of the clients, where they came in a frame.
     """
 
@@ -186,7 +186,7 @@ class NormalMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.x), level)
 
     def quantile(self, p: Scalar) -> Array:
@@ -197,8 +197,8 @@ class NormalMeans(NamedTuple):
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each.
 
-        They are right on average over clients if the prior is of the fitted family and the clients are many;
-        `robust_intervals` do not ask for the first, `learned_gaussian` not for the second.
+        They are right on average over clients if the prior belongs to the fitted family and the clients are many;
+        `robust_intervals` does not need the first condition, `learned_gaussian` does not need the second.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -209,7 +209,7 @@ class NormalMeans(NamedTuple):
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased estimate of the mean squared error of `mean`, [], without the cost of fitting the prior."""
+        """Stein's unbiased risk estimate for `mean`, [], which takes the prior as known."""
         return self.risks.mean()
 
     @property
@@ -262,7 +262,7 @@ def ebnm(
 
     Jits, and vmaps over problems; the family, whether the center is learned, and the number of components are static.
     Results have JAX's floating-point type; in double precision (``jax.enable_x64(True)``) the likelihood is maximised
-    to 1e-9, in single precision to about 1e-4. Beyond 16384 clients the weights on a grid are those of 4096 bins.
+    to 1e-9, in single precision to about 1e-4. With more than 16384 clients, weights on a grid are fitted to 4096 bins.
 
     Args:
       x: the clients' estimates, [m]: an array, a list, or a column of a frame.
@@ -272,13 +272,13 @@ def ebnm(
       components: components of a scale mixture or NPMLE; 41 and 300 unless given. Atoms of the NPMLE are to lie closer
         than the least s.
       weights: weights of the clients in the fit of the prior, [m], at least 0 and in any unit; equal unless given. With
-        populations for weights the prior is that of a random person's client, and with zeros it is fitted to the others
-        alone. ``log_marginal`` then has weights of mean one; ``risk`` has none.
+        populations as weights the prior describes a random person's client; a client of weight zero has no part in the
+        fit. ``log_marginal`` then has weights of mean one; ``risk`` has none.
 
     Raises:
-      JaxpflError: for x and s that are no numbers, not finite, s <= 0, of different lengths, or too few clients (two,
+      JaxpflError: for x and s that are not numbers, not finite, s <= 0, of different lengths, or too few clients (two,
         one where the center is given), an unknown prior, a center or components that it does not take, and weights that
-        are no such numbers or leave too few clients. Under a transformation values are not checked.
+        are not such numbers or leave too few clients. Under a transformation values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -430,7 +430,7 @@ def _check_center(prior: Family, center: Any) -> None:
 
 
 def _warn_of_center(prior: Family, x: Array) -> None:
-    """Warn if nearly all estimates lie on one side of zero, about which a prior is symmetric unless told otherwise."""
+    """Warn if nearly all estimates lie on one side of zero, a prior's center of symmetry by default."""
     if isinstance(x, Tracer) or len(x) < _LEAST_SIDED:
         return
     above, below = int((x > 0).sum()), int((x < 0).sum())
@@ -517,7 +517,7 @@ class Homogeneity(NamedTuple):
 
 @full_precision.products
 def homogeneity(x: Any, s: Any) -> Homogeneity:
-    r"""Cochran's test that all theta_i are equal; arguments and errors as those of `ebnm`. Jits and vmaps.
+    r"""Cochran's test that all theta_i are equal; arguments and errors as in `ebnm`. Jits and vmaps.
 
     With :math:`w_i = 1 / s_i^2` the pooled mean is :math:`M = \sum_i w_i x_i / \sum_i w_i`, of standard error
     :math:`(\sum_i w_i)^{-1/2}`, and :math:`Q = \sum_i w_i (x_i - M)^2` is chi-square with m - 1 degrees of freedom if
@@ -550,7 +550,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    Its total squared error is below that of x on average, whatever the theta_i, for m > 3 clients.
+    On average its total squared error is below the total squared error of x, whatever the theta_i, for m > 3 clients.
 
     Args:
       x: the clients' estimates, [m].

@@ -2,8 +2,8 @@ r"""Linear regression with a joint Gaussian of the clients' coefficients, of ful
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
 
-A client sends :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i (`Message`); fewer examples
-than coefficients are no obstacle. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and
+A client sends :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i (`Message`); it may have
+fewer examples than coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and
 :math:`g_i = b_i - A_i \mu` its posterior is
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
@@ -89,7 +89,7 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Least-squares coefficients of all clients' examples together, of least norm, [d]; leaves of messages [m, ...]."""
+    """Minimum-norm least-squares coefficients for all clients' examples together, [d], messages: leaves [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 

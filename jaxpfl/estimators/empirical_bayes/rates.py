@@ -24,9 +24,9 @@ beta and n_0 or a are climbed to together, from the regression without spread. W
 clients are on it. A step of the fit needs sums over clients of the likelihood's derivatives by all parameters; none of
 a fixed size suffices for the whole fit.
 
-**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, and their sum of the
-order one. Here the largest terms are summed by hand. With a = mu s and b = (1 - mu) s, and the posterior mean p' = (a
-+ z) / (s + n), Stirling's leading terms of a Beta-binomial are, beside the binomial likelihood at z / n,
+**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are on the order of n log n, while their sum is
+on the order of one. Here the largest terms are summed by hand. With a = mu s and b = (1 - mu) s, and the posterior mean
+p' = (a + z) / (s + n), Stirling's leading terms of a Beta-binomial are, beside the binomial likelihood at z / n,
 
 .. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
 
@@ -97,7 +97,7 @@ class Rates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level)
 
     @property
@@ -149,7 +149,7 @@ class AtomRates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, [].
-      slack: most that a client's mean log likelihood can be below that of the grid's best weights, [].
+      slack: upper bound on how far the mean log likelihood per client is below its maximum over the grid's weights, [].
       labels: labels of the clients, where they came in a frame.
     """
 
@@ -165,7 +165,7 @@ class AtomRates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level, leave=("shares",))
 
     @property
@@ -204,13 +204,13 @@ def ebbinomial(
       successes: Z_i, whole numbers, [m].
       trials: n_i, whole numbers of at least one, [m], or one for all.
       prior: "conjugate", a Beta distribution; or "npmle", any distribution.
-      weights: weights of the clients in the fit, [m], at least 0 and in any unit, as those of `ebnm`.
+      weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
-      JaxpflError: for numbers that are no such counts, fewer than two clients, all successes zero, or all trials
-        successes: of these no prior has the greatest likelihood; a single trial of every client, which tells nothing of
-        the spread; for an unknown prior, and weights that are no such numbers or leave too few clients. Under a
-        transformation values are not checked.
+      JaxpflError: for numbers that are not such counts, fewer than two clients, all successes zero, or all trials
+        successes, for which no prior maximises the likelihood; a single trial for every client, which carries no
+        information about the spread; for an unknown prior, and weights that are not such numbers or leave too few
+        clients. Under a transformation values are not checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
@@ -222,7 +222,7 @@ def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weig
       count: Z_i, whole numbers, [m].
       exposure: e_i, above zero, [m], or one for all.
       prior: "conjugate", a Gamma distribution; or "npmle", any distribution.
-      weights: weights of the clients, as those of `ebbinomial`.
+      weights: weights of the clients, as in `ebbinomial`.
 
     Raises:
       JaxpflError: as `ebbinomial`; all counts zero.
@@ -357,14 +357,14 @@ class RegressedRates(NamedTuple):
     The fitted regression and spread count as known.
 
     Attributes:
-      rates: the posteriors; ``prior_mean`` and ``prior_size`` are of each client, [m].
+      rates: the posteriors; every client has its own ``prior_mean`` and ``prior_size``, [m].
       beta: coefficients, [p].
       beta_covariance: their part of the inverse of the observed information, [p, p].
       spread: n_0 of probabilities, the shape a of rates, []; infinite without spread.
       log_marginal: log likelihood of all counts, [].
       ratio: twice the log likelihood ratio to no spread about the regression, [].
-      p_value: probability of a ratio at least as large without spread, [], for many clients half that of a chi-square
-        with one degree of freedom; 1 where no spread is likelier than any.
+      p_value: probability of a ratio at least as large without spread, []. For many clients it is half the tail
+        probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
       labels: labels of the clients, where they came in a frame.
     """
 
@@ -387,7 +387,7 @@ class RegressedRates(NamedTuple):
         return self.rates.interval(level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return self.rates._replace(labels=self.labels).to_frame(level)
 
 
@@ -397,12 +397,12 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Jits, and vmaps over problems; ``intercept`` is static.
 
     Args:
-      successes, trials: counts as those of `ebbinomial`, [m].
+      successes, trials: counts as in `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a frame.
       intercept: whether a column of ones is put before the covariates.
 
     Raises:
-      JaxpflError: as `ebbinomial` for the counts; for covariates that are no numbers, not finite, of other clients, or
+      JaxpflError: as `ebbinomial` for the counts; for covariates that are not numbers, not finite, of other clients, or
         linearly dependent; fewer than two clients more than coefficients; and covariates that tell all successes from
         all failures, so that no coefficients are the likeliest. Under a transformation values are not checked.
     """
@@ -413,8 +413,8 @@ def ebpoisson_regression(count: Any, exposure: Any, x: Any, *, intercept: bool =
     """Fit Gamma priors about a log-linear regression, and return every client's posterior of its rate.
 
     Args:
-      count, exposure: counts as those of `ebpoisson`, [m].
-      x, intercept: arguments as those of `ebbinomial_regression`.
+      count, exposure: counts and exposures as in `ebpoisson`, [m].
+      x, intercept: arguments as in `ebbinomial_regression`.
 
     Raises:
       JaxpflError: as `ebpoisson` for the counts, else as `ebbinomial_regression`.
@@ -492,7 +492,7 @@ _LARGE = 16.0
 
 
 def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
-    """Log probability of z successes in n trials under Beta(mu size, (1 - mu) size), less that of the binomial z / n.
+    """Log ratio of two probabilities of z successes in n trials: under Beta(mu size, (1 - mu) size), and at p = z / n.
 
     Broadcasts its arguments.
     """
@@ -510,7 +510,7 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
 
 
 def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
-    """Log probability of a count z in an exposure e under Gamma(mu size, size), less that of the Poisson rate z / e.
+    """Log ratio of two probabilities of a count z in an exposure e: under Gamma(mu size, size), and at the rate z / e.
 
     Broadcasts its arguments.
     """
@@ -527,7 +527,7 @@ def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
 
 
 def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
-    """Log probability of z successes in n trials of the probability z / n, or of z under the Poisson mean z."""
+    """Log probability of z at its likeliest parameter: binomial with n trials and p = z / n, or Poisson with mean z."""
     return _over(n) - _over(z) - _over(n - z) if bounded else -_over(z)
 
 

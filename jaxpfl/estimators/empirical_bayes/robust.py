@@ -59,8 +59,8 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     r"""Intervals about the linear estimates, with mu_2 and kappa learned from all clients.
 
     c is the mean with weights :math:`\omega_i = s_i^{-2}`, and with the same weights mu_2 is the mean of
-    :math:`e_i^2 - s_i^2`, kappa mu_2^2 that of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`, for e = x - c; both are kept
-    from below by what a posterior mean under a flat prior has at zero (the paper's posterior mean trimming).
+    :math:`e_i^2 - s_i^2`, and kappa mu_2^2 the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`, for e = x - c. Both are
+    bounded below by the posterior mean under a flat prior at an estimate of zero (the paper's posterior mean trimming).
 
     Results are NumPy arrays and numbers.
 

@@ -1,10 +1,10 @@
 r"""Means of clients from long samples with covariates: the nested-error regression of Battese, Harter and Fuller.
 
 Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
-:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`, where the mean of
-its covariates is known for all it stands for, or is that of its samples. With :math:`\gamma_i = \sigma_v^2 /
-(\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best linear unbiased predictor and its mean squared error, to the order
-1/m, are
+:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`, where
+:math:`\bar X_i` averages the covariates over the population that the client stands for if it is known, else over the
+client's samples. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best
+linear unbiased predictor and its mean squared error, to the order 1/m, are
 
 .. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
    g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
@@ -71,8 +71,8 @@ class UnitMeans(NamedTuple):
       within: sigma_e^2, [].
       log_likelihood: [], the restricted one: of contrasts in an orthonormal basis.
       ratio: twice the log likelihood ratio to sigma_v = 0, [].
-      p_value: probability of a ratio at least as large if clients do not differ, [], for many clients half that of a
-        chi-square with one degree of freedom; 1 where no spread is likelier than any.
+      p_value: probability of a ratio at least as large if clients do not differ, []. For many clients it is half the
+        tail probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
       labels: the clients' names.
     """
 
@@ -101,7 +101,7 @@ class UnitMeans(NamedTuple):
         return about(self.mean, self.mse, level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level, leave=("beta", "beta_covariance"))
 
 
@@ -129,7 +129,7 @@ def unit_level(
       clients: m; to be given where the values of ``client`` are not known, under a transformation.
 
     Raises:
-      JaxpflError: for y and x that are no numbers, not finite, or of different lengths; linearly dependent columns;
+      JaxpflError: for y and x that are not numbers, not finite, or of different lengths; linearly dependent columns;
         fewer than three clients, none with two samples, or covariates that leave fewer than two differences of clients;
         a population of other clients or columns; samples without scatter about the regression. Under a transformation
         values are not checked.

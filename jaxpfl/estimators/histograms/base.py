@@ -55,7 +55,7 @@ class Users:
 
     @property
     def number(self) -> Array:
-        """n, the number of users (in a block, of those in it)."""
+        """n, the number of users (in a block, the users in it)."""
         return self.valid.sum()
 
 

@@ -28,7 +28,7 @@ Direction: TypeAlias = Literal["printed", "objective"]
 class Clustering(NamedTuple):
     """Floored centers [k, d], the users of each in the last assignment [k], and the objective (3) over n by round [T].
 
-    The sizes are of the assignment that the centers were computed from, and the objective is that before each round.
+    The sizes count the assignment that the centers were computed from; the objective is evaluated before each round.
     """
 
     centers: Array
@@ -37,7 +37,7 @@ class Clustering(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the users nearest to each center: of histograms [k, d], of ones [k], and of all divergences []."""
+    """Each center's summed histograms [k, d] and number of users [k], and the divergence summed over all users []."""
 
     histograms: Array
     sizes: Array
@@ -180,7 +180,7 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
     the paper drops x if |v_x| is small in any v, which keeps almost nothing; ``every=True`` of `kept` selects that. The
     deviations are from the mean, so that k clusters span k - 1 directions; the paper takes k. (Its expectation of M
     also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T; the first does not rotate the eigenvectors, the second removes
-    one direction.) Clustering then uses the kept tokens; the others' estimates are those of the mean, whose release is
+    one direction.) Clustering then uses the kept tokens; the other tokens keep the mean's estimates, whose release is
     accounted for.
 
     Implements: Setlur et al. 2023, appendix C.

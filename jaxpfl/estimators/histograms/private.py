@@ -175,7 +175,7 @@ def cluster(
       spread: spread of the start (`private_start`).
       rate: rate of a step towards the noisy mean of the users.
       shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
-      keep: [d] bool, the tokens used for clustering; the others' entries are those of the mean.
+      keep: [d] bool, the tokens used for clustering; the other tokens keep the mean's entries.
     """
     of_start, of_rounds = jax.random.split(key)
     precision = (first_noise / noise) ** 2 / clusters
@@ -352,16 +352,17 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
 
 
 def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
-    r"""Noise multipliers of a first release and of each of ``others``, equivalent together to one of ``noise``, z.
+    r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further ones.
 
-    The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, and the r others the rest,
+    Together they are equivalent to it. The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, and the r
+    others the rest,
     :math:`z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
-    """Noise multiplier of each of ``releases`` releases that makes all of them together (eps, delta)-DP, by PLD.
+    """Noise multiplier per release at which all ``releases`` together are (eps, delta)-DP, accounted by PLD.
 
     Raises:
       JaxpflError: as `calibrate`.

@@ -95,7 +95,7 @@ class HistogramSettings(Settings):
     lam: float | None = None
     """lambda of fine-tuning; tuned on the validation users unless given."""
     epsilon: tuple[float, ...] = within((1.0, 3.0, 8.0, 15.0), checks.positive, empty=True)
-    """Epsilon of a user, one column of the table each; every release of a row is accounted for."""
+    """Epsilon per user, one table column each; all releases behind a row are accounted for."""
     delta: float = within(1e-10, checks.probability)
     """delta of each epsilon."""
     private_clusters: int | None = within(None, checks.count)
@@ -111,7 +111,7 @@ class HistogramSettings(Settings):
     floor: float = within(1e-6, checks.positive)
     """s: floor of every token's estimate before normalisation, which determines the score of local."""
     em_steps: int = within(10, checks.count)
-    """Steps of the Dirichlet mixture's EM, and of the Dirichlet fit of each cluster."""
+    """EM steps of the Dirichlet mixture, and steps of each cluster's Dirichlet fit."""
     repetitions: int = within(20, checks.count)
     """Runs, each with its own start and noise, side by side on the same users."""
 
@@ -150,7 +150,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
       counts: counts of real users; None for synthetic ones.
 
     Returns:
-      The settings, and those that were changed.
+      The settings, and the changed ones by name.
 
     Raises:
       JaxpflError: a setting that was given and that the data cannot hold.
@@ -204,8 +204,8 @@ class Prepared(NamedTuple):
 
     Attributes:
       clients: the users that take part.
-      validation: those that lambda and alpha are tuned on.
-      unseen: those that no method sees, scored separately.
+      validation: users on which lambda and alpha are tuned.
+      unseen: users that no method sees, scored separately.
       vocabulary: the tokens [d].
       names: the clients' names [clients].
       population: the mixture that synthetic users are drawn from; None for real ones.
@@ -237,7 +237,7 @@ def read(given: HistogramSettings) -> TokenCounts | None:
 
 
 def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepared:
-    """Draw the users, or divide those that were read.
+    """Draw synthetic users, or divide the users that were read into groups.
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, or that the users are too few for.
@@ -402,7 +402,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Scores of a row: mean loss of the users and of unseen ones, the lambda or alpha, and each user's loss [b, c]."""
+    """Scores of a row: mean loss, mean loss on unseen users, the lambda or alpha, and each user's loss [b, c]."""
 
     loss: Array
     unseen: Array
@@ -433,9 +433,9 @@ class Noise(NamedTuple):
     """Noise for one budget (eps, delta).
 
     Attributes:
-      alone: noise multiplier of a method's only release; those with several divide it (`divided`).
-      printed_epsilon: Algorithm 3 as printed: eps of each of its calls.
-      printed_stddev: and their noise's standard deviation.
+      alone: noise multiplier of a method with a single release; methods with several releases divide it (`divided`).
+      printed_epsilon: eps of each call in Algorithm 3 as printed.
+      printed_stddev: standard deviation of the noise in these calls.
     """
 
     alone: Scalar
@@ -463,7 +463,7 @@ def one_release(radius: Scalar) -> Choice:
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
-    """Noise multipliers of the first release and of each other one, and the number of others."""
+    """Noise multipliers of the first release and of each further one, and how many further ones there are."""
     if method in ONE_RELEASE:
         return alone, alone, 0
     others = choice.rounds + (method == "Algorithm 2 + DimRed")

@@ -89,17 +89,17 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 
     Args:
       given: the settings.
-      counts: those of real users; read here unless given.
+      counts: real users' counts; read here unless given.
 
     Reference: Setlur et al. 2023, Table 1.
 
     Returns:
       With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
-      its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, the mean lambda or
-      alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
-      user's mean over runs, over users; ``best``, the row `exported` of each column; ``privacy`` of
-      each eps; ``floor``; ``users``; ``printed``: the paper's table; ``followed_the_data``: settings that
-      `settings.follow` made smaller; of synthetic users ``misclustering`` (`misclustering`).
+      its 95 % half-width (``interval``, by Student's t; None for one run), the mean loss of unseen users, the mean
+      lambda or alpha, and the paired ``difference`` from the column's FedAvg + FT, with its half-width over runs and,
+      for each user's mean over runs, over users; ``best``, the row `exported` in each column; ``privacy`` at each
+      eps; ``floor``; ``users``; ``printed``: the paper's table; ``followed_the_data``: settings that
+      `methods.follow` made smaller; for synthetic users ``misclustering`` (`misclustering`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
@@ -261,8 +261,8 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
 
     Appendix D of the paper bounds it by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish, with Delta
     the least distance of two centers and sigma^2 a sub-Gaussian parameter of a user's histogram about its center. The
-    analysis is of Lloyd's algorithm in Euclidean distance with such noise, not of the divergence: the bound is shown
-    for comparison.
+    analysis treats Lloyd's algorithm in Euclidean distance with such noise, not the divergence: the bound is shown for
+    comparison.
 
     Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
 
