@@ -179,8 +179,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
     standard error e.
 
-    The error of a weight is linear in v, so the best weight given the messages is that at v's posterior mean: with a
-    flat prior, the mean of N(v-hat, e^2) truncated to [0, mu (1 - mu)].
+    The error of a weight is linear in v, so the best weight given the messages is the weight at v's posterior mean:
+    with a flat prior, the mean of N(v-hat, e^2) truncated to [0, mu (1 - mu)].
 
     Clients with a single sample always encode p_i.
 

@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Broadcast of the server: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
+    """The server's broadcast: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
 
     mean: Array
     weight: Array
@@ -198,8 +198,8 @@ def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
     The variance of a two-valued message depends on its mean alone, so bits about the clients' means carry no
     information about the variance of these means.
 
-    A fair coin of each client decides whether its bit encodes its mean clipped to [-b, b] or the square of that. With
-    the halves' means M1 and M2
+    A fair coin of each client decides whether its bit encodes its mean clipped to [-b, b] or the clipped mean's square.
+    With the halves' means M1 and M2
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 

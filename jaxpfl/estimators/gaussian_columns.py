@@ -88,7 +88,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Broadcast of the server, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
+    """The server's broadcast, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
 
     mean: Array
     weight: Array

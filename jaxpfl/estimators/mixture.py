@@ -35,7 +35,7 @@ class Mixture(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Broadcast of the server: the mixture, and whether it was learned from any messages, [] bool."""
+    """The server's broadcast: the mixture, and whether it was learned from any messages, [] bool."""
 
     learned: Array
     mixture: Mixture

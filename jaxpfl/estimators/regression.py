@@ -63,7 +63,7 @@ def rotate(x: Array, y: Array) -> Rotated:
     """Rotate a client's data ``x`` [n, d], ``y`` [n] into that basis, once for all populations.
 
     Besides saving time, this avoids a deadlock: over many clients the decomposition is one batched LAPACK call, and two
-    of those at the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two
+    such calls at the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two
     cores).
     """
     _, basis = jnp.linalg.eigh(x @ x.T)

@@ -77,4 +77,4 @@ def _toward(rate: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
 
 
 FAMILY = Family(Gaussian, penalty, sample, prox, _toward, mean, mean_square)
-"""For `priors.base.location_scale` and `priors.base.estimate`."""
+"""Gaussian family for `priors.base.location_scale` and `priors.base.estimate`."""

@@ -101,7 +101,7 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    It is the Gaussian prior's with precision ``sum_l r_l / s2_l`` and the mean of the centers weighted by its terms.
+    It equals the Gaussian prior's step with precision ``sum_l r_l / s2_l`` and the centers' mean weighted by its terms.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
     mean = weighted_mean(precisions, gamma.mu)

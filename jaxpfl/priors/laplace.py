@@ -90,4 +90,4 @@ def _mean_absolute(difference: PyTree) -> Array:
 
 
 FAMILY = Family(Laplace, penalty, sample, prox, _toward, median, _mean_absolute)
-"""For `priors.base.location_scale` and `priors.base.estimate`."""
+"""Laplace family for `priors.base.location_scale` and `priors.base.estimate`."""

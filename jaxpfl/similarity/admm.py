@@ -40,8 +40,8 @@ MOST_DENSE = 1400
 """Number of nodes above which conjugate gradients are the default. With a few edges per node a warm round takes 1.39
 times the processor time by them at N = 500, 1.32 times at 1000, and 0.71 times at 2000, on a quiet machine."""
 MOST_DENSE_CROWDED = 2000
-"""The same where a node has more than `graphs.MOST_UNROLLED` edges: with 40 per node the two products of the spectrum
-are still twice as fast at N = 2000."""
+"""The same threshold where a node has more than `graphs.MOST_UNROLLED` edges: with 40 per node the two products of the
+spectrum are still twice as fast at N = 2000."""
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -114,10 +114,10 @@ def fuse(
       tolerance: tolerance of the primal and of the dual residual.
       most: maximum number of steps.
       dense: use the spectrum of the graph; None for the faster (`by_spectrum`).
-      spectrum: the graph's, if known.
+      spectrum: spectrum of the graph, if known.
 
     Raises:
-      JaxpflError: for other p.
+      JaxpflError: for p other than 1, 2 and infinity.
     """
     check_norm(p)
     warm = cold(graph, y, rho) if warm is None else warm
@@ -162,9 +162,9 @@ def fuse(
 
 
 def orthonormal(rows: Array) -> Array:
-    """Orthonormal basis of the span of rows [N, d], [N, d]; zero for a row that depends on those before it.
+    """Orthonormal basis of the span of rows [N, d], [N, d]; zero for a row that depends on earlier rows.
 
-    Dependence is up to rounding: the remainder of the last of rows that sum to zero is rounding error alone.
+    Dependence is judged up to rounding: if rows sum to zero, the last one's remainder is rounding error alone.
 
     Gram-Schmidt, twice for each row. LAPACK is avoided because its calls for several runs at once may wait for each
     other forever on a CPU of two cores.

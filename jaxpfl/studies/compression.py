@@ -78,7 +78,7 @@ class CompressionSettings(Settings):
 
 
 RESOLUTION = 1e-7
-"""Gaps below it are the rounding of float32 losses, and count as it."""
+"""Smallest gap: smaller ones are rounding errors of float32 losses, and are raised to it."""
 
 
 _NEWTON = 100
@@ -271,7 +271,7 @@ GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
 """Steps that are reported."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Two switches of each way: gamma decays, and there is error feedback."""
+"""Two switches for each variant: whether gamma decays, and whether there is error feedback."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
@@ -341,7 +341,7 @@ def _kbit(bits: float | None) -> str:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the gap against the bits: the total-variation updates, and all other compressors with the best of those."""
+    """Plot the gap against the bits: the total-variation updates, and all other compressors beside the best updates."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(result["compressors"])
     updates = [name for name in names if name.startswith("tv:")]

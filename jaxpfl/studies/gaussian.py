@@ -309,10 +309,10 @@ def privacy_note(given: GaussianSettings, epsilon: float) -> str:
 
 
 EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 9))
-"""Those of the paper's figures."""
+"""Epsilons in the paper's figures."""
 
 MECHANISMS = ("analytic", "printed", "one-bit")
-"""Those of one dimension whose noise may be traced."""
+"""One-dimensional mechanisms whose noise may be traced."""
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:

@@ -267,7 +267,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
 
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 
-    Columns are scaled by the standard deviation of samples about their own client's mean, so that they may be of
+    Columns are scaled by the standard deviation of samples about their own client's mean, so that they may have
     different units. A client's estimate is its posterior mean (Theorem 6).
 
     Raises:

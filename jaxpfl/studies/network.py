@@ -54,7 +54,7 @@ SWEPT = {
 """Parameter over which each method is swept."""
 
 _STARTS, _LLOYD = 10, 50
-"""Starts of k-means, and the steps of each."""
+"""Number of k-means starts, and of steps in each."""
 
 
 def _check_method(name: str, method: str) -> None:

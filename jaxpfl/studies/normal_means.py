@@ -1,4 +1,4 @@
-"""The study of normal means: priors of five families on simulated clients with a known Bayes risk."""
+"""The study of normal means: priors of four families on simulated clients with a known Bayes risk."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 
     An estimator that treats all clients by one function of their x has a total expected squared error of at least m
     times the Bayes risk of that distribution: the error of a function t is the sum over clients of
-    E (t(theta_i + e) - theta_i)^2, which depends on the means by their distribution alone.
+    E (t(theta_i + e) - theta_i)^2, which depends on the means only through their distribution.
     """
     share = jnp.asarray(nonzero) / clients
     theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)
@@ -227,7 +227,7 @@ PAIRS: dict[Kind, tuple[str, str]] = {
 """The names of the two columns of each kind."""
 _SIMULATED = ("clients", "truth", "nonzero", "size", "priors", "repetitions")
 _MOST_INTEGRATED = 100_000
-"""Clients of distinct counts beyond which the population of their rates counts as known."""
+"""Number of clients with distinct counts above which the population of their rates counts as known."""
 
 
 class Summaries(NamedTuple):
@@ -239,10 +239,10 @@ class Summaries(NamedTuple):
       names: clients, [m].
       first, second: the two columns, [m] each.
       ignored: names of the other columns.
-      covariate_names: names as asked for, [k].
+      covariate_names: names of the covariates as given, [k].
       covariates: their columns, [m, k].
-      groups: names of the clients' groups, [m]; None unless asked for.
-      weights: numbers of at least zero, [m]; None unless asked for.
+      groups: names of the clients' groups, [m]; None without groups.
+      weights: numbers of at least zero, [m]; None without weights.
     """
 
     kind: Kind

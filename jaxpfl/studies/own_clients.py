@@ -4,8 +4,8 @@ Everything is computed in double precision: centering by the data would break th
 single precision without centering would lose small differences.
 
 A held-out sample differs from the estimate by its own noise and by the estimate's error about the client's true mean.
-The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the former, so the mean squared difference
-minus :math:`s_i^2` is one of the latter; gains are computed from it.
+The variance :math:`s_i^2` of a client's samples estimates the mean squared noise without bias, so the mean squared
+difference minus :math:`s_i^2` estimates the mean squared error without bias; gains are computed from it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from jaxpfl.support.console import COLORS, INK, literal, new_axes, save, unmarke
 from jaxpfl.support.errors import JaxpflError, printable, shown
 
 VALUE = "value"
-"""Column of samples that is taken without being asked for, in any case."""
+"""Default column of samples, in any case of its letters."""
 LEVEL = 0.95
-"""Level of intervals, unless another is asked for."""
+"""Default level of intervals."""
 _SHOWN = 6
 """Largest number of the first client's samples that are shown."""
 _SMALLEST, _LARGEST = 1e-70, 1e70
@@ -96,7 +96,7 @@ def own_or_simulated(
       simulated: ``settings -> Results``.
 
     Raises:
-      JaxpflError: by the results, for an option that is not at its default without a file.
+      JaxpflError: raised by the results for an option that is not at its default without a file.
     """
 
     def results(given: Any, options: Any) -> Results:
@@ -316,7 +316,7 @@ def summary(
     Args:
       study, path, clients: its name, the file, and its contents.
       data: the samples, stacked.
-      estimators, made: estimators by name, and what they made of the data.
+      estimators, made: estimators by name, and their results on the data.
       key: key of the estimators' randomness.
       learned: posteriors of the columns.
       facts: facts of the study, as JSON.

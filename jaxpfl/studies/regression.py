@@ -134,7 +134,7 @@ def regression_results(
     exact: dict[str, float | None],
     plots: Callable[[Path, Any], list[Path]],
 ) -> Results:
-    """Results of a study of regressions, whose gains over the pooled one are in the summary too.
+    """Results of a study of regressions, with gains over the pooled fit in the summary too.
 
     Args:
       kind: kind of regression, whose name is the study's: "Linear regression" or "Logistic regression".

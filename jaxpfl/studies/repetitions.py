@@ -125,7 +125,7 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 
     Args:
       errors: mean squared errors by estimator, [repetitions] each; ``local`` and ``personalized`` among them.
-      closed_form: the exact ones, where known.
+      closed_form: exact errors by estimator, where known.
 
     Returns:
       ``mse``: mean, stderr and closed_form by estimator; ``gain_over_local``: share of local's error that the

@@ -115,7 +115,7 @@ class Read(NamedTuple):
 
     Attributes:
       data: samples as the study's results take them.
-      arrays: those on which its results depend; None where the settings say to draw them.
+      arrays: arrays that the results depend on; None where the settings say to draw them.
     """
 
     data: Any
@@ -130,7 +130,7 @@ class Study:
       settings: a frozen dataclass; its fields are the flags, with their docstrings as help, and its ``check`` raises a
         JaxpflError for values that cannot be studied.
       results: ``settings -> Results``; with `options` these follow the settings, with `reads` then the data.
-      options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without.
+      options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without options.
       reads: ``settings -> Read``, what its results depend on beside the settings; None for a study of drawn data.
     """
 
@@ -148,7 +148,7 @@ class Study:
           read: the data of a study that reads some; read here unless given.
 
         Raises:
-          JaxpflError: settings that their ``check`` refuses, a seed outside 32 bits, or options of a study that has
+          JaxpflError: settings that their ``check`` refuses, a seed outside 32 bits, or options for a study that has
             none.
         """
         given = self.settings() if settings is None else settings

@@ -21,7 +21,7 @@ from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, with
 from jaxpfl.support.errors import JaxpflError
 
 _SHOWN = 8
-"""Most sizes with an error of their own."""
+"""Greatest number of sizes with an error of their own."""
 
 
 @dataclass(frozen=True)

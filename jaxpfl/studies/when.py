@@ -25,8 +25,8 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
     Returns:
       ``gain_over_local`` of the personalised estimate as it is sent (private where eps is given, else quantised where
       bits are, else exact), ``most_gain`` of infinitely many clients, ``global_gain`` of one estimate for all,
-      ``careless_gain`` with a weight that does not reckon with the noise, and ``needs``: for shares of the most gain,
-      the clients it takes, and for the settings' clients the least eps of the one-bit mechanism.
+      ``careless_gain`` with a weight that ignores the noise, and ``needs``: the clients needed for shares of the most
+      gain, and for the settings' clients the least eps of the one-bit mechanism.
 
     Raises:
       JaxpflError: for settings that `GaussianPopulation.check` refuses.
@@ -86,7 +86,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None if there is none."""
+    """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None if no eps does."""
     if not noise > b**2:  # also where it is NaN
         return None
     return 2 * math.atanh(b / math.sqrt(noise))

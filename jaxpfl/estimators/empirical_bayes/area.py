@@ -52,10 +52,10 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 Likelihood: TypeAlias = Literal["reml", "ml"]
 By: TypeAlias = Literal["integrated", "mse"]
-"""Intervals that integrate over the spread, and those by the mean squared error."""
+"""Kind of interval: integrated over the spread, or from the mean squared error."""
 
 LEAST_FREE = 3
-"""Clients beyond the number of coefficients, with which the likelihood of A can be integrated."""
+"""Least excess of clients over coefficients with which the likelihood of A can be integrated."""
 
 _SCALES = 32
 _NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error

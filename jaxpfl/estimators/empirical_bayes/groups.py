@@ -9,8 +9,8 @@ predictors are
    \hat\theta_i = x_i - b_i (x_i - \hat\mu_g), \quad b_i = s_i^2 w_i,
 
 with :math:`\hat\mu` by generalised least squares, of variance :math:`C^{-1}`, :math:`C = \sum_g W_1 / (1 + B W_1)`. The
-mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`, of theta_i at known A, B and mu, of mu, and of
-A and B:
+mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`, the errors of theta_i at known A, B and mu, of
+mu, and of A and B:
 
 .. math:: g_1 = A b_i + b_i^2 q_g, \quad g_2 = \frac{b_i^2}{C (1 + B W_1)^2}, \quad
    g_3 = \mathrm{tr}\{\mathrm{Cov}(\partial \hat\theta_i / \partial (A, B))\, I^{-1}\},
@@ -252,7 +252,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Spreads from a place of the grid, of which one that is zero there stays so, and the log likelihood."""
+        """Climb from a place on the grid to spreads and their log likelihood; a spread that is zero stays zero."""
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 

@@ -54,13 +54,13 @@ COMPONENTS = {"scale-mixture": 41, "npmle": 300}
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
-"""Clients, and the share of them on one side of zero, from which zero is doubted as a center."""
+"""Number of clients, and share of them on one side of zero, above which a warning doubts zero as the center."""
 _SCALES = 16
 _SLABS = 6
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
 _FINEST = 10.0  # the least slab of a scale mixture, in parts of the smallest error, as in ashr
 AT_ONCE = 4096
-"""Clients whose posteriors, of as many components as the prior, are in memory at once."""
+"""Number of clients whose posteriors, with as many components as the prior, are in memory at once."""
 _FARTHEST = 9.0
 """Standard deviations beyond which a normal has no mass in double precision."""
 

@@ -89,7 +89,7 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Minimum-norm least-squares coefficients for all clients' examples together, [d], messages: leaves [m, ...]."""
+    """Minimum-norm least-squares coefficients for all clients' examples, [d]; messages have leaves [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
@@ -117,7 +117,7 @@ def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -
     """Fit the population by steps of EM, which never lower the summed ``log_evidence`` once the floor is met.
 
     Args:
-      population: population to start from, of variances above the floor.
+      population: population to start from, with variances above the floor.
       messages: messages of all clients, leaves [m, ...].
       floor: the least eigenvalue of Sigma, and the least sigma^2; positive.
       steps: static.
@@ -172,6 +172,6 @@ def _root(covariance: Array) -> Array:
 
 
 def _above(covariance: Array, floor: Scalar) -> Array:
-    """The covariance with eigenvalues of at least the floor: the likeliest of those for these moments."""
+    """The likeliest covariance for these moments with all eigenvalues at least the floor."""
     values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
     return (vectors * jnp.maximum(values, floor)) @ vectors.T

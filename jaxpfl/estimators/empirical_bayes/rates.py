@@ -1,7 +1,8 @@
 r"""Empirical Bayes for probabilities and rates: priors fitted by marginal likelihood.
 
-`ebbinomial`: client i has Z_i successes in n_i trials, and p_i ~ Beta of mean mu and n_0 pseudo-trials. `ebpoisson`: it
-has Z_i events in an exposure of e_i, and its rate is Gamma of mean mu and pseudo-exposure e_0. Either posterior mean is
+`ebbinomial`: client i has Z_i successes in n_i trials, and p_i ~ Beta with mean mu and n_0 pseudo-trials.
+`ebpoisson`: it has Z_i events in an exposure of e_i, and its rate is Gamma with mean mu and pseudo-exposure e_0. Either
+posterior mean is
 
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
@@ -348,7 +349,7 @@ _SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 _FAR = 15.0
 """Distance on the scale of the link from the pooled rate at which coefficients count as divergent."""
 _LEAST_FREE = 2
-"""Clients beyond the number of coefficients."""
+"""Least excess of clients over coefficients."""
 
 
 class RegressedRates(NamedTuple):
@@ -532,14 +533,14 @@ def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
 
 
 def _binomial(z: Array, n: Array, p: Array) -> Array:
-    """Log probability of z successes in n trials of probability p, less that at z / n; broadcasts."""
+    """Log ratio of two probabilities of z successes in n trials: at p, and at z / n; broadcasts."""
     z, n, p = jnp.broadcast_arrays(z, n, p)
     off = z / n - p
     return -n * (_gap(z / n, p, off) + _gap((n - z) / n, 1 - p, -off))
 
 
 def _poisson(z: Array, e: Array, rate: Array) -> Array:
-    """Log probability of a count z in an exposure e at a rate, less that at z / e; broadcasts."""
+    """Log ratio of two probabilities of a count z in an exposure e: at a rate, and at z / e; broadcasts."""
     z, e, rate = jnp.broadcast_arrays(z, e, rate)
     return -e * _gap(z / e, rate, z / e - rate)
 

@@ -42,7 +42,7 @@ class RobustIntervals(NamedTuple):
       low, high: ends, [m].
       weight: w, [m].
       center: c, [].
-      variance: mu_2, of the clients' means, above zero, [].
+      variance: mu_2, the variance of the clients' means, above zero, [].
       kurtosis: kappa, at least 1, [].
     """
 

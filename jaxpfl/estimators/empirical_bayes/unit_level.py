@@ -46,7 +46,7 @@ from jaxpfl.support.errors import JaxpflError
 
 LEAST_CLIENTS = 3
 LEAST_FREE = 2
-"""Differences of clients that neither covariates nor samples explain, of which sigma_v can be learned."""
+"""Least number of differences between clients, left after the covariates, from which sigma_v can be learned."""
 _NO_SCATTER = 64  # rounding errors
 _SCALES = 24
 _RATIOS = (-14.0, 14.0)  # logarithms of sigma_v^2 / sigma_e^2

@@ -36,7 +36,7 @@ from jaxpfl.privacy.noise import add_gaussian
 MASS_WEIGHT = 0.25
 """w: masses need little precision, as centers are normalised anyway; a quarter adds 3 % to the sums' noise."""
 NEIGHBOURS = 51
-"""Tokens of similar frequency whose centers are taken to have the same variance relative to the mean."""
+"""Number of tokens of similar frequency whose centers are taken to have the same variance relative to the mean."""
 REACH = 1.0
 """C, the public clipping norm of the standardised histograms."""
 LEAST = 0.1
@@ -305,8 +305,8 @@ def cluster_standardised(
     Each round's release of the mean is combined with the earlier ones by precision, and the mean is `denoised`; with
     one cluster the method reduces to FedAvg in T + 1 releases.
 
-    Formal guarantees: as in `cluster`, T adaptively composed Gaussian mechanisms of the noise
-    multiplier ``noise``, given the noisy ``first``.
+    Formal guarantees: as in `cluster`, T adaptively composed Gaussian mechanisms with noise multiplier ``noise``, given
+    the noisy ``first``.
 
     Args:
       key: key of the start and of the noise.
@@ -355,8 +355,8 @@ def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar
     r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further ones.
 
     Together they are equivalent to it. The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, and the r
-    others the rest,
-    :math:`z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
+    others the rest, :math:`z_r = z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}`
+    (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
