@@ -17,7 +17,7 @@ own theta, and the server averages their (mu, psi) uniformly. The constant c is 
 derivative itself. The main text's floor of psi is 0.5.
 
 With unsampled clients' iterations (Algorithm 7), a client outside the cohort continues with the first of the three
-steps and the last (mu, psi) that it received (initially those of round 0), for at most ``idle_rounds`` rounds in a row.
+steps and the last (mu, psi) that it received, at first the initial pair, for at most ``idle_rounds`` rounds in a row.
 It uploads nothing. Only the logits of mu and theta are compared, so theta may have another architecture.
 
 Another client optimizer takes its own steps on theta and mu, with an optimizer state for each; the step of psi is
@@ -73,8 +73,8 @@ def adaped(
       idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none.
         Clients then also hold a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
-        by their ids; "same" is the task's model. Clients with it start from mu, those with another one from one model
-        of their own.
+        by their ids; "same" is the task's model. Clients with it start from mu; clients with another architecture
+        start from one model, which they share.
       gate: multiplies the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
         classes: zero where mu predicts no better than a uniform guess.
 

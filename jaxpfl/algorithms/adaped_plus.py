@@ -15,7 +15,7 @@ it learns labels from personal models only, each of which saw one client's examp
 defaults, mu is FedAvg's.
 
 By default a client keeps no model (``keep=False``): in its rounds theta is mu, so that the divergence vanishes and the
-step is the one of mu alone, one gradient instead of two. Its personal model is made when it is needed: from theta = mu,
+step moves mu alone: one gradient instead of two. Its personal model is made when it is needed: from theta = mu,
 ``fine_tune_steps`` of the first step beside the resting mu, at eta_1 of the last round. That is fine-tuned FedAvg
 regularised towards the global model's predictions, or, in the terms of the paper, a descent on the posterior of theta_i
 under AdaPeD's prior with mu estimated beforehand. With ``keep=True``, theta_i stays with the client and is trained in

@@ -25,7 +25,7 @@ each part learns from fewer; single linkage cuts off outlying clients one by one
 client, and compares each two of them.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
-Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991; the thresholds' defaults are those of the
+Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991; the thresholds' defaults are from the
 authors' code, which parts clusters of more than two clients after round 20 only, by complete linkage and without gamma.
 """
 
@@ -68,7 +68,7 @@ class CFLHyper(SgdHyper):
 
 
 class State(NamedTuple):
-    """State of the server: models of clusters, leaves [k, ...], clusters of clients, [m], and the number in use, []."""
+    """Server state: cluster models, leaves [k, ...], each client's cluster, [m], and the number of clusters, []."""
 
     models: PyTree
     cluster: Array
@@ -124,11 +124,11 @@ def cosines(updates: PyTree) -> tuple[Array, Array]:
 
 
 def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
-    """Clustered federated learning. Models: personalised, that of the client's cluster; no global model.
+    """Clustered federated learning. Models: personalised, the model of the client's cluster; no global model.
 
     The server receives the uploads one by one, and has no optimizer; every client takes part in every round. A new
-    client takes the cluster's model of least loss on its training examples (in the paper it is assigned by its updates
-    at all earlier splits, for which the server would keep those of all clients).
+    client takes the cluster model with the least loss on its training examples. (The paper assigns it by its updates at
+    all earlier splits, for which the server would have to keep all clients' updates.)
 
     Args:
       task: any model without running statistics.

@@ -11,8 +11,8 @@ Then it takes tau steps from the mixture to its new theta_i, and uploads the cha
 the numbers of examples as weights.
 
 The paper learns the weights to convergence in a client's first round and for one pass over 80 % of its examples later;
-here a round has ``weight_steps`` of them, on the mini-batches that the local steps use. With cohorts a client's own
-model is that of its last round in the cohort, and before its first the global model of round 0: only the clients of
+here a round has ``weight_steps`` such steps, on the mini-batches that the local steps use. With cohorts a client's own
+model comes from its last round in the cohort, and before its first is the global model of round 0: only the clients of
 round 0 begin with nothing to mix.
 
 It does badly with small cohorts: the own heads are old where the global body has moved on.
@@ -48,7 +48,7 @@ class FedALAHyper(AveragingHyper):
 
 
 class Own(NamedTuple):
-    """State of a client: the head of its last model (at first that of round 0), and the global one's weights."""
+    """Client state: the head of its last model, initially the global head of round 0, and the weights W_i."""
 
     head: PyTree
     weights: PyTree

@@ -15,10 +15,10 @@ The weights must not be negative, which the paper leaves to a small alpha: where
 than one they are divided by their sum. All models are equal at first. Clients outside the cohort keep the models of
 their last rounds, and are neighbours with these.
 
-It does badly where sigma does not suit the distances of the models, which grow with their size and with the rate: of a
-small sigma each client trains alone, of a large one all are drawn to nearly the same model. In small cohorts a client
-is drawn to the first model of all those that have not taken part. The server holds m models, and compares each two of
-them in every round.
+It does badly where sigma does not suit the distances of the models, which grow with their size and with the rate: with
+a small sigma each client trains alone, with a large one all are drawn to nearly the same model. In small cohorts a
+client is drawn to the initial model, which all clients that have not taken part still have. The server holds m models,
+and compares each two of them in every round.
 
 Reference: Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data",
 https://arxiv.org/abs/2007.03797; sigma and lambda are PFLlib's, which takes the norm of w - u_i in place of its square.
@@ -63,7 +63,7 @@ class FedAMPHyper(SgdHyper):
 
 
 class Models(NamedTuple):
-    """State of the server: the model of every client in the order of the stack, leaves [m, ...]."""
+    """Server state: every client's model, in stack order, leaves [m, ...]."""
 
     models: PyTree
 

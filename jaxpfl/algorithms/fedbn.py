@@ -1,4 +1,4 @@
-r"""FedBN: FedAvg of all parameters but those of normalisation layers, which stay with the client.
+r"""FedBN: FedAvg of all parameters except the normalisation layers', which stay with the client.
 
 Client i's model is (mu, nu_i): mu is shared, nu_i are the scales and biases of its normalisation layers. Both are
 trained on its n_i examples, and only mu is exchanged:
@@ -11,7 +11,7 @@ mean and variance are the client's own too: its batches alone move them, in loca
 With group and layer normalisation, functions of the example alone, nu_i are the scales and biases.
 
 It does badly for new clients: a client that arrives has the initial statistics, mean 0 and variance 1, and its own only
-after rounds of its own (``adapt_rounds``). With small batches the statistics are those of few examples.
+after rounds of its own (``adapt_rounds``). With small batches the statistics rest on few examples.
 
 Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 https://arxiv.org/abs/2102.07623.
@@ -31,10 +31,10 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
-    """FedBN. Models: personalised (mu, nu_i), nu_i of the normalisation layers; no global model, as mu is incomplete.
+    """FedBN. Models: personalised (mu, nu_i), nu_i the normalisation layers; no global model, as mu is incomplete.
 
-    New clients have the initial normalisation parameters and statistics. Of a model that names no normalisation layers,
-    those with running statistics are taken.
+    New clients have the initial normalisation parameters and statistics. If the model names no normalisation layers,
+    the layers with running statistics are personal.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     own = _own(task, shapes)

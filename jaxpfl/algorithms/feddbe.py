@@ -9,7 +9,7 @@ by the gradient of
 
 where m is the m_B of the step before, of which no gradient is taken, and zero in a round's first step. The server
 averages phi and h with the numbers of examples as weights; v_i, zero at first, stays with the client. F is the number
-of features, and the factor 1 / (2 F) that of the authors' code.
+of features; the factor 1 / (2 F) is from the authors' code.
 
 The mean :math:`\bar z` is fixed after an initialisation: in the paper, every client trains for a round alone and sends
 the mean of its features. Here the clients of the first round send the mean of theirs, over all training examples by the
@@ -43,7 +43,7 @@ from jaxpfl.models.features import halves
 
 @struct.dataclass
 class FedDBEHyper(AveragingHyper):
-    """Hyper-parameters of FedDBE; the paper's kappa and mu are those of its 4-layer CNN (1 and 0.1 of ResNet-18).
+    """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18 they are 1 and 0.1).
 
     The paper's kappa goes with its small rate: at the default rate here it holds the features still for most of a run.
     The default is the best of 1, 5 and 50 on held-out examples of MNIST (99.01, 99.43 and 96.79 %; digits do not tell).
@@ -77,10 +77,10 @@ class Personal(NamedTuple):
 def feddbe(task: Task, work: LocalWork) -> Algorithm:
     """FedDBE. Models: personalised, h(f(x) + v_i); global h(f(x)), without a shift.
 
-    A metric of a round, ``mean_distance``, is that of the moving mean to the global one, squared and divided by 2 F.
+    The round's metric ``mean_distance`` is the squared distance from the moving mean to the global mean, over 2 F.
 
     Args:
-      task: any; its model names its head.
+      task: any task whose model names its head.
       work: the local work in a round.
 
     Raises:

@@ -40,7 +40,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class FedEMHyper(AveragingHyper):
-    """Hyper-parameters of FedEM; the learning rate is that of Ozkara et al. 2023."""
+    """Hyper-parameters of FedEM; the learning rate is from Ozkara et al. 2023."""
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True)
 
@@ -61,14 +61,14 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
     Args:
-      task: a classification, or one whose loss is the negative log-likelihood of a density, such as squared; its model
-        is that of every component.
+      task: a classification, or a task whose loss is the negative log-likelihood of a density, such as squared; every
+        component is a copy of its model.
       work: the local work in a round.
       components: k, at least 2 and at most the number of clients.
 
     Raises:
       JaxpflError: for another number of components, an initialisation that ignores its key, and a task whose loss is
-        no negative log-likelihood (`Task.mixture`).
+        not a negative log-likelihood (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:

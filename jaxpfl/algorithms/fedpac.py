@@ -1,4 +1,4 @@
-r"""FedPAC: features aligned to the means of their classes, and a head for each client combined from those of others.
+r"""FedPAC: features aligned to class means, and a head for each client combined from the cohort's heads.
 
 The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client of
 the cohort S takes ``head_steps`` steps on its head under the fixed body, then tau steps on the body under that head, on
@@ -20,10 +20,11 @@ and its new head is :math:`\sum_j a_{ij} h_j` over the heads of the cohort, by t
    \qquad a \ge 0, \; \sum_j a_j = 1
 
 solved exactly by principal pivoting. A ten-thousandth of the mean diagonal is added to the diagonal, so that the
-solution is unique where a client's V is zero. Clients outside the cohort keep their heads. The distance of features is
-that of single examples and a mean over the F features, as in the authors' code.
+solution is unique where a client's V is zero. Clients outside the cohort keep their heads. The feature distance is
+taken for each example and is a mean over the F features, as in the authors' code.
 
-It does badly in small cohorts, whose heads are of unlike clients, and pays for three sums by class over all examples.
+It does badly in small cohorts, whose heads belong to unlike clients, and pays for three sums by class over all
+examples.
 
 Reference: Xu, Tong and Huang 2023, "Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration", https://arxiv.org/abs/2306.11867.
@@ -91,7 +92,7 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Upload of a client, or its weights: examples of the client and of each class, [K], and one for the others.
+    """A client's upload, or its weights: the client's own for the body, class counts, [K], for the means, else 1.
 
     Attributes:
       body: change of the body.
@@ -109,7 +110,7 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Weights a_ij of all heads for each of C slots, [C, C]; zero for those that are not valid.
+    """Weights a_ij of all heads for each of C slots, [C, C]; zero for invalid slots.
 
     Args:
       variances: V, [C].

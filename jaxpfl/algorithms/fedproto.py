@@ -13,9 +13,9 @@ over mini-batches B, where the second term is zero for a class without a prototy
 A class that nobody of the cohort S has keeps its prototype. A client predicts the class whose prototype is nearest to
 the features; the negative squared distances are its logits.
 
-The distance is that of the authors' code, of single examples and as a mean over the F features; the paper's regulariser
-has the mean of the examples of a class in its place. The paper's mean has 1 / |S| as a factor beside the shares of the
-examples, which would shrink the prototypes: it is left out here.
+As in the authors' code, the distance is taken for each example and is a mean over the F features; the paper's
+regulariser compares the mean of a class's examples instead. The paper's mean has 1 / |S| as a factor beside the shares
+of the examples, which would shrink the prototypes: it is left out here.
 
 Clients with the same architecture start from one model, as in PFLlib; the authors' code starts each at random on MNIST,
 with all clients in every round. Features of models that start apart have no common axes, and prototypes of few clients

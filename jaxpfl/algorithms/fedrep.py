@@ -31,8 +31,8 @@ from jaxpfl.support.errors import JaxpflError
 class FedRepHyper(AveragingHyper):
     """Hyper-parameters of FedRep.
 
-    Head and body take half of the steps each: the default rate is twice that of other methods, the best on held-out
-    examples of three data sets (``benchmarks/defaults.py``).
+    Head and body take half of the steps each: the default rate is twice the other methods' default, and the best on
+    held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)

@@ -1,8 +1,8 @@
 r"""FedROD: a generic model for balanced classes, and a personal head of each client beside it.
 
 Client i has n_ic training examples of class c. The generic model (phi, h), whose logits are g(x), is trained on the
-balanced softmax and averaged; the personal head v_i, whose logits v_i(x) are those of the body phi under it, corrects
-g for the client's own classes and stays with it. A step changes all three, by gradients that do not meet:
+balanced softmax and averaged; the personal head v_i, which reads the features of phi and has the logits v_i(x),
+corrects g for the client's own classes and stays with it. A step changes all three, by gradients that do not meet:
 
 .. math::
    (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\

@@ -1,4 +1,4 @@
-r"""IFCA: k cluster models theta_j; each client trains the one of least loss on its data.
+r"""IFCA: k cluster models theta_j; each client trains the one with the least loss on its data.
 
 Client i of the cohort S receives all models, estimates its cluster j_i on all of its training examples (loss f_i), and
 takes tau steps from that model to w_i. The server averages by cluster:
@@ -32,10 +32,10 @@ from jaxpfl.support.errors import JaxpflError
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
     """IFCA: local steps on the cluster model of least training loss, then a uniform mean in each cluster.
 
-    Models: personalised, that of the client's cluster, estimated anew from the current models; no global model.
+    Models: personalised, the model of the client's cluster, estimated anew from the current models; no global model.
 
     Args:
-      task: its model is that of every cluster.
+      task: every cluster has a copy of its model.
       work: the local work in a round; the server optimizer must be ``sgd``, as a cluster without clients is unchanged.
       clusters: k, at least 2 and at most the number of clients.
 

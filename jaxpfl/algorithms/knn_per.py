@@ -6,7 +6,7 @@ examples. Of the k that are nearest to x, N(x), each votes for its label:
 .. math:: p_\text{near}(y \mid x) = \frac{\sum_{j \in N(x)} [y_j = y] K(x, x_j)}{\sum_{j \in N(x)} K(x, x_j)}, \qquad
    K(x, x_j) = e^{-\|f(x) - f(x_j)\|^2 / (s F)}
 
-and it predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel is that of the authors' code, F
+and it predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel is from the authors' code, F
 being the number of features; the paper has the distance itself in the exponent. The client takes the lambda_i of 0,
 .1, ..., 1 with the largest likelihood of its validation examples, or, without any, of its training examples, each
 without its own vote.

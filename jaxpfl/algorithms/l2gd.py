@@ -67,7 +67,7 @@ class L2GDHyper(SgdHyper):
 
 
 class Toss(NamedTuple):
-    """Message of the server: the mean of all personal models, and a flag for a round of aggregation, [] bool."""
+    """The server's message: the mean of all personal models, and a flag for an aggregation round, [] bool."""
 
     mean: PyTree
     aggregate: Array

@@ -5,7 +5,7 @@ Client i keeps theta_i and minimises, with f_i its negative log likelihood and p
 .. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
 
 while the server estimates the parameters Gamma. f_i is a SUM over the client's n_i examples (``scaling="sum"``); steps
-are on 1/n_i of the objective, so that rates are those of a mean loss. With ``scaling="mean"`` f_i is the mean loss, as
+are on 1/n_i of the objective, so that rates suit a mean loss. With ``scaling="mean"`` f_i is the mean loss, as
 in the paper's methods for networks: the prior then weighs n_i times as much. The framework has lambda = 1.
 
 Gamma is estimated in one of two ways. By *gradient* messages: after each step on theta the client takes a step on its
@@ -75,7 +75,7 @@ class LaplaceHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Laplace prior.
 
     The floor is the best on held-out examples of three data sets (``benchmarks/defaults.py``): at 0.01 most entries
-    equal those of a center that moves slowly.
+    stay equal to the center's, which moves slowly.
     """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)

@@ -8,8 +8,8 @@ Client i takes tau steps on its own w_i, with the server's mean :math:`\bar w` f
 From lambda = 0, local training, to large lambda, one model, it interpolates; there is one optimum between them, which
 noise of differential privacy moves to larger lambda.
 
-It does badly with small cohorts: the mean is then that of a few models, each from its own last round. Ditto's is that
-of models which all start in one place.
+It does badly with small cohorts: the mean is then over few models, each from its own last round, whereas Ditto averages
+models which all start in one place.
 
 Reference: Liu, Hu, Wu and Smith 2022, "On Privacy and Personalization in Cross-Silo Federated Learning",
 https://arxiv.org/abs/2206.07902.

@@ -5,9 +5,10 @@ cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
-It receives those of the rounds in which it takes part, the initial one among them, and the last one for its
-personalisation. The teacher of new clients is the last global model, or the best on their validation examples of it and
-``stored`` earlier ones, equally spaced, that the server then keeps (`parts.servers`); the first of equals.
+It receives the global model in each round in which it takes part, the initial one among them, and the last one for its
+personalisation. New clients have the last global model as their teacher; with ``stored``, the server also keeps that
+many earlier models, equally spaced (`parts.servers`), and a new client takes the best of them and the last on its
+validation examples, the first of equals.
 
 Stage 2 is local. A student starts at the teacher; with logits a of the student and o of the teacher it minimises over
 the client's training examples
@@ -15,8 +16,8 @@ the client's training examples
 .. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
 
 for each imitation weight lambda and temperature T of a grid, in one batch. The personalised model is the student of
-greatest validation accuracy; of equals, the one of least lambda, then of least T. Where lambda is 0, T has no effect,
-and only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student.
+greatest validation accuracy; ties go to the least lambda, then to the least T. Where lambda is 0, T has no effect, and
+only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student.
 PersFL-GD replaces KL by the cross-entropy to the soft labels softmax(o / T).
 
 The paper's experiments have 10 users with full participation, and 60 / 20 / 20 % of each one's examples for training,
@@ -140,7 +141,7 @@ def persfl_gd(
     teacher: str = "best",
     stored: int = 0,
 ) -> Algorithm:
-    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, whose gradient is that of KL.
+    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, which has the same gradient as KL.
 
     Models and errors: as in `persfl`.
 
@@ -285,7 +286,7 @@ def _two_stages(
 
 
 def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Array:
-    """Index of the first student of greatest validation accuracy, or of least loss where there are no classes, []."""
+    """Index of the first student with the best validation accuracy, or the least loss without classes, []."""
 
     def score(predictions: Array, y: Array) -> Array:
         return correct(predictions, y) if task.has_classes else -loss(predictions, y)

@@ -40,11 +40,11 @@ _AT_ONCE = 8
 
 
 class DrawClass(NamedTuple):
-    """Clients of about one size, whose draws are compiled apart from those of others.
+    """Clients of about one size, whose draws are compiled apart from the other clients' draws.
 
     Attributes:
       largest: bound on their numbers of examples.
-      max_epochs, sizes: as of `Batching`, for these clients.
+      max_epochs, sizes: the attributes of `Batching`, for these clients.
     """
 
     largest: int
@@ -91,9 +91,9 @@ def plan_batches(
     Args:
       sizes: [m] number of training examples of each client, without padding (the plan must not depend on it).
       steps: local steps of one round, at least 1.
-      batch_size: examples of a step, at least 1; a client with fewer uses all of its own.
+      batch_size: examples in a step, at least 1; a client with fewer uses all of its own.
       draw: see the module's docstring.
-      own: of local work in epochs, whose clients take fewer steps than ``steps`` where they have fewer examples.
+      own: whether local work is in epochs, so that clients with fewer examples take fewer than ``steps`` steps.
 
     Raises:
       JaxpflError: for an unknown draw, a count below 1, no examples at all, or more than 2**23 in one client.
@@ -205,11 +205,11 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
 
 
 def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching) -> PyTree:
-    """Rows of a tree of [capacity, ...] that belong to the examples of a step: [batch_size, ...], zero where not valid.
+    """Rows of a tree [capacity, ...] for the examples in a step: [batch_size, ...], zero where not valid.
 
     Args:
       beside: one row for each of the client's examples.
-      indices, valid: [batch_size], of `draw_batches`; valid as `take` returns it.
+      indices, valid: [batch_size], the step's indices from `draw_batches`, and valid as `take` returns it.
       batching: the same plan.
     """
     if batching.full:

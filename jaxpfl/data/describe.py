@@ -22,14 +22,14 @@ class Summary:
 
     Attributes:
       client_ids: [m].
-      sizes: for "train", "validation" and "test" the clients' numbers of examples, [m].
-      capacities: for each split the largest client's number of examples, or a bound on it.
+      sizes: split ("train", "validation", "test") -> the clients' numbers of examples, [m].
+      capacities: split -> the largest client's number of examples, or a bound on it.
       class_counts: [m, num_classes] training examples of each class.
       input_shape: the shape of one input; a dictionary by name if an input is several arrays.
       unused: number of examples of the source that no client holds, or None if the source was not given.
       clusters: the true cluster of each client, [m], or None if there are none.
       labels: where labels are real numbers or several each, the mean and the deviation of each client's, [m, 2].
-      tokens: of next-token, for each split the clients' numbers of tokens with a label, [m].
+      tokens: split -> the clients' numbers of tokens with a label, [m], for next-token.
     """
 
     client_ids: np.ndarray
@@ -69,11 +69,11 @@ def summary(
 
     Args:
       federation: the clients.
-      num_classes: the number of classes; of labels 0 and 1 with one logit, whose sources have 1, there are two.
+      num_classes: the number of classes; two for labels 0 and 1 with one logit, although their sources have 1.
       source: the federation's source, to count the examples that it leaves out (a test set of other users, users
         that were not asked for, clients that were dropped).
       member: the true cluster of each client, by id, from `true_clusters`.
-      task: of the labels; that of the source unless given. Labels of next-token have no mean: they are counted.
+      task: the labels' task; the source's unless given. Labels of next-token have no mean: they are counted.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     sizes = {s: np.asarray(data.size).astype(np.int64) for s, data in splits.items()}
@@ -199,12 +199,12 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
 
 
 def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Mean and deviation of each client's labels, over all of an example's, [m, 2].
+    """Mean and standard deviation over each client's labels, all d of each example together, [m, 2].
 
     Args:
       own: each example's client, [N].
       labels: [N] or [N, d].
-      sizes: of the clients, [m], none of them 0.
+      sizes: the clients' numbers of examples, [m], none of them 0.
     """
     rows = labels.reshape(len(labels), -1).astype(np.float64)
     entries = sizes * rows.shape[1]

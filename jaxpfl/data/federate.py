@@ -93,17 +93,17 @@ def federate(source: Source, **settings: Any) -> Federation:
     """Split a data set among clients. The result depends on these arguments alone: no run seed enters.
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
-    for "natural", if its users are not those of the training set) each client's examples are split, class by class as
-    evenly as the counts allow; of an ordered source (`Source.ordered`) each user's last ones are held out. Test users
-    without training examples are left out of "natural", with a warning: `federate_unseen` makes clients of them. Of a
-    source in files the clients' inputs are in (temporary) files too.
+    for "natural", if its users are not the training users) each client's examples are split, class by class as evenly
+    as the counts allow; in an ordered source (`Source.ordered`) each user's last examples are held out. Test users
+    without training examples are left out of "natural", with a warning: `federate_unseen` makes clients of them. If the
+    source is in files, the clients' inputs are in (temporary) files too.
 
     Args:
       source: data set to split.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
-        split (by the classes of labels that are none, for one), a client without training examples (unless
+        split (by class where labels are not classes, for example), a client without training examples (unless
         ``drop_empty``), or a NaN in the source.
 
     Examples:
@@ -173,8 +173,8 @@ def federate(source: Source, **settings: Any) -> Federation:
 def federate_unseen(source: Source, **settings: Any) -> Federation:
     """The test users without training examples as clients unseen in training, each one's examples split.
 
-    A test set of other users than the training set is LEAF's split by user. The other clients are those of
-    `jaxpfl.data.seen`, which may keep all their examples; the ids differ from theirs.
+    LEAF's split by user has such a test set, whose users differ from the training users. `jaxpfl.data.seen` gives the
+    other clients, which may keep all their examples and have other ids.
 
     Args:
       source: data set with users of its own.
@@ -242,7 +242,7 @@ def _hold_out(
 
 
 def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> np.ndarray:
-    """The clients to keep: all, or those with a test example.
+    """Select the clients to keep: all clients, or only clients with a test example.
 
     Clients without training examples are kept here; they are checked by `stack_dealt`.
     """
@@ -333,11 +333,11 @@ def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
 
 
 def hold_out_last(users: np.ndarray, share: float) -> np.ndarray:
-    """Mask of one client's last examples of each of its users, [n] bool, by the shares of `hold_out`.
+    """Mask of each user's last examples within one client, [n] bool, by the shares of `hold_out`.
 
     Args:
-      users: of the client's examples in their order, [n].
-      share: as in `hold_out`.
+      users: users of the client's examples, in their order, [n].
+      share: the share of `hold_out`.
     """
     held, total = np.zeros(len(users), bool), number_held(len(users), share)
     names, counts = np.unique(users, return_counts=True)
@@ -348,13 +348,13 @@ def hold_out_last(users: np.ndarray, share: float) -> np.ndarray:
 
 
 def _quotas(counts: np.ndarray, share: float, total: int, order: np.ndarray) -> np.ndarray:
-    """Numbers to hold out of each group: floor(share * its count), and one more where remainders are largest.
+    """Numbers to hold out in each group: floor(share * its count), and one more where remainders are largest.
 
     Args:
-      counts: of the groups' examples, [k].
-      share: to hold out.
-      total: of them.
-      order: of the groups, [k], in which equal remainders are taken.
+      counts: the groups' numbers of examples, [k].
+      share: share to hold out.
+      total: number to hold out in all.
+      order: order of the groups, [k], in which equal remainders are taken.
     """
     quotas = np.floor(share * counts).astype(int)
     remainders = share * counts - quotas
@@ -365,7 +365,7 @@ def _quotas(counts: np.ndarray, share: float, total: int, order: np.ndarray) -> 
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
-    """Split a federation's clients into those that are trained and ``unseen`` new ones, drawn uniformly.
+    """Split a federation's clients into clients to train and ``unseen`` new ones, drawn uniformly.
 
     Args:
       federation: the stacked data of m clients.

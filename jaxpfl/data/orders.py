@@ -1,6 +1,6 @@
 """Random orders of [0, n), evaluated at single places (also under ``vmap`` and ``lax.map``), at a cost apart from n.
 
-Up to `SHORT` examples an order is that of random words, sorted: 26 bits, then the index, so that two examples tie with
+Up to `SHORT` examples an order comes from sorting random words: 26 bits, then the index, so that two examples tie with
 probability 1.5e-8. Beyond, it is a swap-or-not network. Round r of the network has a shift K_r in [0, n) and a random
 bit for each pair {x, (K_r - x) mod n}; where the bit is set, the two change places (Hoang, Morris and Rogaway, "An
 enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a table, a sort, or a loop whose length
@@ -75,12 +75,12 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     """Examples at some places of several random orders of [0, n).
 
     Args:
-      keys: [E], one of each order; memory for each is 64 words.
-      size, place, sizes: as for `order_at`.
-      nth: int32 in [0, E), the order of each place, of place's shape.
+      keys: [E], one key for each order; each takes 64 words of memory.
+      size, place, sizes: the arguments of `order_at`.
+      nth: int32 in [0, E), the order to read at each place, in place's shape.
 
     Returns:
-      [...] int32, where nth is e those of ``order_at(keys[e], size, place)``.
+      [...] int32, equal to ``order_at(keys[e], size, place)`` wherever nth is e.
     """
 
     def network() -> Array:
@@ -102,7 +102,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
 
 
 def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, sizes: Sizes) -> Array:
-    """The order's way for its size, of those that there may be; under ``vmap``, where there may be both, both run."""
+    """Choose the short or the long algorithm by size; if both sizes may occur, both run under ``vmap``."""
     if not (sizes.short and sizes.long):
         return long() if sizes.long else short()
     return lax.cond(size <= SHORT, short, long)

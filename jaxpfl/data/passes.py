@@ -46,8 +46,8 @@ def each(of: OfChunk, data: ClientData) -> PyTree:
     """One row for each of one client's examples, a tree of [capacity, ...]; arbitrary where padded.
 
     Args:
-      of: returns a row for each example of a chunk, a tree of [c, ...].
-      data: of one client.
+      of: returns a row for each example in a chunk, a tree of [c, ...].
+      data: one client's data.
     """
     length = _length(data)
     if data.capacity <= length:
@@ -84,12 +84,12 @@ def _rows(a: Array, rows: Array) -> Array:
 
 
 class _Chunks(NamedTuple):
-    """Chunks of one length of a client, or of several clients.
+    """Equally long chunks of one client's examples, or several clients'.
 
     Attributes:
-      length: static.
-      first: the client's examples before the first of them.
-      number: of them.
+      length: examples in a chunk, static.
+      first: the number of the client's examples before the first chunk.
+      number: number of chunks.
     """
 
     length: int
@@ -120,7 +120,7 @@ def _in_chunks(
     Args:
       put: ``(together [b, *shape], client, first example, result of that chunk) -> together``, for one chunk or for
         several at once.
-      shape: that of one client's together, of the result of a chunk.
+      shape: ``result of a chunk -> shape``, the shape of one client's results put together.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [

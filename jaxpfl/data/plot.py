@@ -35,14 +35,14 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     classes the most frequent 100 are shown.
 
     Args:
-      counts: from `summary`.
-      title: of the plot.
+      counts: result of `summary`.
+      title: the plot's title.
 
     Returns:
       The matplotlib figure.
 
     Raises:
-      JaxpflError: if matplotlib is not installed, and if labels are no classes.
+      JaxpflError: if matplotlib is not installed, and if labels are not classes.
     """
     try:
         from matplotlib.figure import Figure

@@ -163,7 +163,7 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
 
 
 def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.ndarray:
-    """Mask of the clients to keep, [m]: those with training examples, of which there are ``sizes`` [m]."""
+    """Mask of the clients to keep, [m]: clients with training examples, whose numbers are ``sizes``, [m]."""
     empty = sizes == 0
     if not empty.any():
         return ~empty
@@ -356,7 +356,7 @@ class Dealt(NamedTuple):
     Attributes:
       x: inputs [N, ...], float32 (float64 where that loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
-      places: those of each client's examples.
+      places: places of each client's examples.
       labels: [m, num_classes], a client's own names of the classes, or None.
     """
 
@@ -367,11 +367,11 @@ class Dealt(NamedTuple):
 
 
 def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
-    """Finite inputs of training and testing in the types of a store: float32 for both where one of them has it.
+    """Convert finite training and test inputs to stored types; where the two differ, both get a float type.
 
     Args:
       train, test: inputs [N, ...] of one data set.
-      name: the data set's.
+      name: name of the data set.
 
     Raises:
       JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.

@@ -114,10 +114,10 @@ def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
 
     Args:
       folder: the folder.
-      check: read all files, and compare their checksums with those that were written; sizes and types always are.
+      check: read all files and compare their checksums with the recorded ones; sizes and types are always compared.
 
     Raises:
-      JaxpflError: if the folder is not there, is not one of a federation, or was changed.
+      JaxpflError: if the folder is missing, does not hold a federation, or was changed.
     """
     return open_stored(Path(folder), check=check).federation
 
@@ -219,7 +219,7 @@ def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str, Any]:
-    """Write an array, or its rows in the order of the clients of a split; returns its line of the manifest."""
+    """Write an array, or its rows in a split's client order, and return its line in the manifest."""
     array = np.asarray(values)
     rows = len(array) if data is None else int(np.asarray(data.size).sum(dtype=np.int64))
     shape, check = (rows, *array.shape[1:]), 0

@@ -50,7 +50,7 @@ AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _cro
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: those of both, [b], and the share of the first, []."""
+    """Labels of mixed examples: each example's two labels, [b], and the first one's share, []."""
 
     first: Array
     second: Array

@@ -64,7 +64,7 @@ def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientDat
 
 
 def to_means(rows: Array, y: Array, means: Array, known: Array) -> Array:
-    """Mean over the features of the squared distance of each row to the mean of its class; zero without one, [b].
+    """Squared distance from each row to its class mean, averaged over the features; zero without a class mean, [b].
 
     Args:
       rows: [b, F].

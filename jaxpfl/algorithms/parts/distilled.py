@@ -105,13 +105,13 @@ class Distilled(NamedTuple):
         of_teacher: OfTeacher,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Step of theta, then of mu on ``of_teacher`` at the new theta, then of psi at both new models.
+        """Step theta, then mu on ``of_teacher`` at the new theta, then psi at both new models.
 
         Args:
-          of_theta, of_mu: their optimizers.
+          of_theta, of_mu: optimizers of theta and mu.
           hp: c, eta_3 and the floor of psi's step.
           of_teacher: objective of mu.
-          seen: psi -> the scale in the steps of theta and mu; psi's own step is that of psi.
+          seen: psi -> the scale in the steps of theta and mu; psi's own step uses psi itself.
         """
         work = self.work
 

@@ -18,8 +18,8 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
     """Local work of fine-tuning; None for no step.
 
     Args:
-      method: its name in an error.
-      work: that of a round.
+      method: the method's name, for errors.
+      work: local work in a round.
       steps: the option ``fine_tune_steps``.
       epochs: the option ``fine_tune_epochs``; 0 for ``steps``.
 

@@ -54,7 +54,7 @@ class LocalWork:
 
     Attributes:
       sizes: numbers of training examples by client, on the host; static bounds of the compiled program.
-      steps: tau, local steps in a round; of work in epochs, those of the client with the most.
+      steps: tau, local steps in a round; if work is in epochs, the largest number that any client takes.
       batch_size: b; a client with fewer examples uses all of them.
       draw: drawing of mini-batches: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
       optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every

@@ -44,7 +44,7 @@ def em(
     """Run EM steps, each on one noisy release of the sums.
 
     A component keeps its center and variance where its noisy count is below one, or below two standard deviations of
-    that count's noise. Its share is then that of one client, so that it may recover.
+    that count's noise. Its share is then one client's, so that it may recover.
 
     Args:
       gamma: the current mixture, its centers relative to the same origin as the changes.

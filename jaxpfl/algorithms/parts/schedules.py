@@ -79,10 +79,10 @@ class Schedule:
     """A schedule with its numbers, traced, so that runs of other lengths or arguments share a program.
 
     Attributes:
-      name: name in `SCHEDULES`, or the one of `tabulated`.
+      name: a name in `SCHEDULES`, or the name that `tabulated` gives.
       rounds: R.
-      table: factors of the first rounds, for a function; the last holds for those behind them.
-      warmup, end, factor, every: its arguments; those that it does not have are not read.
+      table: factors of the first rounds, for a function; the last factor holds for all later rounds.
+      warmup, end, factor, every: the schedule's arguments; unused ones are not read.
     """
 
     name: str = struct.field(pytree_node=False)
@@ -120,7 +120,7 @@ class Schedule:
 
 
 def of(given: str | Factors, rounds: int) -> Schedule | None:
-    """The schedule of a text or a function, of a run of so many rounds; None for each method's own.
+    """Build a schedule for a run of ``rounds`` rounds from a text or a function; None for each method's own.
 
     Raises:
       JaxpflError: as `parse` and `tabulated`.
@@ -129,7 +129,7 @@ def of(given: str | Factors, rounds: int) -> Schedule | None:
 
 
 def tabulated(function: Factors, rounds: int) -> Schedule:
-    """The schedule of a function of the round, of a run of so many rounds.
+    """Build a schedule for a run of ``rounds`` rounds from a function of the round.
 
     Examples:
       >>> import optax
@@ -163,15 +163,15 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
 
 
 def parse(text: str, rounds: int) -> Schedule | None:
-    """The schedule of a text, of a run of so many rounds; None for each method's own.
+    """Build a schedule for a run of ``rounds`` rounds from a text; None for each method's own.
 
     Examples:
       >>> parse("step:every=30,factor=0.5", 100).every
       30.0
 
     Raises:
-      JaxpflError: for an unknown name or argument, one that lacks, a value outside its range, and a warm-up that does
-        not end within the run.
+      JaxpflError: for an unknown name or argument, a missing argument, a value outside its range, and a warm-up that
+        does not end within the run.
     """
     name, given = choices.parse("lr_schedule", text, SCHEDULES)
     values = dict(SCHEDULES[name])

@@ -17,13 +17,13 @@ https://arxiv.org/abs/2007.07481, equation (10) for SGD without momentum.
 with :math:`\Delta_i` the update and w_i the weight of client i in the cohort S. ``sgd`` at ``server_lr`` = 1 is plain
 averaging, :math:`x + \bar\Delta`; `optimizers` has FedAvgM, FedAdam and others.
 
-Of the models mu_0 ... mu_r the server keeps at most S, equally spaced over the rounds so far: those of the multiples of
-a stride k_r that doubles whenever S of them would not reach round r.
+Of the models mu_0 ... mu_r the server keeps at most S, equally spaced over the rounds so far: the models of rounds
+that are multiples of a stride k_r, which doubles whenever S multiples would not reach round r.
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is kept if } k_r \mid r
 
-A new model replaces the earliest one that is no multiple of the stride, once every slot is used. Between two doublings
-the early models are k_r apart and the late ones still k_r / 2.
+A new model replaces the earliest one whose round is not a multiple of the stride, once every slot is used. Between two
+doublings the early models are k_r apart and the late ones still k_r / 2.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
 
 
 class Normalized(NamedTuple):
-    """Upload of a client, both weighted: its model update for each of its steps, and the number of its steps, []."""
+    """A client's weighted upload: its model update per local step, and its number of steps, []."""
 
     change: PyTree
     steps: PyTree

@@ -1,4 +1,4 @@
-"""Several models: personal ones of other architectures, and stacks of k models of one task."""
+"""Several models: personal models with other architectures, and stacks of k models for one task."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
     """Tasks of groups of clients with different personal models; clients are assigned in turn by their ids.
 
     Args:
-      task: that of the global model.
-      architectures: names of models joined by "+", such as ``"same+mlp:32"``; "same" is the task's own, and "" is one
-        group of it.
+      task: the global model's task.
+      architectures: model names joined by "+", such as ``"same+mlp:32"``; "same" is the task's own model, and "" puts
+        all clients in one group with it.
 
     Raises:
       JaxpflError: for an unknown model.

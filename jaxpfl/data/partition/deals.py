@@ -237,8 +237,8 @@ def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator)
     that no client holds are left out.
 
     Args:
-      labels: of the second set, [T].
-      counts: [m, num_classes] of the first set.
+      labels: labels of the second set, [T].
+      counts: class counts of the clients in the first set, [m, num_classes].
       rng: the generator.
     """
     classes = np.unique(labels)

@@ -27,12 +27,12 @@ class Source(NamedTuple):
     """A data set before it is split among clients.
 
     Attributes:
-      name: under which it was loaded.
+      name: the name under which it was loaded.
       x_train: [N, ...] float32 (float64 where that loses digits), or int32 tokens; images are [N, H, W, channels]. Or
         a dictionary (or NamedTuple) of such arrays. Arrays may be memory-mapped.
       y_train: [N] int32, in 0 .. num_classes - 1; or float32, and [N, d] for several labels each.
       x_test, y_test: the official test set, or None if there is none (each client's examples are then split).
-      num_classes: the number of classes (the largest label + 1), or d where labels are no classes.
+      num_classes: the number of classes (the largest label + 1), or d where labels are not classes.
       description: one line for display.
       users_train, users_test: [N] int32 in 0 .. U - 1, the user who produced each example (a writer, a speaker, an
         account), or None if unknown. Both parts share one numbering.
@@ -40,9 +40,9 @@ class Source(NamedTuple):
       superclasses: [num_classes] int32, the superclass of each class, or None.
       inputs: see `Inputs`.
       scales: mean and standard deviation of each channel by which pixels were standardized, or None.
-      task: that of the labels, a name in `jaxpfl.models.TASKS`.
+      task: the labels' task, a name in `jaxpfl.models.TASKS`.
       class_names: [num_classes] the labels' own numbers or texts, or None if they are the numbers of the classes.
-      ordered: a user's examples are in the order of a text or time, and those held out are the last of them.
+      ordered: whether a user's examples are in the order of a text or of time, so that the last ones are held out.
     """
 
     name: str
@@ -259,7 +259,7 @@ def no_classes(whose: str, dtype: Any) -> JaxpflError:
 
 @contextmanager
 def exhausted(what: str) -> Iterator[None]:
-    """Name the data of which a reader unexpectedly ran out of memory, or of recursion depth.
+    """Name the data in the error when a reader unexpectedly runs out of memory or recursion depth, or cannot read.
 
     Raises:
       JaxpflError: in place of a MemoryError, a RecursionError or an OSError, which are not program errors.

@@ -1,7 +1,7 @@
-"""Tables in CSV text: columns by the names in the first line, and the one that names the clients.
+"""Tables in CSV text: columns by the names in the first line, and the column that names the clients.
 
-The separator is the mark that divides the first line into most names, the decimal mark that of the numbers; both may be
-given instead. What a column holds is never guessed: its name says it.
+The separator is the mark that divides the first line into most names; the decimal mark is detected from the numbers.
+Both may be given instead. What a column holds is never guessed: its name says it.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ def read(
       path: file to read.
       separator: mark between cells; the one that divides the first line most unless given.
       decimal: decimal mark; detected from the numbers unless given.
-      encoding: as for `text_of`.
+      encoding: the encoding of `text_of`.
       missing_words: words with commas between them, in any case, for cells without a value; `MISSING` unless given.
 
     Raises:
-      JaxpflError: a file that cannot be read, without names of columns, or with one twice, without rows, or with
-        numbers of which it cannot be told whether their comma stands for decimals or thousands.
+      JaxpflError: for a file that cannot be read, has no column names, the same name twice or no rows, or has numbers
+        whose comma may stand for decimals or for thousands.
     """
     cells, separator = rows(path, separator, encoding)
     if cells.empty:

@@ -116,12 +116,12 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
       folder: see the module's docstring.
-      every: of text and sequences, labels at each position (the task next-token) in place of one after each window.
-      tokens: inputs of whole numbers are tokens.
+      every: for text and sequences, label each position (the task next-token) instead of one label after each window.
+      tokens: treat inputs that are whole numbers as tokens.
 
     Raises:
-      JaxpflError: no such files, no JSON, a user without data or with data twice, inputs and labels that do not
-        fit each other or other users', inputs of no known kind.
+      JaxpflError: for missing files, text that is not JSON, a user without data or with data twice, inputs and labels
+        that do not fit each other or other users', and inputs of an unknown kind.
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
     train_folder, test_folder = locate(name, folder)
@@ -195,10 +195,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_users(folder: Path) -> Users:
-    """Users of a folder's files, in the order of their names: that and the division of files do not matter.
+    """Read the users in a folder's files, sorted by name: the users' order and division into files do not matter.
 
     Raises:
-      JaxpflError: for a damaged file, files that memory does not hold, a user that is in two, and no example at all.
+      JaxpflError: for a damaged file, files that do not fit into memory, a user in two files, and no example at all.
     """
     check_fits(folder, _MEMORY * sum(file.stat().st_size for file in _files(folder)))
     origin: dict[str, Path] = {}
@@ -381,11 +381,11 @@ def tally(users: Users) -> Tally:
 def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
     """Vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
 
-    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is that of LEAF's
-    ``build_vocab.py``: the most frequent words, ties alphabetically.
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is built as LEAF's
+    ``build_vocab.py`` does: the most frequent words, ties alphabetically.
 
     Args:
-      folder: of the data set.
+      folder: the data set's folder.
       training: counts of the users' training inputs.
     """
     for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
@@ -406,15 +406,15 @@ def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
 
 
 def check_windows(places: int, length: int, folder: Path) -> None:
-    """Check that windows fit in memory: one long sequence makes those of all others as long.
+    """Check that windows fit in memory: one long sequence makes every window as long.
 
     Args:
-      places: tokens of all sequences.
-      length: of a window.
-      folder: for the message.
+      places: number of tokens in all sequences.
+      length: tokens in a window.
+      folder: the data set's folder, for the message.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if they do not fit.
     """
     check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
 
@@ -431,12 +431,12 @@ def windows(
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.
-      y: for each comment a dictionary with its ``target_tokens``, of the same shape, and optionally ``count_tokens``,
-        0 where a sequence is padded.
-      whose: for errors.
+      y: one dictionary for each comment with its ``target_tokens``, in the same shape, and optionally
+        ``count_tokens``, 0 where a sequence is padded.
+      whose: the owner of the comments, for errors.
       vocabulary: the words' tokens.
-      length: of a window, that of the longest sequence.
-      every: a label at each position of a sequence.
+      length: tokens in a window, as many as in the longest sequence.
+      every: label each position of a sequence.
 
     Returns:
       [n, length] int32, [n] int32; with ``every`` [n, length] int32, -1 where there is nothing to predict.

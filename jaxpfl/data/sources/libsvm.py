@@ -38,10 +38,10 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     """Load a data set from LIBSVM text.
 
     Args:
-      name: under which it is loaded.
+      name: name of the data set.
       path: the training file; see the module's docstring.
       root: the data directory.
-      task: that of the labels; by their values unless given.
+      task: the labels' task; inferred from their values unless given.
 
     Raises:
       JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a test file with a

@@ -1,4 +1,4 @@
-"""MATLAB 5 files (``.mat``, also those of version 7), as far as cell arrays of numbers go.
+"""Reader of cell arrays of numbers in MATLAB 5 files (``.mat``, also as version 7 writes them).
 
 SciPy's reader ends the process on some damaged files, and restores objects that a cell array of numbers never holds.
 Here every length is checked against what is left before it is read, and nothing but numbers is made.
@@ -98,11 +98,11 @@ class _Elements:
 
 
 def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
-    """Cell arrays of numbers by name, each as a list of arrays in the order of the file (by columns).
+    """Read cell arrays of numbers by name, each as a list of arrays in the file's order (by columns).
 
     Raises:
-      JaxpflError: for a file that cannot be read or is none of MATLAB 5, a name that is missing or twice in it, and one
-        that is no cell array of real numbers.
+      JaxpflError: for a file that cannot be read or is not a MATLAB 5 file, a name that is missing or occurs twice, and
+        a variable that is not a cell array of real numbers.
     """
     content = contents(path, 2)
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])

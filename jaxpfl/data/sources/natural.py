@@ -112,7 +112,7 @@ class Elections(NamedTuple):
       counties: [m] FIPS codes, in the order of the file.
       years: [e], ascending.
       republican: [m, e], 1 where the Republican won.
-      votes: [m, e, 2], numbers of Democratic and Republican votes; None unless the file has those of all elections.
+      votes: [m, e, 2], numbers of Democratic and Republican votes; None unless the file has them for all elections.
     """
 
     counties: np.ndarray

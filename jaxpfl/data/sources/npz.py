@@ -67,8 +67,8 @@ def read_npz(
 
     Args:
       path: the file.
-      names: of the arrays, all unless given; missing ones are left out.
-      in_files: inflate them into temporary memory-mapped files, some bytes at a time.
+      names: names of the arrays to read, all unless given; missing ones are left out.
+      in_files: inflate the arrays into temporary memory-mapped files, some bytes at a time.
       more: bytes for which there must be room beside the arrays.
 
     Raises:
@@ -108,17 +108,17 @@ def load_npz(
     """Load a data set from an archive (see the module's docstring).
 
     Args:
-      name: under which it is loaded.
+      name: name of the data set.
       path: the file.
       description: one line for display.
-      num_classes: the number of classes, which labels then number; by the labels unless given.
-      task: that of the labels; by their values unless given.
-      tokens: integer inputs are tokens.
+      num_classes: the number of classes, which labels then number; inferred from the labels unless given.
+      task: the labels' task; inferred from their values unless given.
+      tokens: treat integer inputs as tokens.
       in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated some bytes at a time.
 
     Raises:
-      JaxpflError: as `read_npz`; a missing array, arrays whose shapes do not fit, whole numbers as floats for labels
-        without a task, tokens and their labels of more than 32 bits, NaN.
+      JaxpflError: as `read_npz`; for a missing array, arrays whose shapes do not fit, whole numbers as floats for
+        labels without a task, tokens or their labels beyond 32 bits, and NaN.
     """
     headers = read_headers(path)
     for key in ("x_train", "y_train"):
@@ -346,10 +346,10 @@ class Header(NamedTuple):
 
 
 def header_of(member: IO[bytes], name: str, size: int) -> Header:
-    """The header of an array in a file of that many bytes, all of which it must fill.
+    """Read the header of an array that must fill a file of ``size`` bytes.
 
     Raises:
-      Exception: of any kind, for a damaged one.
+      Exception: any kind, if the header is damaged.
     """
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -33,7 +33,7 @@ class PlantedSettings:
       test_examples: test examples of each client.
       dim: d.
       strength: r, the norm of every cluster's coefficients; large values give almost noiseless labels.
-      seed: of all draws.
+      seed: seed for all draws.
     """
 
     clients: int = 50

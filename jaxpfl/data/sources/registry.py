@@ -67,18 +67,18 @@ def load(
         and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
         [0, 1]. Inputs other than pixels are not changed.
       in_files: keep the inputs in temporary memory-mapped files. An .npz archive is then read some bytes at a time, so
-        that it may be larger than memory; other sets are read at once.
-        What is made of the source (`federate`, `set_apart`) is in files too. The numbers are the same.
-      task: that of the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their
-        values unless given. ``next-token`` of LEAF's text for a label at each position in place of one after each
-        window.
-      table: of ``csv:``: the columns of the labels and of the clients, and whether rows with missing values go.
-      window: of ``text:``, the length of its windows in bytes; 64 unless given.
-      tokens: integer inputs [N, T] of ``npz:`` and ``leaf:`` are tokens; they are numbers unless given.
+        that it may be larger than memory; other sets are read at once. What is made of the source (`federate`,
+        `set_apart`) is in files too. The numbers are the same.
+      task: task for the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; inferred from
+        their values unless given. With ``next-token``, LEAF's text has a label at each position instead of one after
+        each window.
+      table: columns of the labels and of the clients of ``csv:``, and the treatment of rows with missing values.
+      window: length of the windows of ``text:`` in bytes; 64 unless given.
+      tokens: treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens; they are numbers unless given.
 
     Raises:
-      JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
-        damaged one (with what was found and what is expected).
+      JaxpflError: for an unknown name (the message has the nearest known one), a missing file (where to put it), or a
+        damaged one (what it holds and what is expected).
 
     Examples:
       >>> source = load("digits")

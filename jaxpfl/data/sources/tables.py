@@ -1,9 +1,9 @@
-"""Tables of one's own: ``csv:FILE`` with a column of labels and, where clients are known, a column that names them.
+"""Tables of your own: ``csv:FILE`` with a column of labels and, where clients are known, a column that names them.
 
 The first line names the columns. Columns of numbers are features as they are; columns of text become one feature of 0
 and 1 for each text that occurs in them. Labels that are text, or few whole numbers, are classes, in the order of their
-values; any others are real numbers of a regression, unless the task is named. Several columns of labels, all of
-numbers, are those of multilabel where all are 0 or 1, else of a regression.
+values; any others are real numbers for a regression, unless the task is named. Several columns of labels must hold
+numbers: if all are 0 or 1 the task is multilabel, else regression.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TableOptions(NamedTuple):
     """Columns of a table by name, and the treatment of its missing values.
 
     Attributes:
-      target: of the labels; several with commas between them.
-      client: of the clients' names, or None.
+      target: column of labels; several names with commas between them.
+      client: column of the clients' names, or None.
       missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
-      ignore: those that are left out of the table, whatever they hold.
-      missing_words, encoding: as for `csv_text.read`.
+      ignore: columns to leave out of the table, whatever they hold.
+      missing_words, encoding: the arguments of `csv_text.read`.
     """
 
     target: str | None = None
@@ -50,7 +50,7 @@ class TableOptions(NamedTuple):
     encoding: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Columns of the labels, of a table of these; the name of a single column may hold commas."""
+        """Label columns in a table with the columns ``names``; the name of a single column may hold commas."""
         if self.target is None or self.target in names or "," not in self.target:
             return () if self.target is None else (self.target,)
         return tuple(part.strip() for part in self.target.split(","))
@@ -63,7 +63,7 @@ class TableOptions(NamedTuple):
 
 
 class Feature(NamedTuple):
-    """A feature of a table: a column of numbers, or a text of a column of texts, 1 where it stands and else 0."""
+    """A feature: a column of numbers, or one text in a column of texts, 1 in the rows that hold it and else 0."""
 
     column: str
     text: str | None = None
@@ -75,10 +75,10 @@ class Columns(NamedTuple):
     Attributes:
       x: features, [N, d], in double precision and within the range of single precision.
       y: labels, [N] or [N, several]; int32 where they are classes, or 0 and 1.
-      task: that of the labels.
+      task: the labels' task.
       classes: number of classes, or of labels.
-      features: of the columns of x, [d].
-      class_names: [classes] the labels' own numbers or texts, two of them for binary; None for labels of no classes.
+      features: the features in the columns of x, [d].
+      class_names: [classes] the labels' own numbers or texts, two of them for binary; None if labels are not classes.
       users: the client of each row in 0 .. U - 1, [N], and user_names [U]; None without a column of clients.
       client: name of that column.
     """
@@ -112,15 +112,15 @@ def read_table(
     """Read features, labels and clients from a table in CSV text.
 
     Args:
-      name: of the data, for messages.
+      name: name of the data, for messages.
       path: the file.
       options: its columns.
-      task: that of the labels; by their values, with a warning that says so, unless given.
-      clients: whether a column has to name the clients; one called client or id then does unless given.
+      task: the labels' task; inferred from their values, with a warning that says so, unless given.
+      clients: whether a column has to name the clients; if not given, it is the column called client or id.
 
     Raises:
-      JaxpflError: for a file that is no such table, naming line and column; unknown columns; missing values; columns
-        that are neither numbers nor categories; labels that are not those of the task; and fewer than two clients.
+      JaxpflError: for a file that is not such a table, naming line and column; unknown columns; missing values; columns
+        that are neither numbers nor categories; labels that do not suit the task; and fewer than two clients.
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
@@ -256,7 +256,7 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
-    """Features [N, d]: columns of numbers as they are, and one of 0 and 1 for each text of the others."""
+    """Features [N, d]: number columns as they are, and a 0/1 column for each text in the other columns."""
     columns: list[np.ndarray] = []
     features: list[Feature] = []
     for name in names:

@@ -118,7 +118,7 @@ def _how_to_prepare(name: str, root: Path) -> str:
 
 
 def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
-    """Names of the image and of its label, and the number of classes."""
+    """Names of the image and label features, and the number of classes."""
     features = dict(info.features)
     images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, tfds.features.ClassLabel)]

@@ -1,10 +1,10 @@
-"""Texts of one's own, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
+"""Texts of your own, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
 
-Tokens are the 256 bytes of UTF-8, so that the vocabulary says nothing of any client's text. A client's text, in a
-subfolder that of all files in the order of their paths, is cut into windows of T + 1 bytes: the first T are an input,
-the last T its labels. Windows share no byte; a tail shorter than a window is left out. Test and validation examples are
-the last windows of a user (`Source.ordered`), also where a client has several, and not windows between those that it
-trains on.
+Tokens are the 256 byte values of UTF-8 text, so that the vocabulary reveals nothing about any client's text. A client's
+text (in a subfolder, all files joined in the order of their paths) is cut into windows of T + 1 bytes: the first T are
+an input, the last T its labels. Windows share no byte; a tail shorter than a window is left out. Test and validation
+examples are each user's last windows (`Source.ordered`), also where a client has several users, never windows between
+training windows.
 
 Names that begin with a dot, and ``__pycache__``, are passed over.
 """
@@ -33,12 +33,13 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
     """Load the texts of a folder.
 
     Args:
-      name: under which it is loaded.
-      folder: of files, subfolders or both.
+      name: name of the data set.
+      folder: folder of files, subfolders or both.
       window: T, `WINDOW` unless given.
 
     Raises:
-      JaxpflError: for a missing folder, one without text, a text shorter than a window, and bytes that are no UTF-8.
+      JaxpflError: for a missing folder, a folder without text, a text shorter than a window, and bytes that are not
+        UTF-8.
     """
     window = WINDOW if window is None else window
     if window < 1:

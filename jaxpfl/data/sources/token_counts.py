@@ -146,11 +146,11 @@ def split(
     """Set shares of the users apart, and divide every user's tokens.
 
     Args:
-      counts: of users with at least two tokens each.
+      counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users, drawn at random.
-      train_share: of a user's tokens, rounded, at least one and at most all but one.
+      train_share: share of a user's tokens, rounded, at least one token and at most all but one.
       most: maximum number of a user's own tokens; the others are held out.
-      seed: of both draws.
+      seed: seed for both draws.
 
     Raises:
       JaxpflError: for fewer than three users, a user with a single token, or shares out of range.
@@ -303,7 +303,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     with a warning.
 
     Args:
-      folder: as in `leaf.load_leaf`.
+      folder: the folder of `leaf.load_leaf`.
 
     Raises:
       JaxpflError: if files are missing or damaged, or inputs are not sequences of tokens.
