@@ -25,7 +25,7 @@ from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
 _NODES = 64
-_NEGLIGIBLE = 40.0  # in units of the log density, below its maximum
+_NEGLIGIBLE = 40.0  # distance below the maximum of the log density
 
 
 class Samples(NamedTuple):

@@ -170,7 +170,7 @@ def gradient_descent(
     The paper also steps on the variances. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to zero, where
     the joint likelihood is unbounded), so they are fixed here: estimate them by `moments` and `em`.
 
-    As printed mu is slow: where clients' examples do not reach, the thetas follow mu and mu them. Accelerated steps
+    As printed mu is slow: in directions without examples, the thetas follow mu and mu follows them. Accelerated steps
     start from points ahead, by k / (k + 3) of the last step (Nesterov 1983), with k set to zero where the step before
     went against the gradient (O'Donoghue and Candes 2015), which clients see from one number each.
 

@@ -27,7 +27,7 @@ class Release(NamedTuple):
     Attributes:
       send: ``(key, mean [d]) -> message [d]``.
       variance: sigma_q^2, an upper bound on the variance that it adds to one entry, [].
-      bits: per entry.
+      bits: bits per entry.
     """
 
     send: Callable[[Key, Array], Array]

@@ -257,6 +257,6 @@ def _level(size: Array, kappa: Scalar) -> Array:
     """The t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)
     count = jnp.arange(1, size.shape[-1] + 1, dtype=size.dtype)
-    # With the c largest above t, t = (their sum - kappa) / c; of these the largest is the one that is consistent.
+    # With the c largest above t, t = (their sum - kappa) / c; the largest such t is the consistent one.
     levels = (jnp.cumsum(ordered, axis=-1) - kappa) / count
     return jnp.maximum(levels.max(axis=-1), 0)

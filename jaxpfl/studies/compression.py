@@ -157,7 +157,7 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
 def loss(at: Array, problem: Problem, l2: float) -> Array:
     """Mean loss of all examples plus the penalty, []."""
     each = jnp.where(problem.mask, jax.nn.softplus(-problem.y * (problem.x @ at)), 0)
-    # First over each client: of many examples one float32 sum would lose what the gaps are made of.
+    # First over each client: one float32 sum over many examples would lose the digits that make up the gaps.
     return (each.sum(axis=1) / problem.mask.sum()).sum() + l2 / 2 * (at @ at)
 
 

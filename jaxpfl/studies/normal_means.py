@@ -324,7 +324,7 @@ def read(
         for row in np.flatnonzero(~good):
             got = shown(table.cells[name].iloc[row])
             raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
-    with np.errstate(over="ignore"):  # of independent totals the variances add
+    with np.errstate(over="ignore"):  # variances of independent totals add
         refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
     return Summaries(
         kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,

@@ -172,7 +172,7 @@ def write_curves(
     figure, axes = new_axes(xlabel, ylabel, title)
     drawn: list[str] = []
     for (name, curve), own in zip(curves.items(), _apart(list(curves)), strict=True):
-        # A variant has the colour of what it is a variant of, dashed.
+        # A variant has its base's colour, dashed.
         style = {"color": own, "linestyle": "--" if own in drawn else "-"}
         drawn.append(own)
         if curve.line is not None:

@@ -61,7 +61,7 @@ _SCALES = 32
 _NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _SCANNED, _SCANS = 32, 2
-_DROP = 16.0  # of the log density, at the ends of the range
+_DROP = 16.0  # drop of the log density from its maximum to the ends of the range
 _REACH = 9.0
 
 
@@ -82,8 +82,8 @@ class AreaMeans(NamedTuple):
       residual: standardised distances of x to the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: the terms of ``risk``, [m].
-      log_likelihood: [], the restricted one for REML: of residuals in an orthonormal basis, to be compared between fits
-        with the same covariates only.
+      log_likelihood: log likelihood, []; for REML the restricted one, for residuals in an orthonormal basis, to be
+        compared between fits with the same covariates only.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
       p_value: probability of a Q at least as large, [].
       labels: labels of the clients, where they came in a frame.
@@ -239,7 +239,7 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
     within = 1 / w - spread  # of the residual
     seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
     residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
-    # As B (1 - spread w) is what the prediction does not follow of a small change of x.
+    # B (1 - spread w) is the share of a small change of x that the prediction does not follow.
     risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
     statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
     back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))

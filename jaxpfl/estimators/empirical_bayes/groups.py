@@ -70,7 +70,7 @@ class GroupMeans(NamedTuple):
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
       group_shrinkage: 1 / (1 + B W_1), the share of its distance to mu that a group's weighted mean gives up, [G].
       group_residual: standardised distances of the groups' weighted means to mu, [G]; N(0, 1) if the model holds.
-      log_likelihood: [], the restricted one: of contrasts in an orthonormal basis.
+      log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
       p_value: probability of a Q at least as large, [].
       ratio: twice the log likelihood ratio to B = 0, [].

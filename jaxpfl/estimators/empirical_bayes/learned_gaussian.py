@@ -22,8 +22,8 @@ from jaxpfl.core.types import Array, Scalar
 
 _POINTS = 64
 _ZOOMS = 4
-_NEGLIGIBLE = 20.0  # in units of the log density, below its maximum
-_TINY = 1e-30  # of the squared unit
+_NEGLIGIBLE = 20.0  # distance below the maximum of the log density
+_TINY = 1e-30  # in squared units
 
 
 @full_precision.jit

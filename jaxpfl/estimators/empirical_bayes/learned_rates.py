@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_CELLS = 24  # along each parameter of probabilities
+_CELLS = 24  # cells along each parameter of probabilities
 _RATE_CELLS = 40  # the posterior of few clients has a long tail towards large mu
 _MARGIN = 14.0  # margin in log odds or log rates, beyond one event among all clients
 _SPREAD = 4.0

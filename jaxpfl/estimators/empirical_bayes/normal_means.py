@@ -314,7 +314,7 @@ def _solve(
     """The likeliest prior in units in which s is about one, and the posteriors under it; w [m] sums to one."""
     # Powers of two: scaling by them makes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
-    # Where zero lies changes rounding errors alone: of many clients the median of some is good enough.
+    # The place of zero affects rounding errors alone: with many clients the median of some is good enough.
     origin = jnp.median(x[:: 1 + len(x) // grid.MANY]) if learned or prior == "npmle" else center
     y, e = (x - origin) / unit, s / unit
     zero = jnp.zeros((), x.dtype)

@@ -448,7 +448,7 @@ def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool
         x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)
     p = x.shape[1]
     Q, R, _ = triangle(x)
-    Q = Q * m**0.5  # rows of the order one, as a step of the climb is to be
+    Q = Q * m**0.5  # rows on the order of one, the scale of a step of the climb
     share = z.sum() / n.sum()
     pooled = jnp.log(share) - (jnp.log1p(-share) if bounded else 0)
 
@@ -504,7 +504,7 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
     total = whole + n
     p, q = (a + _SHIFT + z) / total, (b + _SHIFT + (n - z)) / total
     off = jnp.where(z < n / 2, z / n - first, second - (n - z) / n)
-    left, right = whole / total * off, n / total * off  # of z / n and of the prior's mean to p
+    left, right = whole / total * off, n / total * off  # distances of z / n and of the prior's mean to p
     of_data = n * (_gap(z / n, p, left) + _gap((n - z) / n, q, -left))
     of_prior = whole * (_gap(first, p, -right) + _gap(second, q, right))
     return -of_data - of_prior + _ends(a, z) + _ends(b, n - z) - _ends(size, n, 2 * _SHIFT)
@@ -518,7 +518,7 @@ def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
     z, e, mu, size = jnp.broadcast_arrays(z, e, mu, size)
     a = mu * size
     more = _SHIFT / mu
-    whole = size + more  # of which mu is the mean that the shape a + _SHIFT has
+    whole = size + more  # the size at which the shape a + _SHIFT still has the mean mu
     off = z / e - mu
     left, right = whole / (whole + e) * off, e / (whole + e) * off
     rate = (a + _SHIFT + z) / (whole + e)

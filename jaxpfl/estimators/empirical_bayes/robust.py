@@ -30,7 +30,7 @@ from jaxpfl.estimators.empirical_bayes.normal_means import known
 from jaxpfl.support.errors import JaxpflError
 
 _PLACES, _TANGENTS, _TABLE = 240, 60, 64
-_STEP = 0.055  # of log(1 + t) in the table, at most
+_STEP = 0.055  # greatest step of log(1 + t) in the table
 _REACH = 9.0
 
 

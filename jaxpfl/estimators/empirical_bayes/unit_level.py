@@ -3,8 +3,8 @@ r"""Means of clients from long samples with covariates: the nested-error regress
 Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
 :math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`, where
 :math:`\bar X_i` averages the covariates over the population that the client stands for if it is known, else over the
-client's samples. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best
-linear unbiased predictor and its mean squared error, to the order 1/m, are
+client's samples. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best linear
+unbiased predictor and its mean squared error, to the order 1/m, are
 
 .. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
    g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
@@ -13,12 +13,11 @@ linear unbiased predictor and its mean squared error, to the order 1/m, are
 
 of theta_i itself, of beta (Phi its covariance) and of both variances, :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2
 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}` with V the inverse of their information. At fitted variances g_1 is too small by
-g_3. The restricted likelihood is profiled to one parameter,
-:math:`\sigma_v^2 / \sigma_e^2`.
+g_3. The restricted likelihood is profiled to one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
-A client sends n_i, its means, and sums of squares and products about them. Those of all clients together, and sums over
-clients of squares of the means with weights that depend on n_i, are what a step of the fit needs; for equal n_i the
-plain sums suffice for the whole fit.
+A client sends n_i, its means, and sums of squares and products about them. A step of the fit
+needs their totals over all clients, and weighted sums over clients of the squared means, with weights that depend on
+n_i; for equal n_i the plain sums suffice for the whole fit.
 
 References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
 and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
@@ -69,7 +68,7 @@ class UnitMeans(NamedTuple):
       beta_covariance: covariance of ``beta`` at the fitted variances, [p, p].
       between: sigma_v^2, []; zero where no spread is likelier than any.
       within: sigma_e^2, [].
-      log_likelihood: [], the restricted one: of contrasts in an orthonormal basis.
+      log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
       ratio: twice the log likelihood ratio to sigma_v = 0, [].
       p_value: probability of a ratio at least as large if clients do not differ, []. For many clients it is half the
         tail probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
@@ -123,8 +122,8 @@ def unit_level(
       x: their covariates, [N], [N, k], or columns of a frame.
       client: client of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With
         ``clients`` given, numbers of 0 ... clients - 1, each with a sample.
-      population: array of the means of the covariates over all that each client stands for, in the order of the
-        clients, [m] or [m, k]; by default the means of its samples.
+      population: means of the covariates over the population that each client stands for, in the order of the
+        clients, [m] or [m, k]; by default the means over its samples.
       intercept: whether a column of ones is put before the covariates.
       clients: m; to be given where the values of ``client`` are not known, under a transformation.
 

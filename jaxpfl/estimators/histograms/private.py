@@ -184,7 +184,7 @@ def cluster(
         centers, pooled = at
         release = noisy(jax.random.fold_in(of_rounds, t), clipped_sums(users, centers, radius, keep), radius, noise)
         if keep is None:
-            share = precision / (1 + (t + 1) * precision)  # of the first release the precision is 1
+            share = precision / (1 + (t + 1) * precision)  # the first release has precision 1
             pooled = jax.tree.map(lambda p, r: p + share * (r.sum(axis=0) - p), pooled, release)
         else:
             of_kept = jnp.where(keep, private_mean(pooled, floor), 0).sum()

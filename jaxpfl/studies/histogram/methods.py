@@ -51,7 +51,7 @@ class HistogramSettings(Settings):
     tokens: int = within(1_000, _check_tokens)
     """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = within(4_000, checks.count)
-    """n of synthetic data, including those set apart."""
+    """n of synthetic data, including the users set apart."""
     components: int = within(10, checks.count)
     """Clusters of synthetic data."""
     alpha: float = within(200.0, checks.positive)
@@ -146,14 +146,14 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
     """Reduce settings at their defaults that are too large for the data.
 
     Args:
-      given: already checked on its own.
+      given: settings that have passed their own checks.
       counts: counts of real users; None for synthetic ones.
 
     Returns:
       The settings, and the changed ones by name.
 
     Raises:
-      JaxpflError: a setting that was given and that the data cannot hold.
+      JaxpflError: a setting that the user gave and that the data cannot hold.
     """
     taken: dict[str, Any] = {}
 
@@ -339,7 +339,7 @@ def rows_of(
 ) -> dict[str, tuple[Personal, Array]]:
     """All rows of the table for these centers: the estimates, and the lambda or alpha that was chosen (NaN if none).
 
-    Each row's own is tuned on the validation users alone.
+    Each row's lambda or alpha is tuned on the validation users alone.
     """
     s, rows = given.floor, {}
     none = jnp.asarray(jnp.nan)
@@ -564,7 +564,7 @@ class Made(NamedTuple):
       result: see `run`.
       data: the users.
       centers: centers in the first run by column, of `CLUSTERING`, [k, d].
-      series: mean losses by "row, column", [runs] each; [1] of rows that do not depend on the run.
+      series: mean losses by "row, column", [runs] each; [1] for rows that do not depend on the run.
     """
 
     given: HistogramSettings

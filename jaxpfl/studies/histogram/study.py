@@ -231,7 +231,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
 
 
 RATES = {"Algorithm 2": 1.0, "IFCA": None}
-"""Rate of a step towards the mean; None for the settings'."""
+"""Rate of a step towards the mean; None for the rate in the settings."""
 
 
 def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
