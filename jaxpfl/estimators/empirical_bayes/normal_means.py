@@ -169,8 +169,8 @@ class NormalMeans(NamedTuple):
       shrinkage: 1 - sd^2 / s^2, [m]: the share of a small change of x that the posterior mean does not follow, and
         s^2 / (s^2 + t^2) under a normal prior. Below zero where the mean moves by more than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: for priors with weights on a grid, a bound on how far the mean log likelihood per client is below its
-        maximum over the weights, []; else zero.
+      slack: upper bound on how far the mean log likelihood per client is below its maximum over the weights on a
+        grid, []; zero for priors without a grid.
       labels: labels of the clients, where they came in a frame.
     """
 

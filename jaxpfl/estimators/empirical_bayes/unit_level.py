@@ -15,9 +15,9 @@ of theta_i itself, of beta (Phi its covariance) and of both variances, :math:`h 
 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}` with V the inverse of their information. At fitted variances g_1 is too small by
 g_3. The restricted likelihood is profiled to one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
 
-A client sends n_i, its means, and sums of squares and products about them. A step of the fit
-needs their totals over all clients, and weighted sums over clients of the squared means, with weights that depend on
-n_i; for equal n_i the plain sums suffice for the whole fit.
+A client sends n_i, its means, and sums of squares and products about them. A step of the fit needs their
+totals over all clients, and sums over clients of the means' squares with weights that depend on n_i; for equal n_i the
+plain sums suffice for the whole fit.
 
 References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
 and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
