@@ -265,7 +265,7 @@ def one_run(
     for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         mean = _mean(subject, seen)
         total = total + float(sign(t)) * np.concatenate([mean[name] for name in mean], axis=1) / subject.unit
-    # Component of the sum that belongs to each canary, as far as noise of the claimed size allows to separate them.
+    # Each canary's component of the sum, as far as noise of the claimed size lets them be separated.
     gram = directions @ directions.T
     noise = subject.claim.noise_multiplier**2 / (subject.run.spec.rounds * subject.run.cohorts.expected_cohort / m)
     scores = np.linalg.solve(gram + noise * np.eye(n), directions @ np.asarray(total).T).T

@@ -19,8 +19,8 @@ def main(argv: list[str] | None = None) -> None:
         signals.watch()
     given = sys.argv[1:] if argv is None else argv
     shared = any(argument.split("=")[0] == "--distributed" for argument in given)
-    # Before JAX is imported: on the loss of a process `distributed` says in one line what XLA would log. A level of 1
-    # is JAX's own, which processes that it starts inherit.
+    # Before JAX is imported: `distributed` reports a lost process in one line, instead of XLA's log. Level 1 is JAX's
+    # own, which processes that it starts inherit.
     if shared and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:

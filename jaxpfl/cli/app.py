@@ -217,7 +217,7 @@ def _show_warning(
 ) -> None:
     del file, line
     group = sys.modules.get("jaxpfl.support.processes")
-    if group and not group.is_first():  # the first process says it
+    if group and not group.is_first():  # the first process reports it
         return
     if issubclass(category, JaxpflWarning):
         print(f"warning: {message}", file=sys.stderr)

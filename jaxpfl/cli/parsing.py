@@ -406,7 +406,7 @@ def print_completion(commands: Mapping[str, Callable[..., None]], shell: str) ->
         kinds.setdefault(" ".join(group), []).append(Annotated[command, subcommand(name=own)])
     top = kinds.pop("")
     top += [Annotated[functools.reduce(operator.or_, inner), subcommand(name=group)] for group, inner in kinds.items()]
-    with suppress(SystemExit):  # by which it ends
+    with suppress(SystemExit):  # the script ends with it
         tyro.cli(
             functools.reduce(operator.or_, top),
             prog="jaxpfl",

@@ -159,7 +159,7 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
 def _print(value: dict[str, Any]) -> None:
     from jaxpfl.support.files import jsonable
 
-    print(json.dumps(jsonable(value), indent=2))  # no JSON has an infinite epsilon
+    print(json.dumps(jsonable(value), indent=2))  # JSON has no infinity
 
 
 @dataclass(frozen=True)

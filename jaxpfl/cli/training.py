@@ -191,7 +191,7 @@ def _experiment(
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(run_folder.held(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
-        # From the moment at which there is something to go on from.
+        # From here on there is something to resume.
         stack.enter_context(signals.noted(lambda: kept if writes and (folder / "config.json").exists() else ""))
         opened = partial(open_folder, folder, experiment, resume=session.resume, force=session.force)
         changes = processes.on_first(opened)
@@ -199,7 +199,7 @@ def _experiment(
             session.note(f"resuming {folder} with {'; '.join(changes)}")
         distributed.note(kept)
         given, headline = [experiment], experiment.headline
-        del experiment  # whose examples `run_methods` may let go
+        del experiment  # `run_methods` may free its examples
         with Terminal(err, headline) as reporter:
             try:
                 summary = run_methods(given.pop(), folder, reporter, trackers, traced=session.profile)

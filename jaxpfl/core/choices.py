@@ -66,7 +66,7 @@ def literal(text: str) -> Any:
     """The number or switch (true, false) that a text denotes; the text itself if neither."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of deeply nested brackets
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for deeply nested brackets
         return text
 
 

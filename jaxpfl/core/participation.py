@@ -207,7 +207,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
     def sample(key: Key, client_ids: Array) -> Array:
-        # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
+        # Drawn clients' scores are independent and uniform below q: the lowest are a uniformly random subset.
         lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
         return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
 

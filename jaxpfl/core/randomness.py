@@ -39,11 +39,11 @@ class Purpose(IntEnum):
     SPEEDS = 14
     CYCLE = 15
 
-    # Folded into a key to which local steps t = 0, 1, ... fold in t as well: from the top, where no step is.
+    # Local steps t = 0, 1, ... are folded into the same key: these numbers count down from the top, beyond any step.
     RELEASE_NOISE = 2**31 - 1
     SCALE_NOISE = 2**31 - 2
     EXAMPLES = 2**31 - 3
-    UPLOAD_CODE = SCALE_NOISE  # of a round's key, where the noise on a scale is of a step's
+    UPLOAD_CODE = SCALE_NOISE  # folded into a round's key; for a scale's noise, into a step's
     ATTACK_NOISE = 2**31 - 4
     AUGMENTATION = 2**31 - 5
 

@@ -67,7 +67,7 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
         length = jnp.linalg.norm(move)
         move = move * jnp.minimum(1, _LONGEST / jnp.where(length > 0, length, 1))
         new = value(place.at + move)
-        # Where rounding hides what slope and curvature promise, the step is taken as they say.
+        # Where rounding hides the promised gain, the step is taken on the word of slope and curvature.
         hidden = rounding * (1 + jnp.abs(place.value))
         better = new >= place.value - jnp.where(gradient @ move <= hidden, hidden, 0)
         return _Place(

@@ -139,7 +139,7 @@ class ClientData:
         real = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 1))
         view = arrays.where(real, rows, arrays.zeros((), leaf.dtype))
         if host:
-            view.flags.writeable = False  # what is written into it would reach no example
+            view.flags.writeable = False  # writing into it would not change any example
         return view
 
     def client(self, row: Any) -> ClientData:

@@ -76,7 +76,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     elif isinstance(sampling, Poisson):
         supported = ("add-or-remove-one",)
     elif isinstance(sampling, Cyclic):
-        # The blocks are of equal sizes, so that a user who comes or goes would move others to other blocks.
+        # The blocks have equal sizes, so that adding or removing a user would move others to other blocks.
         supported = ("zero-out",)
     else:
         supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
@@ -509,7 +509,7 @@ def _solve(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accounta
     lower, upper = _bracket(plan, epsilon, delta, accountant)
     target = epsilon * (1 - _RELATIVE_TOLERANCE)
 
-    # The very epsilon that is claimed: on one grid for all z, its error is that of the least noise.
+    # The claimed epsilon itself: on one grid for all z, its error would be as large as for the least noise.
     def gap(inverse: float) -> float:
         return plan.with_noise_multiplier(1 / inverse).epsilon(delta, accountant) - target
 

@@ -348,7 +348,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
         return {}
     flat = parts.reshape(len(parts), -1)
     lengths = np.linalg.norm(flat, axis=1)
-    if not lengths.all():  # no noise at all, which the test of the scale reports
+    if not lengths.all():  # no noise, which the test of the scale reports
         return {}
     products = flat @ flat.T
     return {

@@ -86,7 +86,7 @@ def theorem5_beside_sound(
     return {
         "paper": {"epsilon": printed, "note": accounting.CAVEAT},
         "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
-        # A user without data is one that another may be replaced by.
+        # Another user may be replaced by one without data.
         "per_step": {
             "zero_out": min(claim(per_step, Full()), replaced, key=lambda c: c["epsilon"]),
             "replace_one": replaced,

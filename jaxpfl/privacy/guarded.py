@@ -281,8 +281,8 @@ def guard_examples(
             ledgers.append(ledger)
         return ledger
 
-    # Of what is for the accounting alone the functions hold nothing: more rounds are the same program, and more of the
-    # same noise.
+    # The functions hold nothing that only the accounting needs: more rounds run the same program and continue the same
+    # noise.
     kinds = tuple(replace(silo, clients=1, per_round=0, once=0) for silo in mechanism.silos)
     kind = replace(mechanism, silos=kinds, rounds=1, releases=1)
     clients = tuple(_client(client, kind, opened) for client in algorithm.clients)

@@ -49,7 +49,7 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
     checks.positive("sensitivity", sensitivity)
     from dp_accounting import get_sigma_gaussian
 
-    with np.errstate(divide="ignore"):  # log(0) of a delta that underflows, while it looks for a bracket
+    with np.errstate(divide="ignore"):  # log(0), if delta underflows during the search for a bracket
         return sensitivity * float(get_sigma_gaussian(epsilon, delta))
 
 

@@ -111,17 +111,17 @@ def privatize(
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
-    # Of the numbers that are hyper-parameters the functions hold none: a compiled program serves all of them.
+    # The functions hold no number that is a hyper-parameter: one compiled program serves all values.
     kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
     clients = tuple(_client(client, kind) for client in algorithm.clients)
     changed: _Changed | None = None
     if kind.noise == "banded":
         if kind.coefficients is None or splits is None:
             raise JaxpflError("banded noise needs coefficients (privacy.claim.planned) and one client's splits")
-        # Other noise needs no shapes: functions that held them would be others for other data.
+        # Other noise needs no shapes: functions that hold them would be recompiled for other data.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    # Compressors leave alone what they would without privacy. Clipping does not: all of it is released.
+    # Compressors skip the same entries as without privacy. Clipping skips none, as all of them are released.
     increments = _Released(algorithm.increments, below=False)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 

@@ -43,11 +43,11 @@ class Checkpoints:
     def __init__(self, folder: Path, *, resumed: bool = True):
         import orbax.checkpoint as ocp
 
-        # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
+        # orbax logs every step of a save, and the traceback if one fails; a run reports both itself.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._ocp = ocp
-        # Of several processes one writes and reads, without the others.
+        # Only one of several processes writes and reads.
         alone: dict[str, Any] = {}
         if processes.several():
             own = {processes.index()}
@@ -188,7 +188,7 @@ def restore(
     """
     if not processes.several():
         assert checkpoints is not None
-        # What is kept does not depend on the devices: a run goes on with more or fewer of them.
+        # The stored state does not depend on the devices: a run may continue with more or fewer of them.
         state, seconds = checkpoints.restore(simulation.kept(first), most, say)
         return simulation.adopt(state), seconds
     found: list[RunState] = []
@@ -283,10 +283,10 @@ class Unfinished:
         """
         began = time.monotonic()
         try:
-            # First, so that a state that is found has what was read before it.
+            # Written first, so that a stored state always has what was read before it.
             files.write_checksummed(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
             save(self._checkpoints, done, simulation, state, seconds)
-        finally:  # a disk that is full is not tried again at once
+        finally:  # a full disk is not tried again at once
             now = time.monotonic()
             self._next = now + max(_SECONDS, _REST * (now - began))
 

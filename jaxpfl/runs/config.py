@@ -256,7 +256,7 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
         method=method,
         hyper=hyper,
         options=options,
-        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # as many as there may be, none written out
+        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # any number of them, none listed
         privacy=config.privacy if config.privacy.on else None,
         plan=config.plan,
         num_classes=num_classes,
@@ -330,7 +330,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
     new = completed(new)
     schedule, noise = str(new["lr_schedule"]), new["privacy"]["noise"]
     was, now = (config["plan"]["precision"] for config in (old, new))
-    if was != now:  # of a plan, the only setting that changes results
+    if was != now:  # the only setting of a plan that changes results
         semantic.append(f"plan.precision: {was} -> {now}")
     for name in sorted(new):
         was, now = old[name], new[name]
@@ -401,7 +401,7 @@ def read(path: str | Path) -> ConfigFile:
     values = read_file(path)
     hyper: dict[str, Any] = {}
     checksum = None
-    if {"config", "methods"} <= values.keys():  # of a run folder: the config is one of its entries
+    if {"config", "methods"} <= values.keys():  # from a run folder, where the config is one of several entries
         for name in values:
             if name not in _OF_A_RUN:
                 raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)

@@ -55,7 +55,7 @@ class Interrupt:
 
     def asked_of_any(self) -> int | None:
         """The signal that asked any process to stop; all processes must call this, and then all stop."""
-        # What was exchanged counts, not what has arrived since: only that is the same in all of them.
+        # Only exchanged signals count, as later ones differ between the processes.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked
         return asked

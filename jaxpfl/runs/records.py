@@ -133,14 +133,14 @@ def _read(path: Path) -> list[Record]:
         checksum, _, text = line.partition(b" ")
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError):  # cut short: what is whole parses
+        except (ValueError, RecursionError):  # cut short, as a complete line parses
             begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
             raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
         with expecting(f"{path} line {number}", "the record of a run"):
             left = _count(values.pop(_LEFT, 0))
-            if left != awaited:  # of those before, some are missing
+            if left != awaited:  # records before this one are missing
                 begun = []
             begun.append(_checked(Record(**values)))
         awaited = max(left - 1, 0)
@@ -173,7 +173,7 @@ def _checked(record: Record) -> Record:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{text!r} is no text")
-        text.encode()  # half of a surrogate pair is no character
+        text.encode()  # half of a surrogate pair cannot be encoded
     for value in record.settings.values():
         if not isinstance(value, bool | int | float | str):
             raise TypeError(f"{value!r} is no setting")

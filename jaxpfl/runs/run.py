@@ -106,7 +106,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             allowed.append(f"versions (numbers may differ in the last bits): {was} -> {new['versions']}")
         if added:
             allowed.append(f"methods added: {', '.join(added)}")
-        if allowed:  # what is there is no longer the summary of this config
+        if allowed:  # the old summary belongs to another config
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def run_methods(
     left = tuple(name for name in experiment.methods if name not in kept)
     several = processes.several()
     ahead = Ahead(experiment, () if several or traced else left, left[-1] if several and left else None)
-    if several:  # of the examples each process is to keep those on its devices
+    if several:  # each process keeps the examples on its own devices
         experiment = experiment.described()
     try:
         with Interrupt() as interrupt, ahead, CompileClock() as clock:
@@ -236,7 +236,7 @@ def _run_method(
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
-        asked = interrupt.asked_of_any()  # one that comes later finds its rounds saved at the next stop
+        asked = interrupt.asked_of_any()  # a later signal finds its rounds saved at the next stop
         ended = done == rounds or patience.over
         if asked or done % config.checkpoint_every == 0 or ended:
             kept = noise_keys.without_key(state) if secret and ended else state
@@ -267,7 +267,7 @@ def _trace(folder: Path | None) -> Iterator[None]:
         yield
         return
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # every Python call: ten times the rest, and nothing of the rounds
+    options.python_tracer_level = 0  # Python calls would be ten times the rest, and tell nothing about the rounds
     try:
         jax.profiler.start_trace(folder, profiler_options=options)
     except Exception as error:  # another profiler is at work, or a driver refuses

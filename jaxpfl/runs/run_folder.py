@@ -40,7 +40,7 @@ def held(folder: Path) -> Iterator[None]:
             with suppress(OSError):  # the whole folder may be gone
                 (folder / ".lock").unlink()
             os.close(descriptor)
-        with suppress(OSError):  # one has something in it
+        with suppress(OSError):  # one is not empty
             for one in made:
                 one.rmdir()
 
@@ -193,5 +193,5 @@ def discard_unstarted(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in (folder / "config.json", records, folder / GRAPH):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # something of the user's
+    with suppress(OSError):  # it holds files of the user's
         folder.rmdir()

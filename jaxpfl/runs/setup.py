@@ -158,7 +158,7 @@ def prepare(
         raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
-    # All that can be refused before the data are read; a model that they choose is filled in behind.
+    # Checks that need no data; a model that the data choose is filled in afterwards.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
     everyone = [spec_for(named, name, among) for name in among]
@@ -200,7 +200,7 @@ def prepare(
             asking = dataclasses.replace(asking, graph=read, neighbours=None)
         graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
     runs = {spec.method.name: put_together(spec, federation, unseen, task, graph) for spec in specs}
-    for run in runs.values():  # a method may refuse its options, the task, how many take part, or the data
+    for run in runs.values():  # a method may refuse its options, the task, the participation, or the data
         algorithm = build(run.spec.method, task, dataclasses.replace(run.work, privacy=None), dict(run.spec.options))
         begin = partial(algorithm.server.init, hp=run.hp, ctx=server_context(drawn, 0))
         jax.eval_shape(begin, jax.random.key(0))
@@ -219,7 +219,7 @@ def prepare(
     names = source.class_names if task.kind != "regression" else None
     experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, names, caveats)
     if config.privacy.on or config.compress is not None:
-        # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
+        # Only tracing shows what a method uploads, and thus whether it can be private and compressed.
         for name in methods:
             experiment.simulation(name).bytes_per_client()
     return experiment
@@ -287,7 +287,7 @@ def clients_of(
         federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
     if config.standardize or is_table(config):
         data.check_standardizable(source)
-        scaling = data.scaling_of(federation)  # newcomers have no part in it
+        scaling = data.scaling_of(federation)  # unseen clients do not affect the scaling
         federation = data.scaled(federation, scaling)
         unseen = None if unseen is None else data.scaled(unseen, scaling)
     return federation, unseen, scaling

@@ -72,7 +72,7 @@ class StoredRun(NamedTuple):
         if data_dir is not None:
             config = dataclasses.replace(config, data_dir=data_dir)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", JaxpflWarning)  # the run has told
+            warnings.simplefilter("ignore", JaxpflWarning)  # the run has issued them already
             experiment = prepare(config, tuple(self.methods))
         now = experiment.fingerprint()
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):

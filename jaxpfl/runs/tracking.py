@@ -69,7 +69,7 @@ class TensorBoard:
         place = self._folder / method
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
-            # Of a run that goes on from a checkpoint, readers drop what was written of later rounds.
+            # If a run continues from a checkpoint, readers drop records of later rounds.
             self._writer = self._open(str(place), purge_step=done + 1 if done else None)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ class MLflow(_Service):
         super().__init__(folder)
         # A folder is used only where it was asked for by name, and the extra's package has no database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 take four minutes to say that nobody answers
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 take four minutes if nobody answers
         try:
             from mlflow import MlflowClient
         except ImportError:
@@ -258,7 +258,7 @@ class WandB(_Service):
         )
 
     def _tell(self, metrics: dict[str, float], round: int) -> None:
-        self._run.log(metrics, step=round)  # what is told of the same round is one row there
+        self._run.log(metrics, step=round)  # records of the same round share a row there
 
     def _finish(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)

@@ -102,7 +102,7 @@ def start(
         raise JaxpflError("the processes of this run are joined already: call jaxpfl.support.distributed.start once")
     if xla_bridge.backends_are_initialized():
         raise JaxpflError("JAX is running already: call distributed.start before any other use of it")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what XLA logs on a loss is said in one line
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a loss is reported in one line instead of XLA's log
     for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
         jax.config.update(name, value)
     try:
@@ -115,7 +115,7 @@ def start(
     except (RuntimeError, ValueError) as error:
         _abandon()
         raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
-    # Gloo listens where the host's own name leads unless it is named a place.
+    # Gloo listens at the address of the host's own name, unless another is given.
     place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
     with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
         _meet(processes, token)
@@ -307,7 +307,7 @@ def _loss() -> str:
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:  # one that was killed stays until its parent has asked for it
+        with open(f"/proc/{pid}/stat") as file:  # a killed process stays until its parent has waited for it
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_LISTED = 150  # characters of names that a message lists; of longer lists it has the nearest few
+_LISTED = 150  # longest list of names in a message, in characters; a longer list is cut to the nearest few
 _FEW = 5
 
 

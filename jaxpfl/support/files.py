@@ -269,7 +269,7 @@ def check_checksums(folder: Path) -> None:
         raise JaxpflError(f"{folder} has no checksums: its {CHECKSUMS} is missing") from None
     except OSError as error:
         raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
-    if found != written:  # to the byte: no change of the checksums themselves passes for one of spelling
+    if found != written:  # compared byte by byte, so that an edit of the checksums is never taken for another spelling
         raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {CHECKSUMS}")
 
 
@@ -402,7 +402,7 @@ def read_table(path: str | Path) -> pandas.DataFrame:
                 table[field.name] = pandas.Series(found, dtype=object)
     except JaxpflError:
         raise
-    except Exception as error:  # of a damaged file Arrow raises many kinds
+    except Exception as error:  # Arrow raises many kinds of errors for a damaged file
         raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
     return table
 

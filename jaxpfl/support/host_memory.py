@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 
-USABLE = 0.9  # of the free memory: allocators round up, and other processes share the machine
+USABLE = 0.9  # share of the free memory: allocators round up, and other processes share the machine
 
 _SMALL = 2**20
 """Bytes below which nothing is checked, as a check reads four files."""
@@ -193,7 +193,7 @@ def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarra
       out: [n, ...], at least as long as all runs together.
     """
     starts, ends = (np.asarray(a, np.int64)[size > 0] for a in (start, start + size))
-    apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # runs that follow on one another are one
+    apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # adjacent runs are merged
     step, done, kept = max(1, _ENTRIES // max(1, x[:1].size)), 0, 0
     for run in np.split(np.stack([starts, ends], axis=1), apart) if len(starts) else ():
         for first in range(int(run[0, 0]), int(run[-1, 1]), step):

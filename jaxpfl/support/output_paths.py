@@ -33,7 +33,7 @@ def partial(path: Path) -> Iterator[Path]:
 def _same(folder: Path) -> Iterator[Callable[[], None]]:
     """A function that raises if a folder that exists at the beginning is no longer the one under its name."""
     descriptor = None
-    with suppress(OSError):  # there is none yet, or a system that does not open folders
+    with suppress(OSError):  # it does not exist yet, or the system does not open folders
         descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its number
 
     def check() -> None:
@@ -93,7 +93,7 @@ def _hidden(path: Path) -> Path:
 
 
 def _remove(place: Path) -> None:
-    with suppress(OSError):  # where there is none, or could be none
+    with suppress(OSError):  # it does not exist, or cannot
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place, ignore_errors=True)
         else:

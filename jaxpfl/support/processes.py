@@ -145,7 +145,7 @@ def agree(what: str, value: Any) -> None:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a == b or repr(a) == repr(b)  # a NaN is like a NaN
+    return a == b or repr(a) == repr(b)  # NaN equals NaN
 
 
 def fetch(tree: Any) -> Any:
@@ -194,7 +194,7 @@ def _told(do: Callable[[], T], *, alone: bool = False) -> list[T]:
         value = do()
     except AgreedError:  # the others have it
         raise
-    except Exception as error:  # one that is no `JaxpflError` is a defect, and shown here
+    except Exception as error:  # any other than a `JaxpflError` is a defect, and shown here
         kind = "" if isinstance(error, JaxpflError) or not str(error) else f"{type(error).__name__}: "
         with suppress(AgreedError):
             exchange(_Refused(f"{kind}{error}" or type(error).__name__, alone))

@@ -122,7 +122,7 @@ def _listen(heard: int) -> None:
 
 def _in_main_thread(number: int, frame: FrameType | None) -> None:
     del frame
-    # The thread has heard of it, unless a library has set another wake-up in the place of this one.
+    # The thread has been notified, unless a library has replaced this wake-up.
     if _wakeup is not None and signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False) != _wakeup:
         _arrived(number)
 
@@ -144,7 +144,7 @@ def _leave(number: int) -> NoReturn:
         output_paths.discard()
         shown = b"\x1b[?25h\n" if os.isatty(err) else b""  # a progress display hides the cursor
         os.write(err, shown + f"interrupted{_note() if callable(_note) else _note}\n".encode())
-    except OSError:  # nobody to tell
+    except OSError:  # nobody reads it
         pass
     finally:
         os._exit(128 + number)

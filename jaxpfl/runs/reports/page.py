@@ -58,7 +58,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>{body}</main>\n'
         f"<script>{(own / 'page.js').read_text()}</script></body></html>\n"
     )
-    return made.encode(errors="replace").decode()  # JSON may hold half of a surrogate pair, which UTF-8 has not
+    return made.encode(errors="replace").decode()  # JSON may hold half of a surrogate pair, which UTF-8 cannot encode
 
 
 def text(value: object) -> str:

@@ -313,7 +313,7 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")
     try:
         said = [client.gradients for client in algorithm.clients if client.gradients is not None]
-        # The count of a method that draws it is in the server's message, and there is none here.
+        # A method that draws the count sends it in the server's message, which is missing here.
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:

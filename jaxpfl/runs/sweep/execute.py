@@ -197,7 +197,7 @@ def run_group(
         if found is None:
             return
         record(found)
-        if unfinished is not None:  # with what is left of chunks of other runs
+        if unfinished is not None:  # also leftovers of chunks with other runs
             shutil.rmtree(unfinished, ignore_errors=True)
         reporter.finish(len(found))
         todo += rows
@@ -212,7 +212,7 @@ def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
         "runs": [run.id for run in group.runs[chunk]],
         "warm_start": experiment.start,
         "graph": None if experiment.graph is None else checksum(experiment.graph),
-        # A run must not change its machine on the way, whose order of additions is its own.
+        # A run must not move to another machine, which adds in another order.
         "machine": [jax.__version__, jax.default_backend(), len(jax.devices())],
     }
     return Unfinished.within(folder, asked)
@@ -237,7 +237,7 @@ def _run(
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.splits)
-    # What is compiled later, at its first use, the clock tells.
+    # The clock counts what is compiled later, at its first use.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
@@ -245,7 +245,7 @@ def _run(
     if num_bytes((state.clients, state.server, state.counts, state.in_flight)) > _MOST_BYTES:
         kept = None
     state, done, spent = begin if kept is None else _restored(kept, simulation, begin, ready.rounds, reporter)
-    del before, begin  # their memory, where the runs go on from a later state
+    del before, begin  # frees their memory, if the runs continue from a later state
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)

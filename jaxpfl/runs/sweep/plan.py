@@ -96,7 +96,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
     for run in runs:
         method = algorithms.get(run.method)
         private = {name: value for name, value in run.settings.items() if name.startswith("privacy.")}
-        config = applied(definition.config, private)  # which noise there is may be an axis too
+        config = applied(definition.config, private)  # the kind of noise may be an axis too
         static = {name: value for name, value in run.settings.items() if not is_traced(name, method, config)}
         text = json.dumps([run.method, dict(sorted(static.items()))])
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -199,9 +199,7 @@ def _survivors(
     here = [one for one in here if setting_key(one.settings) not in beyond]
     tried = [one for own in validation_scores(here, definition.searched).values() for one in own if not one.against]
     sign = 1 if headline_of(here).lower else -1
-    best = sorted(
-        tried, key=lambda one: sign * math.fsum(one.scores)
-    )  # the first of equal ones: sorting keeps their order
+    best = sorted(tried, key=lambda one: sign * math.fsum(one.scores))  # the first of equals, as sorting is stable
     places = -(-len(contenders) // definition.search.halving) - len(beyond)
     going = beyond | {setting_key(one.settings) for one in best[: max(0, places)]}
     return [dict(settings) for settings in contenders if setting_key(settings) in going]

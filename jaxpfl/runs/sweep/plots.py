@@ -216,7 +216,7 @@ def _axis(name: str, values: Sequence[Value]) -> Axis:
     numbers = sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
     if len(numbers) < len(values):
         return Axis(name, (*numbers, *(v for v in values if isinstance(v, str | bool))), "even")
-    # Few values of which one is 0 and the others span decades lie on no axis of numbers that shows them apart.
+    # If one of a few values is 0 and the others span decades, neither a linear nor a log axis shows them apart.
     spread = [abs(value) for value in numbers if value]
     decades = bool(spread) and max(spread) > _DECADE * min(spread)
     return Axis(name, tuple(numbers), "linear" if not decades else "log" if min(numbers) > 0 else "even")

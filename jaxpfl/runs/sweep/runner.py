@@ -66,7 +66,7 @@ def _prepared_ahead(groups: Sequence[Group], loaded: Data) -> Iterator[tuple[Gro
             with contextlib.suppress(Exception):  # it fails once more where the group is run, and is recorded there
                 ready = prepared(group, loaded) if compiling is None else compiling.result()
             compiling = None
-            with contextlib.suppress(RuntimeError):  # no room for a thread
+            with contextlib.suppress(RuntimeError):  # no memory for a thread
                 compiling = None if following is None else thread.submit(_compiled, following, loaded)
             yield group, ready
 
@@ -185,7 +185,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # Bound to this machine alone: nobody else is to join.
+        # Bound to this machine alone, so that nobody else can join.
         options |= {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         _check_listens(address)

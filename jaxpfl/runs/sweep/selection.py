@@ -123,7 +123,7 @@ def choose(tried: Sequence[Tried], *, larger: bool) -> Choice:
         counted = (f"{reason} ({times} settings)" if times > 1 else reason for reason, times in why.items())
         return Choice(None, math.nan, len(tried), reason="; ".join(counted) or "no setting was tried")
     means = [_mean(one.scores) if larger else -_mean(one.scores) for one in eligible]
-    best = max(range(len(eligible)), key=means.__getitem__)  # the first of equal ones
+    best = max(range(len(eligible)), key=means.__getitem__)  # the first of equals
     winner = eligible[best]
     level = (one.settings for i, one in enumerate(eligible) if i != best and _level(winner.scores, one.scores))
     return Choice(winner.settings, _mean(winner.scores), len(tried), tuple(level))

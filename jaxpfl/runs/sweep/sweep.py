@@ -93,7 +93,7 @@ class Sweep:
             definitions.grown(old := definitions.read(folder), definition, folder)
             check_rungs(old, definition)
             sweep._check_data(sums)
-            (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
+            (folder / SUMMARY).unlink(missing_ok=True)  # the old summary is incomplete now
         if force and (folder / FILE).exists():
             run_folder.clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ class Sweep:
           records: records of the journal.
           again: names of runs that failed and are run once more.
         """
-        # As if they had stopped just before: they are missing, and what they had got to is not.
+        # As if they had stopped one round before the end: the runs are missing, but their earlier rounds are not.
         records = [
             dataclasses.replace(one, status=STOPPED, rounds=one.rounds - 1) if one.id in again else one
             for one in records

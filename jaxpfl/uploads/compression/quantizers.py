@@ -157,7 +157,7 @@ def uniform(key: Key, x: Array, bits: int) -> Compressed:
     """
     scale = jnp.abs(x).max()
     value = quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
-    # For zeros alone the scale that is sent is zero, and so is the vector that is read.
+    # If all entries are zero, the sent scale is zero, and so is the received vector.
     return Compressed(jnp.where(scale == 0, 0, value), jnp.int32(FLOAT + bits * x.shape[0]))
 
 
@@ -186,7 +186,7 @@ def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
     """
     if s < 1:
         raise JaxpflError(f"s must be at least 1, got {s}")
-    # Squares of small or large numbers underflow or overflow; those of numbers about one do not.
+    # Squares of small or large numbers underflow or overflow; squares of numbers about one do not.
     e = exponent(x)
     share = times_power(x, -e)
     length = jnp.sqrt((share**2).sum())
