@@ -130,7 +130,7 @@ def _group(flag: Flag) -> str:
 
 
 def label(flag: Flag) -> str:
-    """A flag as it is given, with the kind of its value."""
+    """A flag as typed, with the kind of its value."""
     if flag.positional:
         return flag.name
     if flag.kind is bool:

@@ -348,7 +348,7 @@ def _unknown(name: str, named: Iterable[str], command: str) -> JaxpflError:
 
 
 def _suggested(text: str, names: Iterable[str]) -> str:
-    """The end of an error: the name that was probably meant, where there is one."""
+    """The end of an error message: the name that was probably meant, if any is near."""
     names = list(names)
     inner = [name for name in names if name.endswith(f".{text.lstrip('-')}")]  # --epsilon for --privacy.epsilon
     near = inner[:1] or difflib.get_close_matches(text, names, n=1, cutoff=0.6)

@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Array]:
-    """Maximise from the best of the starts, by Newton steps of which none descends by more than rounding.
+    """Maximise from the best start, by Newton steps that never descend by more than rounding.
 
     Args:
       function: ``[P] -> []``, twice differentiable; the mean over clients of a log likelihood, so that its rounding

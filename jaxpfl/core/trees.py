@@ -162,7 +162,7 @@ def valid_mean(valid: Array, values: Array) -> Array:
 
 
 _TOGETHER = 32
-"""Products that `sum_products` adds one after the other; larger parts are no faster on a CPU."""
+"""Products that `sum_products` adds one after the other; larger parts gain nothing on a CPU."""
 
 
 def sum_products(weights: Array, rows: Array) -> Array:

@@ -298,8 +298,8 @@ class Unfinished:
 
         Args:
           simulation: simulation of the runs.
-          first: their initial state.
-          stops: rounds after which something is read, the last of which is the runs' last.
+          first: initial state of the runs.
+          stops: rounds after which something is read, up to the runs' last round.
         """
         if not (self._folder / _READ).exists():
             return first, 0, 0.0, []

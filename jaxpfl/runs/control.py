@@ -103,8 +103,8 @@ class Patience:
     Args:
       experiment: the run.
       name: the method.
-      records: records of the run up to the round where it goes on.
-      done: that round.
+      records: records of the run up to round ``done``.
+      done: round from which the run continues.
 
     Raises:
       JaxpflError: if the run's patience depends on evaluations whose records are lost.

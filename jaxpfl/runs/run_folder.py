@@ -135,14 +135,14 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
 
 def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, resume: bool, force: bool) -> None:
-    """Refuse a folder in which results can neither begin nor go on, nor take the place of others.
+    """Refuse a folder in which results can neither begin, nor continue, nor replace others.
 
     Args:
       folder: folder to write to.
       mark: file that makes it a folder of results.
       kind: word for the results, such as "run".
       parts: names of the other files and folders that are written there, beside `SHARED`.
-      resume: whether earlier results go on.
+      resume: whether earlier results are continued.
       force: whether earlier results are replaced.
 
     Raises:

@@ -62,7 +62,7 @@ class Headline(NamedTuple):
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def better(self, values: Any) -> Any:
-        """Values of which more is better."""
+        """Values with the sign that makes larger ones better."""
         return -np.asarray(values) if self.lower else values
 
 
@@ -86,7 +86,7 @@ _WORDS = {
 
 
 def find_headline(names: Iterable[str]) -> Headline:
-    """Headline whose scores are the first among the names of results, which may be another's too; accuracy if none is.
+    """Headline whose scores come first among the names of results; accuracy if there is none.
 
     Examples:
       >>> find_headline(["train_loss", "personalized_auc", "personalized_accuracy"]).name

@@ -121,7 +121,7 @@ def together(do: Callable[[], T]) -> T:
 
 
 def agree(what: str, value: Any) -> None:
-    """Refuse to go on with a value that differs between the processes.
+    """Refuse a value that differs between the processes.
 
     Args:
       what: name of the value in the message.
@@ -305,7 +305,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _is_spread(value: Any) -> bool:
-    """True for an array of which this process holds a part only."""
+    """True for an array that this process holds only in part."""
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 

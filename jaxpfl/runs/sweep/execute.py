@@ -170,9 +170,9 @@ def run_group(
       reporter: receives the progress.
       stopped: true once the running chunk is to be abandoned.
       ready: the group, prepared before.
-      states: states of runs that were stopped and now go on; runs that stop here store theirs in it.
+      states: states of stopped runs that now continue; runs that stop here store theirs in it.
       unfinished: folder of this group alone, in which a chunk is saved every minute and when it is abandoned, and
-        from which it goes on.
+        from which it is continued.
     """
     try:
         ready = ready or prepared(group, loaded)
@@ -363,7 +363,7 @@ def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: 
 
 
 def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Reporter) -> None:
-    """Save runs on their way; what fails is reported, and they go on."""
+    """Save unfinished runs; a failure is reported, and the runs continue."""
     try:
         kept.save(simulation, runs.state, runs.rounds, runs.seconds[0])
     except Exception as error:
@@ -407,7 +407,7 @@ class States:
             self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
 
     def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
-        """The state from which all of these runs go on, as the simulation wants it; None if it is not here."""
+        """The state from which all of these runs continue, in the simulation's layout; None if it is not here."""
         found = [self._kept.get(run.id) for run in runs]
         kept = [one for one in found if one is not None]
         if len(kept) < len(runs) or len({one.rounds for one in kept}) > 1:

@@ -141,7 +141,7 @@ class Grid:
     Attributes:
       axes: lists and ranges, each name once.
       draws: number of points drawn from all ranges together; 0 without ranges.
-      seed: seed of the draws, a scrambled Sobol sequence: more of them later leave the first ones as they are.
+      seed: seed of the draws, a scrambled Sobol sequence: adding draws later keeps the first ones.
     """
 
     axes: tuple[Axis, ...] = ()

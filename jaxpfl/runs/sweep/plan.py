@@ -156,7 +156,7 @@ def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tup
 
     Args:
       definition: definition of the sweep.
-      found: the records by run, without the runs that are to be repeated.
+      found: records by run, without the runs that are to be repeated.
     """
     return tuple(group for method in definition.methods for group in _missing_of_method(definition, method, found))
 
@@ -177,7 +177,7 @@ def _missing_of_method(definition: Definition, method: str, found: Mapping[str, 
 
 
 def is_left(record: Record | None, rounds: int) -> bool:
-    """True if a run of so many rounds is still to be run, or to go on."""
+    """True if a run of so many rounds has yet to start or to continue."""
     return record is None or (record.status != FAILED and record.rounds < rounds)
 
 

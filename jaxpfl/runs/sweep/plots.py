@@ -401,7 +401,7 @@ def _title(method: str, points: Sequence[Point], count: int, width: float) -> st
 
 
 def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, int], Point | None]:
-    """The best setting at each (y, x) where there are settings; None where none is done."""
+    """The best setting at each (y, x) with settings; None if none is finished."""
     groups: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if x.name in point.settings and y.name in point.settings:
@@ -411,7 +411,7 @@ def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, in
 
 
 def _cells(panel: Any, cells: Mapping[tuple[int, int], Point | None], x: Axis, y: Axis, test: bool, norm: Any) -> None:
-    """Draw the grid of two axes: the score of each cell's best setting, hatched where none is done."""
+    """Draw the grid of two axes: the score of each cell's best setting, hatched if none is finished."""
     from matplotlib.patches import Rectangle
 
     values = np.full((len(y.values), len(x.values)), np.nan)
