@@ -45,7 +45,7 @@ def map_kd(
 
     Raises:
       JaxpflError: for an unknown distance or scaling, ``exact`` with another distance than kd, either of ``exact`` and
-        square where predictions are no class probabilities, and a task without a distance of predictions.
+        square where predictions are not class probabilities, and a task without a distance of predictions.
     """
 
     distillation.check_task("map-kd", task)

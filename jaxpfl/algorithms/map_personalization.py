@@ -187,7 +187,7 @@ def _client(
 
             def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
                 logits = on.apply(params)
-                # A penalty on predictions reads those of the loss: one backward pass serves both.
+                # A penalty on predictions reads the loss's predictions: one backward pass serves both.
                 seen = on._replace(apply=lambda other: logits if other is params else on.apply(other))
                 loss, penalty = batch.mean(task.loss(logits, batch.y)), prior.penalty(gamma, params, seen)
                 return loss if proximal is not None else loss + weight * penalty, (loss, penalty)

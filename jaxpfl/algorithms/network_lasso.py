@@ -24,8 +24,8 @@ clients of a component the mean of their z, federated averaging.
 
 The weight has eta tau lambda, not eta lambda, so that the fixed point depends on lambda and not on tau (up to client
 drift); and |S| / N, as a client outside the cohort has no gradient to balance the penalty. tau is the full number of
-steps. With a client optimizer other than SGD, delta is no multiple of a gradient, and lambda has another scale. Weight
-decay is part of f_n.
+steps. With a client optimizer other than SGD, delta is not a multiple of a gradient, and lambda has another scale.
+Weight decay is part of f_n.
 
 A parameter that is both shared and personal is the sum of the two, and both are trained; one that is neither keeps its
 initial value, which is sent along.

@@ -1,14 +1,14 @@
 r"""PersFL: personalisation by distillation from the best global model of each client.
 
-Stage 1 is FedAvg. Client i validates every global model mu_r that it receives, of round r, and keeps the one of least
-cross-entropy CE as its teacher O_i:
+Stage 1 is FedAvg. Client i validates the global model mu_r that it receives in round r, and keeps the model with the
+least cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
 It receives the global model in each round in which it takes part, the initial one among them, and the last one for its
-personalisation. New clients have the last global model as their teacher; with ``stored``, the server also keeps that
-many earlier models, equally spaced (`parts.servers`), and a new client takes the best of them and the last on its
-validation examples, the first of equals.
+personalisation. New clients have the last global model as their teacher. With ``stored``, the server also keeps up to
+that many earlier models, equally spaced (`parts.servers`), and a new client chooses among these and the last model by
+its validation examples, the first of equals.
 
 Stage 2 is local. A student starts at the teacher; with logits a of the student and o of the teacher it minimises over
 the client's training examples
@@ -197,7 +197,7 @@ def _two_stages(
         temperatures = (1.0,)
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
-    scored = task.metrics.get("loss")  # that of training may be smoothed
+    scored = task.metrics.get("loss")  # the training loss may be smoothed
     validation_loss = task.loss if scored is None or isinstance(scored, PerClient | Pooled) else scored
     stage_1 = fedavg(task, work)
     (fedavg_client,) = stage_1.clients

@@ -370,7 +370,7 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
     Args:
       federation: the stacked data of m clients.
       unseen: clients to set apart, at least 1 and fewer than m.
-      split_seed: at least 0.
+      split_seed: seed of the draw, at least 0.
 
     Returns:
       The trained and the unseen clients, with their ids and in their order.

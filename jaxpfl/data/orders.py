@@ -109,7 +109,7 @@ def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, 
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Order of [0, n), n <= capacity, followed by what is no example, [capacity] int32; the same for every capacity."""
+    """Order of [0, n), n <= capacity, then padding, [capacity] int32; the order is the same for every capacity."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
     # The first words of a key are the same however many are drawn.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))

@@ -50,8 +50,8 @@ def stack_clients(
 
     Raises:
       JaxpflError: for no clients, or lists of different length; and, with the client's name, for a feature shape
-        unlike the others', different numbers of inputs and labels, labels that are no integers >= 0 or floats, or of
-        another shape than the others', NaN or infinite inputs or labels, or no training examples (unless
+        unlike the others', different numbers of inputs and labels, labels that are neither integers >= 0 nor
+        floats or have another shape than the others', NaN or infinite inputs or labels, or no training examples (unless
         ``drop_empty``).
 
     Examples:

@@ -25,10 +25,10 @@ from jaxpfl.uploads.robust import attack_of
 
 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
-    """Warn of settings that change nothing, unusual rates and asynchronous rounds of all; ``strict`` refuses them.
+    """Warn of settings without effect, unusual rates and asynchronous rounds of all clients; ``strict`` refuses them.
 
     Args:
-      specs: of the methods that run with the same settings.
+      specs: one run for each method, all with the same settings.
       newcomers: whether there are unseen clients.
       strict: turn warnings into errors.
 
@@ -80,7 +80,7 @@ def check_federation(
     """Warn of data that cannot be scored, or are doubtful; ``strict`` refuses them.
 
     Raises:
-      JaxpflError: for unseen clients whose inputs are not like those of the trained ones.
+      JaxpflError: for unseen clients whose inputs are not like the trained clients' inputs.
     """
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
@@ -100,8 +100,8 @@ def check_federation(
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn of a meaningless claim: publishing all data of one random client has a delta of 1 / clients, and publishing
-    one random example of a silo one of 1 / examples."""
+    """Warn of a meaningless claim: publishing all data of one random client has delta 1 / clients, and publishing one
+    random example of a silo has delta 1 / examples."""
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:
         largest = int(np.max(np.asarray(federation.train.size), initial=1))
@@ -117,11 +117,11 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
 
 def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
-    """The settings that are given and change nothing, each with the reason.
+    """Settings that are given but change nothing, each with the reason.
 
     Args:
-      specs: of the methods that run with the same settings. What one of them uses is used, and a setting at its default
-        counts as not given.
+      specs: one run for each method, all with the same settings. A setting is used if one method uses it, and counts as
+        not given at its default.
       newcomers: whether there are unseen clients.
     """
     first, methods = specs[0], [spec.method for spec in specs]

@@ -92,8 +92,8 @@ def put_together(
       spec: the run.
       federation: the clients that are trained.
       unseen: clients that are never trained, if any.
-      task: as `task_of`.
-      graph: as `graph_of`.
+      task: result of `task_of`.
+      graph: result of `graph_of`.
 
     Raises:
       JaxpflError: as `assemble`.
@@ -137,7 +137,7 @@ def _check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
     Args:
       spec: the run.
       federation: its clients.
-      kind: of its task.
+      kind: name of its task.
 
     Raises:
       JaxpflError: with the remedy.
@@ -430,8 +430,8 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
     Args:
       spec: the run.
       federation: the clients that are trained.
-      task: as `task_of`.
-      named: the name of a given graph in messages, such as that of its file.
+      task: result of `task_of`.
+      named: name of a given graph in messages, such as its file's name.
 
     Raises:
       JaxpflError: for a graph without edges, and as `graph_for`.
@@ -467,9 +467,9 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     """Build the method's algorithm.
 
     Raises:
-      JaxpflError: for unknown static options, those of the wrong type and those without a default that are not given,
-        a method and an algorithm of which one alone is pooled or asynchronous, a server optimizer that a method with a
-        ``server_lr`` could not use, and as its builder.
+      JaxpflError: for static options that are unknown, have the wrong type, or have neither a value nor a default; for
+        a method and an algorithm of which only one is pooled or asynchronous; for a server optimizer that a method with
+        a ``server_lr`` could not use; and as the builder raises.
     """
     known = method.options
     for name in known.keys() - options.keys():

@@ -58,7 +58,7 @@ def graph_for(
     *,
     neighbours: int = NEIGHBOURS,
 ) -> Graph | None:
-    """Graph of the clients for a method: the user's, or that of a space ("data"); None if the method needs none.
+    """Graph of the clients for a method: the user's, or one by a space ("data"); None if the method needs none.
 
     The space "data" compares whole distributions and costs no training.
 
@@ -78,13 +78,13 @@ def graph_for(
 def client_graph(
     space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
 ) -> Graph:
-    """Graph of the k nearest neighbours of a federation's clients; its nodes are in the order of the stack.
+    """Graph that joins a federation's clients to their k nearest neighbours; its nodes are in stack order.
 
     Args:
       space: "data", "features" or "models".
       federation: the trained clients, whose training inputs are compared.
-      task: for "models", the model to train, initialised with key 0.
-      work: for "models", the local steps of each of `LOCAL_ROUNDS` rounds of ``local`` at its own hyper-parameters.
+      task: model to train for "models", initialised with key 0.
+      work: local steps for "models", in each of `LOCAL_ROUNDS` rounds of ``local`` at its own hyper-parameters.
       neighbours: k; all others, if there are fewer.
 
     Raises:

@@ -4,9 +4,9 @@ With D devices, each holds the states of m' / D consecutive clients, where m' is
 `Spread` assigns work to devices; it changes nothing but the order of additions.
 
 On the model axis several devices work on a client together: an array lies in equal parts along its largest dimension
-that the number of devices divides, or whole on each of them if it has none. A program is that of one device with these
-layouts as constraints; the compiler divides its operations and inserts what they exchange (GSPMD, arXiv:2105.04663), so
-that results differ in the order of additions alone.
+that the number of devices divides, or whole on each of them if it has none. A program for one device is compiled with
+these layouts as constraints; the compiler divides its operations and inserts what they exchange (GSPMD,
+arXiv:2105.04663), so that results differ in the order of additions alone.
 """
 
 from __future__ import annotations
@@ -411,10 +411,10 @@ def lay(axis: ModelAxis | None, tree: PyTree) -> PyTree:
 
 
 def bytes_of_part(shapes: PyTree, count: int) -> int:
-    """Bytes on each of so many devices of a tree of one client.
+    """Bytes that one client's tree takes on each of ``count`` devices.
 
     Raises:
-      JaxpflError: if no array of it can be divided.
+      JaxpflError: if none of its arrays can be divided.
     """
     leaves = jax.tree.leaves(shapes)
     divided = [any(_parts(a, count)) for a in leaves]

@@ -81,15 +81,15 @@ def compiled(
     out_shardings: Any = None,
     compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """Compiled program of a function for arguments of these shapes and placements.
+    """Compile a function for arguments of these shapes and placements, unless its program is kept.
 
     Args:
       function: a pure function. What is compared by equality or identity, such as a function of the user's, stays
         alive as long as its program is kept.
       arguments: arrays, or their shapes; a shape without a sharding may be placed anywhere.
-      donate_argnums: as `jax.jit`.
-      out_shardings: as `jax.jit`; the compiler's choice if None.
-      compiler_options: as `jax.jit`.
+      donate_argnums: the argument of `jax.jit`.
+      out_shardings: the argument of `jax.jit`; the compiler's choice if None.
+      compiler_options: the argument of `jax.jit`.
     """
     options = _options(donate_argnums, out_shardings, compiler_options)
     key = key_of(function, options, _places(arguments))
@@ -174,7 +174,7 @@ def _make_room() -> None:
 
 
 def _mappings() -> tuple[int, float]:
-    """Memory mappings of this process, and those that it may have; without a limit but on Linux."""
+    """Number of memory mappings of this process, and its limit; 0 and infinity on systems other than Linux."""
     try:
         allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open("rb") as lines:

@@ -74,7 +74,7 @@ def make_evaluate(
     """Build ``(state, hp, clients) -> Scores`` on one split.
 
     Personalisation sees the training and validation examples only. Its stream depends on the client, not on the
-    round or the split. Its batches are drawn as those of a client that takes part for the first time.
+    round or the split. Its batches are drawn as if the client took part for the first time.
     """
 
     def work_of(client: Client) -> Work:
@@ -139,10 +139,10 @@ def make_adapt(
     personalised and scored as any other.
     ``before`` is its model on arrival, without a local step. ``after`` has, if the method counts them, the
     ``gradients`` that each evaluated in these rounds and for its personalised model, [u] int32.
-    Of a pooled method they have the trained client's state, and take no round.
+    In a pooled method they have the trained client's state, and take no round.
 
     Args:
-      plan: its groups and participation are those of the unseen clients.
+      plan: plan with the groups and the participation of the unseen clients.
     """
 
     def work_of(client: Client) -> Work:
@@ -196,13 +196,13 @@ def make_adapt(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Inputs that all clients share, and each client's own part of the message; or those of new clients."""
+    """Inputs that all clients share, and each client's own part of the message; ``newcomers``: for new clients."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
     message = send(key, hp, ctx, state.server)
     per_client = message.per_client if newcomers else _of_each(algorithm, plan, clients.received(message.per_client))
-    # The noise of a personalisation on guarded examples is as much of the run's own stream as that of its rounds.
+    # Personalisation on guarded examples draws its noise from the run's own stream, as the rounds do.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
@@ -331,7 +331,7 @@ def _each_group(
 
 
 def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[Array, ...]]:
-    """Sums over the valid examples, [], of each metric per example, and of both parts of a ratio."""
+    """Sum each per-example metric, and both parts of each ratio, over the valid examples, []."""
     sums = {}
     for name, metric in task.metrics.items():
         if isinstance(metric, PerClient):
@@ -380,9 +380,9 @@ def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
     """Mean of clients' scores weighted by their examples, [..., m] -> [...]; NaN where no client has a score.
 
-    Of a mean over a client's examples (accuracy, loss, MAE), and of the root of one (RMSE), it is the score of all
-    examples together. An AUC, an F1, an R^2 or a calibration error is no such mean: theirs is the weighted mean of the
-    clients' own scores, and not the score of the pooled examples. Clients without a score have no weight.
+    For a mean over a client's examples (accuracy, loss, MAE), and for the root of such a mean (RMSE), it is the score
+    of all examples together. An AUC, an F1, an R^2 or a calibration error is not such a mean: the result is then the
+    weighted mean of the clients' scores, not the score of the pooled examples. Clients without a score have no weight.
 
     Examples:
       >>> scores, sizes = np.array([0.0, 4.0]), np.array([30, 10])
@@ -458,15 +458,15 @@ def mean_over_clients(scores: np.ndarray) -> np.ndarray:
 
 
 def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: bool = False) -> np.ndarray:
-    """Time of each run's first evaluation that has a score, [S]; NaN for a run that never has it.
+    """Time of each run's first evaluation that reaches a score, [S]; NaN for a run that never does.
 
     Examples:
       >>> first_time(np.array([[0.5, 0.9], [0.8, 0.7]]), np.array([[10.0, 20.0], [30.0, 40.0]]), 0.8)
       array([30., 20.])
 
     Args:
-      scores, seconds: of each evaluation, [E, S].
-      score: at least this, or at most where less is better.
+      scores, seconds: score and time at each evaluation, [E, S].
+      score: the least score that counts, or the largest if ``lower``, where less is better.
     """
     there = scores <= score if lower else scores >= score
     first = np.argmax(there, axis=0)[None]

@@ -32,7 +32,7 @@ def bytes_per_client(
     Zeros for a pooled method: the cost of collecting the examples is not counted.
 
     Args:
-      state, hp, federation: of one run, as shapes; the federation is the first group's.
+      state, hp, federation: one run's, as shapes; the federation is the first group's.
     """
     if algorithm.pooled:
         return 0, 0
@@ -61,7 +61,7 @@ def remembers(
     program of its own (a loop, say) counts as using all its inputs.
 
     Args:
-      state, hp, federations: of one run, as shapes; one federation for each group of clients.
+      state, hp, federations: one run's, as shapes; one federation for each group of clients.
     """
 
     def depends(group: int) -> bool:

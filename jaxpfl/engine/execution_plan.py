@@ -98,11 +98,11 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; else clients work on the device that holds their state.
       vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
       reasons: one sentence per choice.
-      form: of the convolutions and pools of the user's own model; None if it has none to choose for.
+      form: form of the convolutions and pools in the user's own model; None if it has none to choose for.
       home: where the clients live; None for the devices.
-      matmul: precision of products as JAX calls it; None for that of JAX's settings, and on a CPU, where it is float32.
-      lowered: the precision asked for, and what it does here, if it is not float32.
-      model_shards: how many devices hold one client's model together; each of `devices` is so many.
+      matmul: precision of products as JAX calls it; None for JAX's own setting, and on a CPU, where it is float32.
+      lowered: the requested precision, and what it does here, if it is not float32.
+      model_shards: how many devices hold one client's model together; each of `devices` stands for so many.
       share_bytes: bytes of one client's model on each device.
     """
 
@@ -210,10 +210,11 @@ def resolve(
 
 
 def _groups_of(plan: ExecutionPlan, shards: int) -> int:
-    """Groups of so many devices that there are, for one client each.
+    """Count the groups of ``shards`` devices; each group holds one client.
 
     Raises:
-      JaxpflError: for none, and a given number of devices that is no multiple.
+      JaxpflError: for too few devices, for ``plan.devices`` that is not a multiple, and for several processes with
+        shards > 1.
     """
     present = len(jax.devices())
     if shards > 1 and processes.several():
@@ -254,10 +255,10 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def target_plan(plans: Mapping[str, Resolved]) -> Resolved:
-    """The plan of one program for several platforms, given each one's.
+    """Plan of one program for several platforms, from the plan of each.
 
     Raises:
-      JaxpflError: for no platform, an unknown one, and those that differ in more than the placement of data.
+      JaxpflError: for no platform, an unknown one, and plans that differ in more than the placement of data.
     """
     if not plans:
         raise JaxpflError(f"export needs a platform: {', '.join(PLATFORMS)}")

@@ -51,17 +51,17 @@ class Fit(NamedTuple):
       history: metrics of every round, each [S, rounds].
       rounds: the rounds after which clients were scored, [E].
       scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      validation: the same as ``scores`` on the validation examples, for choosing between settings; None if no client
-        has any. NaN for a client without.
+      validation: the same as ``scores`` on the validation examples, for choosing between settings; NaN for a client
+        without validation examples, None if no client has any.
       unseen: ``scores`` of the unseen clients at the end, [S, u]; None if there are none.
       privacy: the releases of each run, [S] plans (of its silos where examples are protected); None without privacy or
         without noise.
-      caveats: weaknesses of that claim in these runs.
-      delta: of that claim, as ``privacy=PrivacyConfig(delta=...)`` named it; None if nothing did.
+      caveats: weaknesses of the privacy claim in these runs.
+      delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
       task: model, loss and metrics; ``task.headline`` names the metric of the ``..._score``.
-      test_sizes: each client's number of test examples, of next-token that of their labelled tokens, [m].
+      test_sizes: each client's number of test examples, or of labelled test tokens for next-token, [m].
       patience: evaluations without a better validation score that ended the runs; None for all rounds.
-      attacked: the last of ``scores`` for the attackers, [S, m], NaN for honest clients; those of ``scores`` and
+      attacked: the last evaluation's ``scores`` of the attackers, [S, m], NaN for honest clients; ``scores`` and
         ``validation`` are then NaN for attackers. None without an attack.
     """
 
@@ -84,15 +84,15 @@ class Fit(NamedTuple):
         """Privacy guarantee of a run: epsilon at this delta, with its assumptions.
 
         Rounds that ``simulation.advance`` has added since are counted too; another simulation cannot continue these
-        runs unless told to (`Simulation.adopt`).
+        runs unless it adopts them (`Simulation.adopt`).
 
         Args:
-          delta: of the claim; that of the PrivacyConfig unless given.
+          delta: the claim's delta; the PrivacyConfig's unless given.
           run: the index among the S runs.
-          accountant: "pld", or "rdp" as required for cohorts of fixed size; unless given the one that applies.
+          accountant: "pld", or "rdp" as required for cohorts of fixed size; the applicable one unless given.
 
         Raises:
-          JaxpflError: for a run without privacy or without noise, for no delta, and as `PrivacyPlan.epsilon`.
+          JaxpflError: for a run without privacy or without noise, without a delta, and as `PrivacyPlan.epsilon`.
         """
         if self.privacy is None:
             raise JaxpflError("nothing was private: give fit privacy=Mechanism(...), and a method that uploads")
@@ -137,10 +137,10 @@ class Fit(NamedTuple):
 
     def time_to(self, score: float, model: str = "after") -> np.ndarray:
         """Simulated seconds until the first evaluation at which the mean over clients of the headline metric is at
-        least ``score`` (at most, where less is better), [S]; NaN for a run that never has it.
+        least ``score`` (at most, where less is better), [S]; NaN for a run that never reaches it.
 
         Args:
-          score: of test examples.
+          score: score on the test examples.
           model: ``global``, ``before`` or ``after``.
 
         Raises:

@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Row behind those of all clients, which stands for an empty slot."""
+        """Row behind all clients' rows, which stands for an empty slot."""
         return self.size if self.places is None else self.rows
 
     @property
@@ -56,11 +56,11 @@ class Group(NamedTuple):
         return np.arange(self.size) if self.places is None else self.places
 
     def cohort(self, rows: Array) -> Array:
-        """The group's part of a cohort: rows of all clients -> rows of the group, sorted, ``end`` where empty."""
+        """Map a cohort's rows among all clients to rows in this group, sorted, ``end`` where empty."""
         return rows if self._as_all else jnp.sort(self.rows_of(rows))[: self.capacity(rows.shape[0])]
 
     def rows_of(self, rows: Array) -> Array:
-        """Rows of all clients -> rows of the group, ``end`` for m and for clients of others."""
+        """Map rows among all clients to rows in this group; ``end`` for m and for other groups' clients."""
         if self._as_all:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
@@ -68,7 +68,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Inverse of `cohort`: rows of the group -> rows of all clients, m where empty."""
+        """Map rows in this group to rows among all clients, the inverse of `cohort`; m where empty."""
         if self._as_all:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
@@ -114,7 +114,7 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[rows], own)
 
     def in_order(self, values: PyTree) -> PyTree:
-        """Values of the slots of `every`, [size, ...], in the order of the members."""
+        """Reorder values by slot of `every`, [size, ...], to the members' order."""
         if self.places is None:
             return values
         slots = np.searchsorted(np.sort(self.places), self.places)
@@ -137,7 +137,7 @@ class Group(NamedTuple):
 
         Args:
           sizes: the members' numbers of examples of each split, [size, splits].
-          devices: as in ``rows``.
+          devices: number of devices that share the rows.
         """
         share = self.rows // devices
         before = np.array_split(np.arange(self.size), np.arange(1, devices) * share)
@@ -208,7 +208,7 @@ def messages(per_client: PyTree, among: Array | None) -> PyTree:
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
-    """Combine values of each non-empty group, [size, ...], in the order of the stack of all clients, [m, ...]."""
+    """Combine the values of all non-empty groups, [size, ...], in the stack order of all clients, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))

@@ -26,10 +26,10 @@ from jaxpfl.support.errors import JaxpflError
 def uses_of(
     algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
 ) -> list[Ledger]:
-    """The ledgers of one call of every function of every group of clients, traced without computing anything.
+    """Trace one call of every client function in every group, without computing anything, for the ledgers.
 
     Args:
-      algorithm: without a mechanism.
+      algorithm: algorithm without a mechanism.
       method: its name.
       hp: its hyper-parameters, leaves [] or [S].
 
@@ -81,7 +81,7 @@ def mechanism_for(
     """Mechanism of a run's silos, calibrated to its budget if one is given.
 
     Args:
-      spec: with a `PrivacyConfig` of the unit example.
+      spec: run whose `PrivacyConfig` has the unit example.
       sizes: numbers of training examples, [m].
       build: makes the method's algorithm, without a mechanism.
       hp: the method's hyper-parameters.

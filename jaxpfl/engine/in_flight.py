@@ -1,13 +1,13 @@
 r"""Asynchronous rounds: M clients are at work at once, and a round ends when the next K of them have uploaded.
 
 At the start of a round as many clients as are missing from M (all of them in the first round, then K) are drawn,
-uniformly from those that are not at work, and receive the server's model of that moment. Each keeps what it received,
-and takes the seconds of `clock.seconds_ahead` from then on. The round is that of the K clients with the least time
-left, of several with the same the ones that began first: they do their work from the model that each of them received,
+uniformly from the clients not at work, and receive the server's current model. Each keeps what it received, and takes
+the seconds of `clock.seconds_ahead` from then on. The K clients with the least time left make up the round; of several
+with the same time left, the first to begin come first. They do their work from the model that each of them received,
 with the randomness and the learning rate of the round in which they began, and then the others have that much less time
 left. A client's staleness is the number of rounds that ended while it was at work.
 
-With M = K and equal times everybody arrives in the round in which it began: the cohorts and the results are those of
+With M = K and equal times everybody arrives in the round in which it began: cohorts and results are the same as in
 synchronous rounds with uniform cohorts. An upload that is lost, or not finite, is an arrival all the same.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
@@ -52,8 +52,8 @@ class Arrivals(NamedTuple):
 
     Attributes:
       rows: their rows, sorted, [K] int32.
-      slots: by row of the stack, [m] int32; the slot of each that arrives, zero for all others.
-      seconds: of the round, [] float32.
+      slots: slot of each client that arrives, by row of the stack, [m] int32; zero for all others.
+      seconds: duration of the round, [] float32.
     """
 
     rows: Array
@@ -129,11 +129,11 @@ def dispatched(
 
     Args:
       before: the clients at work.
-      key: of the draw.
-      ids: of all clients, [m].
-      round: that begins.
-      shared: what those that begin receive.
-      seconds: ``rows [M] -> [M]``, that they will take.
+      key: key for the draw.
+      ids: all clients' ids, [m].
+      round: the round that begins.
+      shared: message to the clients that begin.
+      seconds: ``rows [M] -> [M]``, the time that they will take.
     """
     clients, empty = ids.shape[0], before.rows == ids.shape[0]
     busy = jnp.zeros(clients, bool).at[before.rows].set(True, mode="drop")

@@ -44,7 +44,7 @@ def check(need: int, devices: Sequence[Device], what: str, advice: str) -> None:
 
     Args:
       need: bytes, on the host for CPU devices, else on each device.
-      devices: those that need them.
+      devices: devices that need the memory.
       what: the beginning of the message.
       advice: the end of the message.
 

@@ -37,8 +37,8 @@ def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], No
     """Write an archive array by array, so that device arrays are copied to the host one at a time.
 
     Args:
-      path: of the archive; its folder is created.
-      arrays: by key; floats that NumPy lacks (bfloat16) are written as float32, which represents them exactly.
+      path: archive to write; its folder is created.
+      arrays: arrays by key; floats that NumPy lacks (bfloat16) are written as float32, which represents them exactly.
       advance: called with the bytes of each array once it is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class Models:
     """One method's exported models; files are read on demand.
 
     Attributes:
-      manifest: of the folder, with all its methods.
+      manifest: the folder's manifest, with all its methods.
       method: the method's name.
       client_ids: [m] clients with exported models, empty if only the global model was exported.
     """

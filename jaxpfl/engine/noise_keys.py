@@ -82,9 +82,9 @@ def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], 
     """Noise key of each run, [S]; None for an algorithm that is not private.
 
     Args:
-      noise: the algorithm's.
-      names: `names_of`.
-      seeds: of the runs, [S].
+      noise: the algorithm's noise.
+      names: result of `names_of`.
+      seeds: the runs' seeds, [S].
       hp: the runs' hyper-parameters, leaves [S].
     """
     if noise is None:

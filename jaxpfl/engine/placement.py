@@ -73,9 +73,9 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
 
     Args:
       num_clients: m.
-      devices: the number of those that share the clients, each of them ``model_shards`` devices.
-      even: as in `Spread`.
-      on: the platform whose placement it is, if not that of these devices, which then stand for its own.
+      devices: how many devices share the clients; each counts for ``model_shards`` devices.
+      even: whether the cohort is distributed evenly, as in `Spread`.
+      on: platform of the placement, if not these devices' own; they then stand for its devices.
       model_shards: devices that hold one client together.
     """
     used = _first_of_each(devices * model_shards // processes.count())
@@ -101,11 +101,11 @@ _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
 
 def agree_on(federation: Federation, *, for_good: bool = False) -> None:
-    """Refuse clients' data that differ between the processes of a run, by a checksum of all of them.
+    """Refuse clients' data that differ between a run's processes, by one checksum over all data.
 
     Args:
       federation: the data.
-      for_good: nobody changes its arrays, which are not compared again.
+      for_good: whether the arrays never change, so that they are not compared again.
 
     Raises:
       AgreedError: with the two checksums.
@@ -178,8 +178,8 @@ def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: 
     Args:
       federation: the data on the host.
       places: row of each client, [m].
-      devices: that share the clients.
-      layout: of what has a row for each client, or a part for each device.
+      devices: how many devices share the clients.
+      layout: layout of arrays that have a row for each client, or a part for each device.
     """
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices
@@ -239,7 +239,7 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     """Refuse states of more runs than memory holds, before anything is made of their seeds.
 
     Args:
-      shapes: of the states of all runs.
+      shapes: shapes of all runs' states.
       placement: their devices.
       runs: S, named in the message.
 

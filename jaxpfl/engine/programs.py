@@ -51,7 +51,7 @@ class Setting(NamedTuple):
       scoring: the plan of programs that run over all clients.
       placement: the devices of states and data.
       groups: the groups of the clients that are trained.
-      unseen: those of clients that are not, if any.
+      unseen: the groups of the unseen clients, if any.
     """
 
     algorithm: Algorithm
@@ -130,7 +130,7 @@ class Programs:
         return traced_as(begin, None, self.execution.matmul)
 
     def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Program of ``advance``, or of a scoring, for S runs and arguments of these shapes.
+        """Compiled ``advance`` or scoring program for S runs and arguments of these shapes.
 
         A program that would not fit into memory is compiled again with fewer clients at once.
 
@@ -162,7 +162,7 @@ class Programs:
         return program
 
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
-        """Name of the program of ``advance``, or of a scoring, by its content (`compiled.digest`)."""
+        """Name of the ``advance`` program, or of a scoring, by its content (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
         return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))
 
@@ -219,9 +219,9 @@ def traced_as(
     """The function, traced with that form of the user's own convolutions and that precision of products.
 
     Args:
-      function: of arrays.
-      form: as `Resolved.form`.
-      matmul: as `Resolved.matmul`.
+      function: function whose arguments are arrays.
+      form: the value of `Resolved.form`.
+      matmul: the value of `Resolved.matmul`.
       apart: whether leaves lie in parts on several devices, and are never concatenated.
 
     Returns:

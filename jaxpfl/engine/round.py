@@ -68,8 +68,8 @@ class Clients(NamedTuple):
       federations: the data of each group.
       among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
         nobody; None where the stacks hold all clients.
-      ids: of all m clients on every device, [m], where each holds its own clients' data: a cohort is then drawn without
-        a word to the others. Else None.
+      ids: all m clients' ids, [m], on every device, where each holds its own clients' data: a cohort is then drawn
+        without communication. Else None.
     """
 
     federations: tuple[Federation, ...]
@@ -99,11 +99,11 @@ OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     """Build a round.
 
-    The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
-    ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
-    and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are those of the
-    uploads that reached the server. With a time model, ``round_seconds`` is the simulated time. Asynchronous rounds
-    (`in_flight`) are those of the clients that arrive.
+    The metrics are the clients' means, over the clients whose work was kept; the server's own; and ``participants`` and
+    ``diverged``, the numbers of clients in the cohort and of clients whose work was lost; under dropout also
+    ``dropped``, and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are summed
+    over the uploads that reached the server. With a time model, ``round_seconds`` is the simulated time. In
+    asynchronous rounds (`in_flight`) the cohort is the clients that arrive.
     If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     groups, server = plan.groups, algorithm.server
@@ -294,9 +294,9 @@ def _take_part(
 
 
 def _summable(upload: PyTree, slots: int) -> Array:
-    """True if a sum of so many such uploads is finite, and so are its squares, as server optimizers keep, [] bool.
+    """True if a sum of ``slots`` such uploads and its squares, which server optimizers keep, are finite, [] bool.
 
-    One that is finite by itself would otherwise take those of all others with it.
+    An upload that is finite by itself could otherwise make the whole cohort's sum infinite.
     """
 
     def bounded(leaf: Array) -> Array:
@@ -406,10 +406,10 @@ def step_limit(
 
     Args:
       algorithm: the method.
-      availability: with its rates.
-      run_key: of the run.
-      round: in which the client begins.
-      client_id: of the client.
+      availability: kinds and rates of failures.
+      run_key: the run's key.
+      round: the round in which the client begins.
+      client_id: the client's id.
       size: its number of training examples.
     """
     own = algorithm.own_steps
@@ -428,12 +428,12 @@ def synchronous_seconds(
     up: int,
     message: Message,
 ) -> Array:
-    """Simulated seconds of a round: those of its slowest client, zero for an empty cohort, [] float32.
+    """Simulated seconds of a round, the time of its slowest client; zero for an empty cohort, [] float32.
 
     Args:
       clock: the clients' speeds.
       algorithm: the method; without declared gradients each of its steps counts as one.
-      ids: of the clients, in the order of the counts, [m] or [m'].
+      ids: the clients' ids, in the order of the counts, [m] or [m'].
       clients: m.
       counts, before: the clients' work after the round and before it, [m'].
       up: bytes of an upload that is not compressed.
@@ -459,17 +459,17 @@ def seconds_ahead(
     round: Array,
     shared: PyTree,
 ) -> Callable[[Array], Array]:
-    """Build ``rows [M] -> seconds [M]``, what clients that begin in a round will take from the broadcast to its upload.
+    """Build ``rows [M] -> seconds [M]``, the time from broadcast to upload for clients that begin in a round.
 
     Without a time model all take one second, whatever they do.
 
     Args:
       algorithm: the method; its uploads are as long as what its server sends.
-      availability: with its rates.
-      ids: of the clients, [m].
+      availability: kinds and rates of failures.
+      ids: the clients' ids, [m].
       sizes: their numbers of training examples, [m].
-      run_key: of the run.
-      round: in which they begin.
+      run_key: the run's key.
+      round: the round in which they begin.
       shared: `Message.shared`.
     """
     if availability.time_model is None:

@@ -58,7 +58,7 @@ class Simulation:
         accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
 
     Attributes:
-      federations: the data on their devices, for each group of the algorithm's clients; pooled, those of its one.
+      federations: the data on their devices, for each group of the algorithm's clients; pooled, for its one client.
       participation: the sampling of cohorts; pooled, of its one client.
       rounds_run: the largest number of rounds of any state advanced here, an upper bound on the releases.
       attackers: the clients that attack, [m] bool; None where nobody does.
@@ -180,14 +180,14 @@ class Simulation:
         return self._programs.start(len(seeds), given)(*given)
 
     def _run_keys(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
-        """Keys [S] of the runs of these seeds, and of their noise.
+        """Run keys and noise keys for these seeds, each [S].
 
         Raises:
           JaxpflError: as `init`.
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
-        for seed in seeds:  # beyond 32 bits the key would be that of another seed
+        for seed in seeds:  # beyond 32 bits the key would equal another seed's
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
@@ -337,7 +337,7 @@ class Simulation:
         """The state that `gather` left with the first process, placed; None in the others.
 
         Args:
-          state: in the first process.
+          state: the state, in the first process.
           runs: S.
         """
         shapes = self._state_shapes(runs)
@@ -388,7 +388,7 @@ class Simulation:
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
-        """The state with all rows that the programs want, or with those of clients alone."""
+        """Give the state all rows that the programs need, or the clients' rows alone."""
         return with_rows(state, *self._rows(whole=whole))
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
@@ -423,10 +423,10 @@ class Simulation:
         check_states(self._state_shapes(runs), self.placement, runs)
 
     def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
-        """Compile the programs of `init` and `advance`, and those that score, before they are called.
+        """Compile the programs of `init`, `advance` and the scorings before they are called.
 
         Raises:
-          JaxpflError: as those.
+          JaxpflError: as these methods raise.
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
@@ -445,8 +445,8 @@ class Simulation:
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here.
 
-        Clients at once, the form of convolutions and, for one platform, the devices of data and clients are those that
-        the plan chooses there, on as many devices as here.
+        The plan chooses for the platform the number of clients at once, the form of convolutions and, if there is one
+        platform, the devices of data and clients, on as many devices as here.
 
         Raises:
           JaxpflError: for an unknown platform, and for several that take different plans.
@@ -455,12 +455,12 @@ class Simulation:
         return programs.export(platforms, given)
 
     def program(self, platform: str) -> ClosedJaxpr:
-        """The operations of one `advance` call of one run, as JAX's own program, under the plan of a platform."""
+        """Operations of one `advance` call for one run, as a jaxpr, under a platform's plan."""
         programs, given = self._on((platform,), 1)
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes of the data, of the clients' states, and of what a round takes beside them (compiles the round)."""
+        """Bytes for data, clients' states, and a round's working memory (compiles the round)."""
         working = memory.needed(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations
@@ -572,7 +572,7 @@ class Simulation:
 
 
 def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:
-    """Gradients of the personalisation of each of a group's clients."""
+    """Gradients that personalisation takes, for each client in a group."""
     count = client.gradients.personalize if client.gradients else 0
     if isinstance(count, LocalEpochs):
         return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size))))
@@ -596,7 +596,7 @@ class Scored(NamedTuple):
     Attributes:
       federations: their data, for each group.
       groups: the groups.
-      placement: of the data, and of states while they are read.
+      placement: placement of the data, and of states while they are read.
     """
 
     federations: tuple[Federation, ...]

@@ -1,7 +1,7 @@
 """Settings of a run: one flat frozen dataclass that `fit`'s keywords, flags, config files and sweeps share.
 
 A setting is a field with its help, type and range (`jaxpfl.core.settings`). `fit` takes the fields of `RunSpec` as
-keywords, `jaxpfl.runs.config.RunConfig` has those of `Settings` as its own, and `jaxpfl.engine.build` makes a
+keywords, `jaxpfl.runs.config.RunConfig` includes the fields of `Settings`, and `jaxpfl.engine.build` makes a
 `Simulation` of a `RunSpec` and its data. A new setting is a field here, and a line where it is used.
 """
 

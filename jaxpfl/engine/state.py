@@ -137,8 +137,8 @@ class GradientCounts(NamedTuple):
     """Gradients that each client has evaluated so far, in the unit of `protocol.Gradients`.
 
     Attributes:
-      training: in rounds, in the cohort or outside it, [S, m]; for stragglers the number actually taken.
-      personalization: for one computation of its personalised model after training, [m].
+      training: gradients in rounds, in the cohort or outside it, [S, m]; stragglers count the steps they took.
+      personalization: gradients for computing its personalised model once after training, [m].
     """
 
     training: np.ndarray
@@ -158,8 +158,8 @@ class RunState(NamedTuple):
       counts: the clients' work, [m'], in the order of the stack if there are several groups, else of the one group.
       round: [] int32, finished rounds.
       key: the run's key.
-      noise: for a private algorithm, the key of all randomness that its claim rests on: cohorts, their local work, and
-        noise (`noise_keys`); else None.
+      noise: key of all randomness that a private algorithm's claim rests on: cohorts, their local work, and noise
+        (`noise_keys`); None if the algorithm is not private.
       in_flight: the clients at work between rounds, of a method with asynchronous rounds; else None.
     """
 
@@ -264,9 +264,9 @@ def with_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | n
     """A state [S, ...] with other rows: cut or padded with zeros, or in another order.
 
     Args:
-      state: of several runs.
-      rows: of the stack of each group of clients: their number, or the present rows that they are.
-      of_all: the same of what is held for all clients.
+      state: state with a leading axis of runs.
+      rows: rows of each group's stack: their number, or the present rows in their new order.
+      of_all: the same for the arrays that are held for all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:

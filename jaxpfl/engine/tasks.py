@@ -36,7 +36,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     """The model with loss and metrics, starting from given parameters if any.
 
     Raises:
-      JaxpflError: for labels beyond the classes or not those of the task, a loss that is not the task's, a model that
+      JaxpflError: for labels beyond the classes or unsuited to the task, a loss that is not the task's, a model that
         cannot read such inputs, and parameters that do not fit.
     """
     kind = kind_of(spec, federation)
@@ -104,7 +104,7 @@ def make_task(
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
-    """The convolutions and pools of a model of the user's own, with the reasons of those that must run plain."""
+    """Convolutions and pools in the user's own model, with the reason for each that must run plain."""
     model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain
@@ -122,7 +122,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
     """Name of the task of a run; a classification unless the run says otherwise.
 
     Raises:
-      JaxpflError: for an unknown name, and labels that are no classes without one.
+      JaxpflError: for an unknown name, and for labels that are not classes if no task is named.
     """
     task = spec.task
     if isinstance(task, Task):
@@ -143,7 +143,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     """Number of values that the model returns for an example: classes, or labels of one example.
 
     Raises:
-      JaxpflError: for labels beyond the classes, or that are not those of the task.
+      JaxpflError: for labels beyond the classes or unsuited to the task.
     """
     examples = list(_examples(federation, unseen))
     labels = [part.y for part in examples]
@@ -200,8 +200,8 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
 
     Args:
       task: any task of the model.
-      kind: as `kind_of`; nothing is known of the outputs of a task of the user's own.
-      outputs: as `outputs_of`.
+      kind: result of `kind_of`; the outputs of a user's own task are not known and not checked.
+      outputs: result of `outputs_of`.
       y: labels of any split, [N] or [N, d].
 
     Raises:
@@ -240,8 +240,8 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     """The task of a run on the model of a classification, with its loss and the user's metrics.
 
     Raises:
-      JaxpflError: for a loss that is not the task's, label smoothing where there are no classes, and a metric of a
-        taken name or that is no function.
+      JaxpflError: for a loss that is not the task's, label smoothing where there are no classes, and a metric that is
+        not a function or whose name is taken.
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":

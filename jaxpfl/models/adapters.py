@@ -56,8 +56,8 @@ def lora(
       base: its parameters, frozen.
       rank: r, at least 1.
       alpha: scale of the adapters; r by default, for a factor of 1.
-      at: the adapted parameters; of those that fit, the ones with two axes or more. More than two are parted into rows
-        and columns where A and B are smallest.
+      at: the parameters to adapt; matches with fewer than two axes are left out. More than two axes are parted into
+        rows and columns where A and B are smallest.
       trained: parameters trained in full; they are not adapted.
       personal: parameters of the adapted model that are its head (`Model.head`), for methods with a personal part; none
         by default.

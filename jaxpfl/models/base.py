@@ -106,8 +106,8 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
     """Wrap a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
 
     If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream. The running
-    statistics of ``flax.linen.BatchNorm`` are the part "batch_stats" of ``params`` (`Model.statistics`); those of a
-    layer go with its parameters into the head. Any other collection is refused by `Model.init`.
+    statistics of ``flax.linen.BatchNorm`` are the part "batch_stats" of ``params`` (`Model.statistics`); a layer's
+    statistics go with its parameters into the head. Any other collection is refused by `Model.init`.
     """
     init, apply, observe = modules.linen_functions(module)
 
@@ -140,14 +140,14 @@ def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate
 
 
 def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
-    """Wrap an ``equinox.Module`` of one example, or a function that makes one of a key.
+    """Wrap an ``equinox.Module`` for one example, or a function that makes one from a key.
 
-    Parameters are its arrays of floats, as nested dictionaries by attribute; as with `from_nnx`, a function's are drawn
-    anew for each seed, and those of an instance are where every run starts. The module sees one example in the layout
-    of the data, images as [H, W, C], and a `key` if it takes one.
+    Parameters are its arrays of floats, as nested dictionaries by attribute; as with `from_nnx`, a function draws them
+    anew for each seed, and every run starts from an instance's own. The module sees one example in the layout of the
+    data, images as [H, W, C], and a `key` if it takes one.
 
     Raises:
-      JaxpflError: for a module with state (BatchNorm), what makes no module, and without equinox.
+      JaxpflError: for a module with state (BatchNorm), a function that does not make a module, and without equinox.
     """
     return Model(*modules.equinox_functions(module), head, norm)
 
@@ -264,9 +264,9 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: K.
-      input_dtype: of the inputs, if not the default float.
+      input_dtype: type of the inputs, if not the default float.
 
     Raises:
       JaxpflError: if the model reads tokens and inputs are not integers.
@@ -282,7 +282,7 @@ def as_regression(task: Task, loss: str | PerExample = "squared") -> Task:
     """The task of predicting real labels with the same model; metrics "rmse" (the headline), "mae", "r2" and "loss".
 
     Args:
-      task: of a model that returns one value for each of an example's labels.
+      task: task whose model returns one value for each of an example's labels.
       loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels, one value per example.
 
     Raises:

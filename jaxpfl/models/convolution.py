@@ -149,7 +149,7 @@ def _windows(x: Array, kernel: Array) -> Array:
 def _max_bias_relu(z: Array, bias: Array) -> Array:
     """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; gradient to the first maximum.
 
-    The backward pass keeps one int8 index per output: that of the maximum, or 4 where relu is flat.
+    The backward pass keeps one int8 per output: the maximum's index, or 4 where relu is flat.
     """
     return _max_bias_relu_fwd(z, bias)[0]
 
@@ -181,7 +181,7 @@ def _window_kernel(kernel: Array) -> Array:
 
 
 def _plane_sizes(size: int, k: int) -> tuple[int, int]:
-    """For one axis of the input: the pooled size, and the size of each of its two parity planes."""
+    """Pooled size along one input axis, and the size of each of its two parity planes."""
     pooled = (size - k + 1) // 2
     return pooled, pooled + k // 2
 

@@ -1,4 +1,4 @@
-"""Features of a model: the input of its head, found in the traced program of ``Model.apply``.
+"""A model's features, which are the input of its head, found in the traced program of ``Model.apply``.
 
 The program is cut where the parameters of the head (`Model.head`) first meet the data. So any model has features whose
 head is named, whichever library made it, and in any precision or form in which it is computed.
@@ -64,7 +64,7 @@ def halves(method: str, task: Task) -> Halves:
             f"{method} compares features of examples: the task {task.kind!r} has some at each position of an example"
         )
     params = jax.eval_shape(task.init, jax.random.key(0))
-    # Of the axes of the features, that of the examples is as long as the batch, whatever its length.
+    # The axis of the examples, among the features' axes, is as long as the batch, whatever its length.
     few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:

@@ -1,8 +1,8 @@
 """Networks of images and of flat inputs: softmax regression, perceptrons, LeNets and ResNets.
 
 Images are accepted as [H, W] or [H, W, C]; inside, the batch is the minor dimension, as in `convolution`. The residual
-networks are those of He et al. 2016, "Deep Residual Learning for Image Recognition", with group normalisation of two
-groups in place of batch normalisation, unless ``batch`` is set.
+networks are from He et al. 2016, "Deep Residual Learning for Image Recognition", with group normalisation of two groups
+in place of batch normalisation, unless ``batch`` is set.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ResNet(nn.Module):
       num_classes: K.
       widths: the channels of each stage.
       blocks: blocks in each stage.
-      batch: whether the normalisation is that of batches; of groups by default.
+      batch: whether to normalise by batches; by groups if False, the default.
     """
 
     num_classes: int
@@ -202,7 +202,7 @@ def smallest_for_resnet(widths: tuple[int, ...]) -> int:
 
 
 def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
-    """CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks in each of three stages of 16, 32, 64.
+    """CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks per stage, three stages of 16, 32, 64.
 
     If shapes differ, the shortcut is a normalised 1 x 1 convolution. 78,042 parameters at depth 8 and 272,474 at depth
     20, for three channels and ten classes. With ``batch`` normalised by batches.

@@ -123,7 +123,7 @@ class Conv(nn.Module):
 class ConvPool(nn.Module):
     """Convolution, 2x2 max-pool and relu: [C, H, W, N] -> [features, (H-size+1)//2, (W-size+1)//2, N].
 
-    The parameters are those of `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
+    It has the parameters of `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
     """
 
     features: int
@@ -185,7 +185,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation of [N, F]: `group_norm` of one group; the parameters of ``flax.linen.LayerNorm``."""
+    """Layer normalisation of [N, F]: `group_norm` with one group, and ``flax.linen.LayerNorm``'s parameters."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

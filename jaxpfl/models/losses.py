@@ -32,7 +32,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 PerExample = Callable[[Array, Array], Array]
 """Maps predictions [n, ...] and labels [n, ...] to one value per example, [n]."""
 Mixture = Callable[[Array, Array], Array]
-"""Maps weights [k] and the predictions of k models, [k, n, ...], to that of the mixture, [n, ...]."""
+"""Maps weights [k] and the predictions of k models, [k, n, ...], to the mixture's prediction, [n, ...]."""
 
 
 class Loss(NamedTuple):
@@ -41,7 +41,7 @@ class Loss(NamedTuple):
     Attributes:
       function: the loss itself.
       divergence: ``(teacher, student) -> [n]``, for distillation; None if predictions have no distance.
-      mixture: of the densities whose negative log-likelihood the loss is; None if it is none.
+      mixture: prediction of a mixture of densities; None unless the loss is the negative log-likelihood of a density.
       mean: ``predictions -> expected labels``.
     """
 
@@ -66,7 +66,7 @@ def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
 
 
 def summed(values: Array) -> Array:
-    """Sum over all axes but that of the examples: [n, ...] -> [n]."""
+    """Sum over all axes but the examples' axis: [n, ...] -> [n]."""
     return values.reshape(values.shape[0], -1).sum(axis=1)
 
 

@@ -51,7 +51,7 @@ def per_client(function: OfClient, *, root: bool = False) -> PerClient:
 
 
 class Pooled(NamedTuple):
-    """Metric of a client that is a ratio of sums over its examples, such as a mean over all of their tokens.
+    """A client's metric that is a ratio of two sums over its examples, such as a mean over all tokens.
 
     Attributes:
       total, number: ``(predictions, y) -> [n]``, whose sums over the client's examples are divided.
@@ -80,7 +80,7 @@ def correct(logits: Array, y: Array) -> Array:
 
 
 def _of_values(values: Array) -> Array:
-    """Mean over all axes but that of the examples, [n]."""
+    """Mean over all axes but the examples' axis, [n]."""
     return summed(values) / max(values.size // max(values.shape[0], 1), 1)
 
 
@@ -194,7 +194,7 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """Mean over labels 0 and 1 of the AUC of each, []; labels of one value do not count, NaN without another."""
+    """AUC averaged over the binary labels, []; labels with a single value do not count, NaN if none is left."""
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
     return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))
@@ -209,7 +209,7 @@ def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def of_two_classes(metric: OfClient) -> PerClient:
-    """A metric of classes for one logit of the labels 0 and 1, as of the logits 0 and a."""
+    """Apply a metric of classes to labels 0 and 1 with one logit a, as if the logits were 0 and a."""
 
     def of_logit(predictions: Array, y: Array, valid: Array) -> Array:
         logits, labels = aligned(predictions, y)
@@ -313,11 +313,11 @@ def by_name(metrics: Any) -> dict[str, Any]:
 
 
 def of_task(name: str, kind: str, own: Sequence[str]) -> Metric:
-    """A registered metric of a task that has it not already.
+    """A registered metric for a task that does not have it already.
 
     Args:
-      name: of the metric.
-      kind: of the task.
+      name: name of the metric.
+      kind: name of the task.
       own: names of the task's own metrics.
 
     Raises:

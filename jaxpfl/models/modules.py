@@ -37,7 +37,7 @@ def linen_functions(module: nn.Module) -> LinenFunctions:
     """Functions of a module; if its ``__call__`` takes ``train``, it is passed. Equal modules have the same ones, so
     that what was traced of them is known.
 
-    Layers of ``flax.linen.BatchNorm`` that were not told use the running averages where nothing is trained.
+    Layers of ``flax.linen.BatchNorm`` without a setting of their own use the running averages where nothing is trained.
     """
     try:
         return _linen_functions(module)
@@ -149,7 +149,7 @@ def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[s
 
 
 def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | None) -> Array:
-    """Mask of the entries of x that count, of the examples that are real and of the layer's own."""
+    """Combine the mask of valid examples and the layer's own mask to the mask of x's entries that count."""
     if isinstance(layer, BatchNorm):
         axis = x.ndim - 1
     else:
@@ -292,7 +292,7 @@ class Given:
     """``init`` of a module that has its parameters already: the same for every key.
 
     Attributes:
-      name: of the module's class.
+      name: name of the module's class.
       parameters: nested dictionaries of arrays.
     """
 

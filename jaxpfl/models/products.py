@@ -39,8 +39,8 @@ def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
     """``lax.conv_general_dilated_p`` as a product of patches with the kernel: equal up to the order of additions.
 
     Args:
-      x: the input, in the layout that ``given`` states, as the kernel's and the result's.
-      kernel: of one client.
+      x: the input, in the layout that ``given`` states; so are the kernel and the result.
+      kernel: one client's kernel.
       given: the parameters of the primitive: strides, padding, dilations, groups of features.
     """
     kernel = _channels_last(kernel, given)
@@ -104,9 +104,9 @@ class _Shifts(NamedTuple):
     """Places of a window along one axis.
 
     Attributes:
-      starts: of the slices, one for each place of the window.
-      windows: their number.
-      stride: between windows.
+      starts: starts of the slices, one for each place of the window.
+      windows: number of windows.
+      stride: distance between windows.
     """
 
     starts: tuple[int, ...]
@@ -169,10 +169,10 @@ def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
 def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
     """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``, the gradient of a maximum to the first one.
 
-    Ties are real (blank borders give equal values); the first in row-major order is that of ``lax`` too.
+    Ties do occur (blank borders give equal values); as in ``lax``, the first in row-major order counts.
 
     Args:
-      x: of any shape.
+      x: array of any shape.
       kind: "max" or "sum".
       given: the parameters of the primitive: windows, strides, padding, dilation.
     """

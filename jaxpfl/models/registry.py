@@ -84,8 +84,8 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     Args:
       name: the name.
       num_classes: K.
-      input_shape: of one example.
-      every: predictions at each position of a sequence, for the task next-token.
+      input_shape: shape of one example.
+      every: predict at each position of a sequence, for the task next-token.
 
     Raises:
       JaxpflError: for an unknown name, numbers that the model does not take, an input shape that it does not support,

@@ -1,6 +1,6 @@
 """A user's own convolutions and pools in the forms of `products`, exchanged in the traced program of the model.
 
-The model is traced, and its operations are applied one by one, those that are convolutions or pools in the other form.
+The model is traced, and its operations are applied one by one, with convolutions and pools in the other form.
 So it makes no difference which library's layers they are, and whether a function was imported by name. What the engine
 traces decides by `form` whether the exchange takes place: a client that runs alone on an accelerator has a fast
 convolution already.
@@ -40,7 +40,7 @@ class Layer(NamedTuple):
     """A convolution or pool of a model.
 
     Attributes:
-      name: of the layer: the path of the kernel, the module's name, or the shape of the input.
+      name: path of the kernel, module's name, or shape of the input.
       what: "convolution" or "pool".
       why_not: the reason why it runs plain; None where it takes the other form.
     """
@@ -54,10 +54,10 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
     """The convolutions and pools of a model in the order in which they are applied.
 
     Args:
-      apply: of the model, a function of all four arguments.
-      params: its parameters, arrays or shapes, as the others.
+      apply: the model's function of four arguments.
+      params: its parameters; like all arguments, arrays or shapes.
       x: a batch of inputs.
-      key: of the dropout.
+      key: key of the dropout.
     """
     traced = jax.make_jaxpr(lambda params, x, key: apply(params, x, key=key, train=True))(params, x, key)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
@@ -127,7 +127,7 @@ class _Pending:
     Attributes:
       eqn: the convolution.
       x: its input.
-      kernel: of one client.
+      kernel: one client's kernel.
       bias: [O], added to each place; None if nothing was.
       relu: whether ``jax.nn.relu`` follows.
     """
@@ -276,7 +276,7 @@ def _found(jaxpr: Any, names: Sequence[str | None], inside: str | None = None) -
 
     Args:
       jaxpr: the program.
-      names: of the parameters that its inputs are; None for what is not computed of parameters alone.
+      names: name of the parameter at each input; None for an input that does not come from one parameter alone.
       inside: the operation, if any, whose programs stay as they are.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}

@@ -161,10 +161,10 @@ class Transformer(nn.Module):
     Attributes:
       num_classes: K.
       vocabulary: number of tokens.
-      width: of embeddings and blocks.
+      width: width of embeddings and blocks.
       blocks: number of blocks.
       heads: number of attention heads in each.
-      every: predictions at each position.
+      every: predict at each position.
     """
 
     num_classes: int
@@ -198,7 +198,7 @@ def transformer(
       every: logits at each position, [N, T, K], in place of the last.
 
     Raises:
-      JaxpflError: for other than two or three positive sizes, and a width that is no even multiple of the heads.
+      JaxpflError: for other than two or three positive sizes, and a width that is not an even multiple of the heads.
     """
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):

@@ -115,7 +115,7 @@ def check(augmentation: Augmentation, task: Task) -> None:
     """Refuse augmentations of inputs or labels that they are not for.
 
     Raises:
-      JaxpflError: for flips and crops of what is no image, and mixup of tokens or without classes.
+      JaxpflError: for flips and crops of inputs that are not images, and mixup of tokens or without classes.
     """
     tokens = task.input_dtype is not None and jnp.issubdtype(task.input_dtype, jnp.integer)
     for name, _ in augmentation.parts:

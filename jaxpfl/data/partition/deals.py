@@ -190,7 +190,7 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
 
     Args:
       weights: [k] integers >= 0, not all zero.
-      total: to be apportioned; total * the largest weight must stay below 2**63.
+      total: number to apportion; total * the largest weight must stay below 2**63.
       rng: the generator.
 
     Returns:

@@ -134,7 +134,7 @@ class Table(NamedTuple):
         """Numbers of a column; NaN where a cell has no value, if any may be ``missing``.
 
         Raises:
-          JaxpflError: for a cell that is no finite number, with its line.
+          JaxpflError: for a cell that is not a finite number, with its line.
         """
         found = self.parsed(name)
         for row in np.flatnonzero(np.isnan(found)):

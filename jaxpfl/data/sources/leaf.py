@@ -94,7 +94,7 @@ class Vocabulary(NamedTuple):
         """Tokens of a sequence, [n] int32.
 
         Raises:
-          JaxpflError: for tokens of the files that are no integers in 0 .. size - 1.
+          JaxpflError: for tokens in the files that are not integers in 0 .. size - 1.
         """
         if self.words is None:
             if any(not isinstance(token, int) or not 0 <= token < self.size for token in sequence):
@@ -116,7 +116,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
       folder: see the module's docstring.
-      every: for text and sequences, label each position (the task next-token) instead of one label after each window.
+      every: label each position of text and sequences (the task next-token) instead of the end of each window.
       tokens: treat inputs that are whole numbers as tokens.
 
     Raises:
@@ -474,7 +474,7 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
 
 
 def _sequences(comment: Any) -> list[list]:
-    """Sequences of a comment, which may itself be one sequence; none if it is no list, or a mixed one."""
+    """Sequences of a comment, which may itself be one sequence; none if it is not a list, or is a mixed one."""
     if not isinstance(comment, list):
         return []
     nested = [isinstance(part, list) for part in comment]

@@ -87,7 +87,7 @@ def read_npz(
 
 
 def npz_keys(path: Path) -> list[str]:
-    """Names of an archive's arrays, without reading them; none if it is no archive."""
+    """Names of an archive's arrays, without reading them; none if it is not an archive."""
     try:
         with _archive(path) as archive:
             return [name.removesuffix(_ENDING) for name in archive.namelist()]

@@ -27,7 +27,7 @@ _KEYS = (str, bytes, int, float, bool, type(None))
 """Types of dictionary keys: hashing tuples that hold themselves twice, repeatedly nested, would take for ever."""
 
 _MEMORY = 4  # times its length that a pickle may take: its bytes, its opcodes' copies, and lists of small numbers
-_MOST_SHARED = 8  # parts of the object for each byte: those that are there several times count so often
+_MOST_SHARED = 8  # parts of the object for each byte; a part that occurs several times counts each time
 _LEAST_PARTS = 100_000
 
 

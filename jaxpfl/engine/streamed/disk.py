@@ -80,7 +80,7 @@ class RowFile:
         return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copies [k, ...] of the rows of some numbers, [k], among those of all runs, 0 ... S m - 1.
+        """Copy the rows [k, ...] with these numbers, [k], in 0 ... S m - 1 over all runs.
 
         Raises:
           JaxpflError: if the file has become shorter.
@@ -221,7 +221,7 @@ class Disk:
 
     Args:
       folder: the files' folder.
-      shapes: of the states, leaves [S, m, ...].
+      shapes: shapes of the states, leaves [S, m, ...].
       keys: text of each run's key, [S].
       temporary: whether the files have no names, so that nothing of them outlives the process.
 
@@ -230,7 +230,7 @@ class Disk:
     """
 
     def __init__(self, folder: Path, shapes: PyTree, keys: list[str], *, temporary: bool = False):
-        """Make the files, or open those of the same runs.
+        """Make the files, or open the files of the same runs.
 
         Raises:
           JaxpflError: if the folder holds other states.
@@ -333,7 +333,7 @@ class Disk:
             file.put(numbers, rows)
 
     def _numbers(self, run: int, of: np.ndarray) -> np.ndarray:
-        """Numbers of a run's rows among those of all runs."""
+        """Numbers of one run's rows among all runs' rows."""
         return run * self._clients + of.astype(np.int64)
 
     def prepare(self, round: int) -> None:

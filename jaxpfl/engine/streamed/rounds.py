@@ -1,8 +1,8 @@
-"""Rounds and passes over clients on the host: the rows of a cohort, or of a block of all clients, on the devices.
+"""Rounds and passes over clients on the host: only a cohort's rows, or a block's, are on the devices.
 
-While one round computes, the rows of the next cohort come and those of the last go back. The round is `make_round`'s,
+While one round computes, the next cohort's rows come and the last cohort's rows go back. The round is `make_round`'s,
 on a stack of as many rows as the cohort has slots, with the clients' own ids and m as the number of clients: the
-streams, masks and the order of sums are those of a stack of all clients.
+streams, the masks and the order of sums are the same as on a stack of all clients.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_streamed(
 
     Args:
       algorithm: the method.
-      plan: with the participation of all m clients, and the cohort's rows as its one group.
+      plan: plan with the participation of all m clients, and the cohort's rows as its one group.
 
     Returns:
       ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients of state are the cohort's
@@ -146,7 +146,7 @@ class Rounds:
     """The rounds of a federation that stays on the host.
 
     Attributes:
-      placement: of the cohort's rows.
+      placement: placement of the cohort's rows.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Rounds:
         """Prepare the draw; the program of a round is compiled when it is first needed.
 
         Args:
-          setting: of all clients, with the participation of all m.
+          setting: setting for all clients, with the participation of all m.
           execution: the resolved plan of a round.
           federation: the data, on the host.
           was_read: called with copies of examples.
@@ -176,14 +176,14 @@ class Rounds:
     ) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds of one run.
 
-        The courier's tasks are done in turn: stage 0, stage 1, write 0, stage 2, write 1, ... What a stage reads is
-        thus written but for the round before its own, whose rows come from the device.
+        The courier's tasks are done in turn: stage 0, stage 1, write 0, stage 2, write 1, ... What a stage reads has
+        thus been written, except by the round just before its own, whose rows come from the device.
 
         Args:
-          run: its number.
-          state: of all runs, the clients on the host.
-          values: of this run, leaves [1].
-          rounds: at least 1.
+          run: the run's number.
+          state: all runs' state, the clients on the host.
+          values: this run's values, leaves [1].
+          rounds: number of rounds, at least 1.
           courier: one thread.
           take: reads rows of the run's states.
           write: writes them back.
@@ -278,7 +278,7 @@ class _Programs(Programs):
 
 
 def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Place of each row among those of the round before; -1 where it was not in that cohort. Both are sorted."""
+    """Place of each row in the previous cohort's rows; -1 where it was not among them. Both are sorted."""
     if not len(before):
         return np.full(len(of), -1, np.int32)
     at = np.minimum(np.searchsorted(before, of), len(before) - 1)
@@ -296,15 +296,15 @@ class Blocks:
     """The clients of a federation on the host in blocks of equal numbers.
 
     Attributes:
-      placement: of a block's rows.
-      programs: those that run over a block.
+      placement: placement of a block's rows.
+      programs: programs that run over a block.
     """
 
     def __init__(self, setting: Setting, execution: Resolved, federation: Federation, states: PyTree):
         """Choose the size of the blocks.
 
         Args:
-          setting: of all clients, with the participation of all m.
+          setting: setting for all clients, with the participation of all m.
           execution: the resolved plan of a round.
           federation: the data, on the host.
           states: shapes of the clients' states, [S, m, ...].
@@ -358,14 +358,14 @@ class Blocks:
         take: rows.Take,
         was_read: Callable[[PyTree], None],
     ) -> PyTree:
-        """Results of a pass over the clients of one run, leaves [1, m, ...], on the host.
+        """Results of a pass over one run's clients, leaves [1, m, ...], on the host.
 
         Args:
-          name: of the work.
-          run: its number.
+          name: name of the pass.
+          run: the run's number.
           one: its server, round and keys, leaves [1], on the devices.
-          counts: of all runs, on the host.
-          hp: of this run, leaves [1].
+          counts: all runs' counts, on the host.
+          hp: this run's hyper-parameters, leaves [1].
           take: reads rows of the run's states.
           was_read: called with copies of examples.
         """

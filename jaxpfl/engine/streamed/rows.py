@@ -42,7 +42,7 @@ def memory(array: np.ndarray) -> memoryview:
 class Pages:
     """Pages of memory-mapped leaves, given back to the system, which keeps them as cache, once many were read.
 
-    A process's resident size counts them, and would come to that of the files.
+    They count in the process's resident size, which would otherwise grow to the size of the files.
     """
 
     def __init__(self, tree: PyTree):
@@ -60,12 +60,12 @@ class Pages:
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
-    """The clients of some rows, in a store of ``length`` examples of their own.
+    """Copy the clients in some rows to a store of their own with ``length`` examples.
 
     Args:
-      data: a stack on the host, whose examples may be memory-mapped: only those of these clients are read.
+      data: a stack on the host, whose examples may be memory-mapped: only these clients' examples are read.
       rows: [k], rows of the stack; ``len(data.size)`` and beyond for nobody, without examples.
-      length: at least the clients' examples together, and at least 1.
+      length: size of the store, at least the clients' examples together and at least 1.
     """
     real = rows < len(data.size)
     at = np.where(real, rows, 0)
@@ -95,8 +95,8 @@ def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
 
     Args:
       data: the stack.
-      rows: as for `packed`.
-      bound: `most` of as many clients.
+      rows: the rows for `packed`.
+      bound: result of `most` for as many clients.
     """
     total = int(np.asarray(data.size)[rows[rows < len(data.size)]].sum(dtype=np.int64))
     return min(bound, 1 << max(total - 1, 0).bit_length())

@@ -36,12 +36,12 @@ _UNNAMED = 2**30
 
 
 class StreamedSimulation(Simulation):
-    """A simulation with its clients on the host; see `Simulation` for all that is not said here.
+    """A simulation with its clients on the host; see `Simulation` for everything else.
 
     ``RunState.clients`` and ``counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped, and written in place
     by `advance` (in memory a copy of them, if the plan does not donate). Runs are advanced in turn. On one device the
-    numbers are those of clients on the device to the bit, if these advance runs in turn too (``plan.runs="map"``, or
-    one run); runs on one axis round otherwise.
+    numbers equal a `Simulation`'s to the bit, if that advances runs in turn too (``plan.runs="map"``, or one run); runs
+    on one axis are rounded differently.
     """
 
     def __init__(self, *given: Any, where: str, **more: Any):
@@ -175,7 +175,7 @@ class StreamedSimulation(Simulation):
         return Counts(table)
 
     def _written(self, rest: RunState, clients: tuple[PyTree, ...], counts: Counts) -> RunState:
-        """A state whose clients are those that were written last."""
+        """A state that holds the clients as last written."""
         self._now = (counts.table, np.array(rest.round, np.int64))
         return rest._replace(clients=clients, counts=counts)
 
@@ -226,7 +226,7 @@ class StreamedSimulation(Simulation):
             )
 
     def _was_read(self, data: PyTree) -> None:
-        """Give back pages of files of examples, once enough of such copies were read."""
+        """Give back the example files' pages, once enough copies were read."""
         self._pages.were_read(trees.num_bytes(data))
 
     def _taking(self, state: RunState) -> rows.Take:
@@ -307,7 +307,7 @@ class StreamedSimulation(Simulation):
         """None: the data stay on the host."""
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes of the data and of the clients' states on the host, and of what a round takes on the devices."""
+        """Bytes for data and clients' states on the host, and for a round on the devices."""
         empty = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), self._rows_of(1))
         counts = self._no_counts(1)
         keys = jax.vmap(jax.random.key)(np.zeros(1, np.uint32))
