@@ -169,7 +169,7 @@ class Settings:
     scales, mixtures, adaptation, server) keep their values: lr_psi, lr_location, lr_scale, lr_weights, server_lr,
     fedamp.alpha and perfedavg.alpha.
 
-    Also a list, one for each run of a sweep. A rate in ``hyper`` is the one of that name, and wins.
+    Also a list, one for each run of a sweep. A rate in ``hyper`` sets the rate of that name alone, and wins.
     """
     clip_gradients: float | None = setting(
         None, unless_given="gradients are not clipped unless given", range=POSITIVE, since="0.2"
@@ -205,7 +205,7 @@ class Settings:
     krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count the same."""
     attack: str | None = setting(None, unless_given="none unless given", since="0.2")
     """Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, or
-    label-flip in their training data. Scores are those of the honest clients; the attackers' stand apart."""
+    label-flip in their training data. Scores cover the honest clients; the attackers' stand apart."""
     attackers: float = setting(0.0, range=SHARE, since="0.2")
     """Share of the clients that attack, rounded to a number of them."""
     attack_seed: int = setting(0, range=Range(0, 2**32 - 1), since="0.2")

@@ -266,8 +266,8 @@ TOKEN_METRICS: Mapping[str, Pooled] = {
     "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _at_worst(jnp.exp(mean))),
     "loss": Pooled(token_cross_entropies, _number_of_tokens, _at_worst),
 }
-"""Means over all tokens of a client with a label, whatever sequence they are in: the share of those with the largest
-logit, the exponential of the mean cross-entropy, and that mean."""
+"""Means over all tokens of a client with a label, whatever sequence they are in: the share of tokens with the
+largest logit, the exponential of the mean cross-entropy, and that mean."""
 
 
 _F1_OF_TWO, _BALANCED_OF_TWO = of_two_classes(macro_f1.function), of_two_classes(balanced_accuracy)
