@@ -268,6 +268,8 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)
         need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.parts
+    if not federation.num_clients:  # a group of unseen clients may be empty
+        return
     sizes = np.asarray(federation.train.size)
     largest = int(sizes.argmax())
     advice = (
