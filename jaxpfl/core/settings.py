@@ -13,9 +13,9 @@ import itertools
 import math
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from numbers import Integral, Real
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -154,9 +154,7 @@ def setting(default: Any, help: str = "", **more: Any) -> Any:
 def read_help(settings: type[T]) -> type[T]:
     """Take the docstring below each field of a dataclass as the help of that setting, and its second paragraph as what
     Python takes besides: editors and documentation tools read the same."""
-    source = ast.parse(inspect.getsource(inspect.getmodule(settings) or settings))
-    body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == settings.__name__)
-    for field, text in itertools.pairwise(body):
+    for field, text in itertools.pairwise(_class_bodies(inspect.getmodule(settings))[settings.__name__]):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
                 help, _, python = (" ".join(part.split()) for part in said.partition("\n\n"))
@@ -164,6 +162,14 @@ def read_help(settings: type[T]) -> type[T]:
                 texts = {"help": _ended(help, own.metadata["unless_given"]), "plain": help, "python": python}
                 own.metadata = MappingProxyType({**own.metadata, **texts})
     return settings
+
+
+@cache
+def _class_bodies(module: ModuleType | None) -> dict[str, list[ast.stmt]]:
+    """Statements of each class of a module, which is parsed once for all its settings."""
+    assert module is not None
+    tree = ast.parse(inspect.getsource(module))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def restated(settings: type, name: str, default: Any, unless_given: str = "") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import jax
@@ -39,21 +39,21 @@ def free(devices: Sequence[Device]) -> int | None:
     return min(known, default=None)
 
 
-def check(need: int, devices: Sequence[Device], what: str, advice: str) -> None:
+def check(need: int, devices: Sequence[Device], what: str, advice: Callable[[], str]) -> None:
     """Refuse what would not fit on the devices.
 
     Args:
       need: bytes, on the host for CPU devices, else on each device.
       devices: devices that need the memory.
       what: the beginning of the message.
-      advice: the end of the message.
+      advice: the end of the message, made only where it is needed.
 
     Raises:
       OutOfMemoryError: with the memory needed and free.
     """
     left = free(devices)
     if left is not None and need > left:
-        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, {readable(left)} are free: {advice}")
+        raise OutOfMemoryError(f"{what} need {readable(need)} of memory, {readable(left)} are free: {advice()}")
 
 
 def _free_here(devices: Sequence[Device]) -> int | None:

@@ -252,7 +252,7 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
     need = trees.num_bytes(parts) * (placement.local if _shares_memory(devices[0].platform) else 1)
     advice = f"use fewer clients, fewer seeds at once ({runs} now) or a smaller model"
-    memory.check(need, devices, "the states", advice)
+    memory.check(need, devices, "the states", lambda: advice)
 
 
 def _shares_memory(platform: str) -> bool:
@@ -268,14 +268,15 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)
         need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.parts
-    if not federation.num_clients:  # a group of unseen clients may be empty
-        return
-    sizes = np.asarray(federation.train.size)
-    largest = int(sizes.argmax())
-    advice = (
-        f"take fewer examples or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training "
-        f"examples, client {int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
-    )
+
+    def advice() -> str:
+        sizes = np.asarray(federation.train.size)
+        largest = int(sizes.argmax())
+        return (
+            f"take fewer examples or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training "
+            f"examples, client {int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
+        )
+
     memory.check(need, placement.devices, "the data", advice)
 
 
