@@ -13,7 +13,7 @@ from jaxpfl.data.sources.natural import Elections, load_elections
 from jaxpfl.data.sources.planted import PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, load
 from jaxpfl.data.sources.tables import TableOptions
-from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
+from jaxpfl.data.stack import check_batch_size, stack_clients
 from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of, single
 from jaxpfl.data.stored import open_federation, open_stored, read_manifest, save_federation
 
@@ -40,8 +40,6 @@ __all__ = [
     "load_elections",
     "open_federation",
     "open_stored",
-    "pad",
-    "permute",
     "plan_batches",
     "plot_split",
     "pooled",

@@ -11,6 +11,7 @@ import numpy as np
 from jaxpfl.core.types import Federation
 from jaxpfl.data.labels import are_classes, labelled_tokens
 from jaxpfl.data.sources.base import Source
+from jaxpfl.data.stack import listed
 from jaxpfl.support.console import columns
 
 _MOST_COLUMNS = 20
@@ -160,7 +161,7 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if names := described.get("class_names"):
-        lines.append(f"the classes 0 .. {len(names) - 1} are the labels {_listed(names, most_clients)}")
+        lines.append(f"the classes 0 .. {len(names) - 1} are the labels {listed(names, most_clients, ' ')}")
     if described.get("unused_examples"):
         lines.append(f"{described['unused_examples']} examples of the data set are left out")
     if unseen := described.get("unseen"):
@@ -174,7 +175,7 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
         lines += _spread_lines({"classes": described["classes_per_client"]}, {})
     if "clusters" in described:
         lines += ["", "clients of each cluster"]
-        lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]
+        lines += [f"{i:<8}{listed(ids, most_clients, ' ')}" for i, ids in enumerate(described["clusters"])]
     narrow = has_classes and described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
     clients, width = described["per_client"][:most_clients], 6 if narrow else 10
     if narrow:
@@ -219,10 +220,6 @@ def _shapes(x: Any) -> Any:
     if len(paths) == 1 and not paths[0][0]:
         return tuple(x.shape[1:])
     return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[1:]) for path, leaf in paths}
-
-
-def _listed(ids: list[int], most: int) -> str:
-    return " ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
 
 
 def _shape_text(shape: Any) -> str:

@@ -12,11 +12,11 @@ import numpy as np
 from jaxpfl.core.settings import COUNT, SHARE, Range, check, keywords_of, part_of, read_help, setting
 from jaxpfl.core.types import Federation
 from jaxpfl.data import portable
-from jaxpfl.data.labels import are_classes, checked_labels
+from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
-from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
-from jaxpfl.data.stack import Dealt, alike, chosen, listed, stack_dealt, warn_of_shared
+from jaxpfl.data.sources.base import Source, are_unseen, pooled, unseen
+from jaxpfl.data.stack import Dealt, alike, chosen, kept_clients, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -150,7 +150,10 @@ def federate(source: Source, **settings: Any) -> Federation:
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
     kept = np.arange(len(train))
     if given.partition == "natural" and test_share > 0.0:
-        kept = _with_test(train, test, drop_empty)
+        # Clients without training examples are kept here: `stack_dealt` checks them.
+        untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
+        lack, remedy = "have too few examples to be tested", "put more users in a client"
+        kept = np.flatnonzero(kept_clients(untested, kept, drop_empty, lack, remedy))
 
     x_train, x_test = alike(source.x_train, x_test, source.name)
 
@@ -239,26 +242,6 @@ def _hold_out(
         keeps.append(indices[~held])
         held_out.append(indices[held])
     return keeps, held_out
-
-
-def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> np.ndarray:
-    """Select the clients to keep: all clients, or only clients with a test example.
-
-    Clients without training examples are kept here; they are checked by `stack_dealt`.
-    """
-    without = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
-    if not without.any():
-        return np.arange(len(train))
-    found = f"{without.sum()} of {len(train)} clients have too few examples to be tested"
-    if not drop_empty:
-        raise JaxpflError(
-            f"{found} (client {listed(np.flatnonzero(without))}): "
-            "leave them out with drop_empty (--drop-empty), or put more users in a client"
-        )
-    if without.all():
-        raise JaxpflError(f"{found}: none is left")
-    warn(f"left out: {found}")
-    return np.flatnonzero(~without)
 
 
 def _warn_of_unseen(source: Source, split: bool) -> None:

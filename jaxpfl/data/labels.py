@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL, ClientData
@@ -35,32 +36,17 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
       whose: a name for messages.
 
     Raises:
-      JaxpflError: for another type or shape, integers below 0 (in [n, d]: below -1) or beyond 32 bits, and NaN or
-        infinite labels, naming the first example.
-
-    Examples:
-      >>> checked_labels(np.array([0.5, np.nan]), "client 3, train")
-      Traceback (most recent call last):
-      jaxpfl.support.errors.JaxpflError: client 3, train: the label of example 1 is nan
+      JaxpflError: for another type or shape, integers below 0 (in [n, d]: below -1) or beyond 32 bits, and, as
+        `check_finite`, NaN or infinite labels.
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise JaxpflError(f"{whose}: labels must be [n], or [n, d] for several each, got shape {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
         if y.dtype.itemsize > 4 and (lost := lost_digits(y)) is not None:
-            warn(f"{whose}: of the labels {lost}: subtract an offset from them")
-        with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-            y = y.astype(np.float32, copy=False)
-        passed = 0
-        for part in host_memory.in_parts(y, _ENTRIES):
-            finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
-            if not finite.all():
-                first = int(np.argmin(finite))
-                found = part.reshape(len(part), -1)[first]
-                wrong = found[~np.isfinite(found)][0]
-                raise JaxpflError(f"{whose}: the label of example {passed + first} is {wrong}")
-            passed += len(part)
-        return y
+            warn(f"{whose}, labels: {lost}: subtract an offset from them")
+        check_finite(y, whose, "the label")
+        return y.astype(np.float32, copy=False)
     if not np.issubdtype(y.dtype, np.integer):
         raise JaxpflError(
             f"{whose}: labels must be integers >= 0, got {y.dtype}: classes are integers, labels of a regression floats"
@@ -73,16 +59,41 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     return y.astype(np.int32, copy=False)
 
 
-def class_names(*labels: np.ndarray) -> np.ndarray:
-    """The distinct labels of classes, [K], ascending; label i of a run stands for the i-th.
+def check_finite(x: Any, whose: str, what: str = "an input") -> None:
+    """Check that inputs or labels [N, ...] are finite numbers within the range of float32.
+
+    Raises:
+      JaxpflError: naming the first example that is not.
+
+    Examples:
+      >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
+      Traceback (most recent call last):
+      jaxpfl.support.errors.JaxpflError: client 3: an input of example 1 is NaN, infinite or beyond float32's range
+    """
+    for leaf in jax.tree.leaves(x):
+        passed = 0
+        for part in host_memory.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.floating) else ():
+            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+                finite = np.isfinite(part.astype(np.float32, copy=False))
+            if not finite.all():
+                first = passed + int(np.argmin(finite.reshape(len(part), -1).all(axis=1)))
+                raise JaxpflError(f"{whose}: {what} of example {first} is NaN, infinite or beyond float32's range")
+            passed += len(part)
+
+
+def numbered(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Number the classes in the order of their labels.
 
     Args:
-      labels: whole numbers [N] of each split.
+      labels: labels of each split, [N].
+
+    Returns:
+      The numbers of the labels, [N] int32 for each split; and the distinct labels, [K].
     """
-    found = np.zeros(0, labels[0].dtype)
-    for part in (part for y in labels for part in host_memory.in_parts(y, _ENTRIES)):
-        found = np.union1d(found, part)
-    return found
+    names = np.zeros(0, next(iter(labels.values())).dtype)
+    for part in (part for y in labels.values() for part in host_memory.in_parts(y, _ENTRIES)):
+        names = np.union1d(names, part)
+    return {split: np.searchsorted(names, y).astype(np.int32) for split, y in labels.items()}, names
 
 
 def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
@@ -90,18 +101,6 @@ def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
     if names.dtype.kind == "f" and (names == np.round(names)).all():
         names = names.astype(np.int64)
     return None if np.array_equal(names, np.arange(len(names))) else names
-
-
-def renumbered(y: np.ndarray, names: np.ndarray, whose: object) -> np.ndarray:
-    """The place of each label among the names, [N] int32.
-
-    Raises:
-      JaxpflError: for a label that is not among them.
-    """
-    places = np.searchsorted(names, y).clip(max=len(names) - 1)
-    if (names[places] != y).any():
-        raise JaxpflError(f"{whose}: label {y[names[places] != y][0]:g} is not among the training labels")
-    return places.astype(np.int32)
 
 
 def task_for(y: np.ndarray) -> str:
@@ -151,12 +150,13 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
     """Inputs as float32, or as float64 where float32 loses digits, which standardization may save.
 
     Args:
-      x: numbers [N, ...].
+      x: numbers [N, ...] that pass `check_finite`.
       wide: keep float64, as for inputs that lose digits; as the inputs need unless given.
     """
+    if x.dtype == np.float32:
+        return x
     wide = lost_digits(x) is not None if wide is None else wide
     made = host_memory.empty(x.shape, np.float64 if wide else np.float32, like=x)
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
-            new[...] = old
+    for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
+        new[...] = old
     return made

@@ -13,15 +13,12 @@ import numpy as np
 
 from jaxpfl.core import types as store
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import checked_labels, lost_digits, narrowed
-from jaxpfl.data.sources.base import check_finite
+from jaxpfl.data.labels import check_finite, checked_labels, lost_digits, narrowed
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
-_SPLITS = ("train", "validation", "test")
 _ENTRIES = 2**18
 """Number of entries hashed at once, which a cache holds."""
-_STORED = (np.dtype(np.float32), np.dtype(np.int32))
 
 Examples: TypeAlias = tuple[Any, Any]
 """One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
@@ -66,18 +63,16 @@ def stack_clients(
     if m == 0:
         raise JaxpflError("zero clients: at least one is needed")
     ids = _check_ids(client_ids, m)
-    given = {"train": train, "validation": validation, "test": test}
-    for split, own in given.items():
+    parts: dict[str, list[Examples]] = {}
+    for split, own in (("train", train), ("validation", validation), ("test", test)):
         if own is not None and len(own) != m:
             raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
-    parts: dict[str, list[Examples]] = {}
-    for split, own in given.items():
         parts[split] = [
             _check_client(x, y, f"client {i}, {split}")
-            for i, (x, y) in zip(ids, [] if own is None else own, strict=False)
+            for i, (x, y) in zip(ids, () if own is None else own, strict=False)
         ]
 
-    kept = with_training(np.array([len(y) for _, y in parts["train"]]), ids, drop_empty)
+    kept = kept_clients(np.array([len(y) == 0 for _, y in parts["train"]]), ids, drop_empty)
     if not kept.all():
         parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
         ids = ids[kept]
@@ -85,52 +80,11 @@ def stack_clients(
     feature, label = _common(parts, ids)
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
-    stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
+    stacked = {split: _joined(own, len(ids), feature, label) for split, own in parts.items()}
     wide = jax.tree.map(lambda leaf: lost_digits(leaf) is not None, stacked["train"].examples.x)
-
-    def as_stored(leaf: np.ndarray, wide: bool) -> np.ndarray:
-        return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
-
     for split, made in stacked.items():
-        stacked[split] = made.with_examples(x=jax.tree.map(as_stored, made.examples.x, wide))
+        stacked[split] = made.with_examples(x=jax.tree.map(narrowed_floats, made.examples.x, wide))
     return warn_of_shared(Federation(client_ids=ids, **stacked))
-
-
-def pad(
-    federation: Federation,
-    train_capacity: int | None = None,
-    validation_capacity: int | None = None,
-    test_capacity: int | None = None,
-) -> Federation:
-    """Raise the capacities of a federation; results must not depend on them, and no array is padded.
-
-    Args:
-      federation: NumPy or JAX arrays.
-      train_capacity, validation_capacity, test_capacity: the new capacities; None leaves a split unchanged.
-
-    Raises:
-      JaxpflError: for a capacity below the present one.
-    """
-    splits = {}
-    capacities = (train_capacity, validation_capacity, test_capacity)
-    for split, capacity in zip(_SPLITS, capacities, strict=True):
-        data: ClientData = getattr(federation, split)
-        if capacity is not None and capacity < data.capacity:
-            raise JaxpflError(f"{split} capacity {capacity} is below the present one, {data.capacity}")
-        splits[split] = data if capacity is None else data.bounded(capacity)
-    return Federation(client_ids=federation.client_ids, **splits)
-
-
-def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federation:
-    """Reorder the clients by a permutation of 0 .. m - 1; each keeps its id and its data.
-
-    Raises:
-      JaxpflError: if ``order`` is not a permutation.
-    """
-    places = np.asarray(order)
-    if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
-        raise JaxpflError(f"order must hold each of 0 .. {federation.num_clients - 1} once")
-    return federation.rows(places)
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -162,20 +116,32 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     return ids.astype(np.int32)
 
 
-def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.ndarray:
-    """Mask of the clients to keep, [m]: clients with training examples, whose numbers are ``sizes``, [m]."""
-    empty = sizes == 0
-    if not empty.any():
-        return ~empty
-    names = listed(ids[empty])
-    if not drop_empty:
-        raise JaxpflError(
-            f"{empty.sum()} of {len(ids)} clients have no training data (client {names}): "
-            "give them some, or leave them out with drop_empty (--drop-empty)"
-        )
-    if empty.all():
-        raise JaxpflError(f"none of the {len(ids)} clients has training data")
-    warn(f"left out {empty.sum()} of {len(ids)} clients, which have no training data (client {names})")
+def kept_clients(
+    empty: np.ndarray,
+    ids: np.ndarray,
+    drop_empty: bool,
+    lack: str = "have no training data",
+    remedy: str = "give them some",
+) -> np.ndarray:
+    """Mask of the clients to keep, [m].
+
+    Args:
+      empty: mask of the clients that lack examples, [m].
+      ids: ids of all clients, [m].
+      drop_empty: leave these clients out, with a warning, instead of refusing them.
+      lack: what they lack, for messages.
+      remedy: another remedy, for messages.
+
+    Raises:
+      JaxpflError: for a client that lacks examples, unless ``drop_empty``, and if all do.
+    """
+    if empty.any():
+        problem = f"{empty.sum()} of {len(ids)} clients {lack} (client {listed(ids[empty])})"
+        if not drop_empty:
+            raise JaxpflError(f"{problem}: {remedy}, or leave them out with drop_empty (--drop-empty)")
+        if empty.all():
+            raise JaxpflError(f"{problem}: no client is left")
+        warn(f"{problem}: they are left out")
     return ~empty
 
 
@@ -234,10 +200,8 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
         raise JaxpflError(f"{whose}: inputs without an array")
     if len(y) == 0:
         return x, y.astype(np.int32)
-    y = checked_labels(y, whose)
-    stored = jax.tree.map(lambda leaf: stored_leaf(leaf, whose, wide=False), x)
-    # What float32 loses shows in all clients' examples together.
-    return jax.tree.map(lambda leaf, kept: leaf if leaf.dtype == np.float64 else kept, x, stored), y
+    check_finite(x, whose)
+    return jax.tree.map(lambda leaf: stored_leaf(leaf, whose), x), checked_labels(y, whose)
 
 
 def _arrays(x: Any) -> Any:
@@ -283,33 +247,34 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:
     """The clients' examples, one after the other in one store."""
     sizes = np.array([len(y) for _, y in own] or [0] * m, np.int64)
-    total = int(sizes.sum())
-    x = jax.tree.map(lambda one: np.empty((total, *one.shape), one.dtype), feature)
-    data = ClientData.stacked(store.Examples(x, np.empty((total, *label.shape), label.dtype)), sizes)
-    for start, (x_i, y_i) in zip(data.start, own, strict=False):
-        if len(y_i):
-            for whole, part in zip(jax.tree.leaves(x), jax.tree.leaves(x_i), strict=True):
-                whole[start : start + len(y_i)] = part
-            data.examples.y[start : start + len(y_i)] = y_i
-    return data
+    parts = [store.Examples(*part) for part in own if len(part[1])]
+
+    def joined(one: jax.ShapeDtypeStruct, *leaves: np.ndarray) -> np.ndarray:
+        # The first part gives the shape where no client has an example.
+        return np.concatenate([np.empty((0, *one.shape), one.dtype), *leaves], dtype=one.dtype)
+
+    return ClientData.stacked(jax.tree.map(joined, store.Examples(feature, label), *parts), sizes)
 
 
-def listed(ids: np.ndarray, most: int = 10) -> str:
+def listed(ids: Sequence[Any] | np.ndarray, most: int = 10, mark: str = ", ") -> str:
     """Ids for a one-line message, truncated if there are many."""
-    return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
+    return mark.join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
 
 
-def stored_leaf(x: np.ndarray, whose: str, wide: bool | None = None) -> np.ndarray:
-    """Convert one array of inputs to int32, or as `narrowed` does."""
+def stored_leaf(x: np.ndarray, whose: str) -> np.ndarray:
+    """Convert one array of finite inputs to int32 or float32; float64 stays, for `narrowed_floats`."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
         return x.astype(np.int32, copy=False)
     if not np.issubdtype(x.dtype, np.floating):
         raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
-    x = x if x.dtype == np.float32 else narrowed(x, wide=wide)
-    check_finite(x, whose)
-    return x
+    return x if x.dtype == np.float64 else narrowed(x, wide=False)
+
+
+def narrowed_floats(leaf: np.ndarray, wide: bool | None = None) -> np.ndarray:
+    """Inputs as `narrowed`; integers stay."""
+    return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
 
 
 def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
@@ -377,7 +342,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
       JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.
     """
     if train is test:
-        stored = jax.tree.map(lambda leaf: _in_store(leaf, f"data set {name!r}, train"), train)
+        stored = jax.tree.map(lambda leaf: narrowed_floats(stored_leaf(leaf, f"data set {name!r}, train")), train)
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
         found, given = jax.tree.structure(test), jax.tree.structure(train)
@@ -388,17 +353,12 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
             raise JaxpflError(
                 f"data set {name!r}: one test input has shape {b.shape[1:]}, those of training {a.shape[1:]}"
             )
-        a, b = (
-            _in_store(leaf, f"data set {name!r}, {part}") for leaf, part in zip((a, b), ("train", "test"), strict=True)
-        )
+        a = narrowed_floats(stored_leaf(a, f"data set {name!r}, train"))
+        b = narrowed_floats(stored_leaf(b, f"data set {name!r}, test"))
         kind = a.dtype if a.dtype == b.dtype else np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
         pairs.append((a.astype(kind, copy=False), b.astype(kind, copy=False)))
     stored = [jax.tree.unflatten(jax.tree.structure(train), leaves) for leaves in zip(*pairs, strict=True)]
     return stored[0], stored[1]
-
-
-def _in_store(leaf: Any, whose: str) -> Any:
-    return leaf if leaf.dtype in _STORED else stored_leaf(leaf, whose)
 
 
 def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
@@ -414,7 +374,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     """
     splits = (train, validation, test)
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
-    kept = with_training(sizes[0], client_ids, drop_empty)
+    kept = kept_clients(sizes[0] == 0, client_ids, drop_empty)
     ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
     in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not host_memory.is_mapped(leaf)]
     check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))

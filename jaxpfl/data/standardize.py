@@ -80,7 +80,7 @@ def single(federation: Federation, strict: bool = False) -> Federation:
     for leaf in jax.tree.leaves(federation.train.examples.x):
         if isinstance(leaf, np.ndarray) and (lost := lost_digits(leaf)) is not None:
             warn(
-                f"of feature {lost.feature} {lost}: use --standardize, or federate(standardize=True), which subtracts "
+                f"feature {lost.feature}: {lost}: use --standardize, or federate(standardize=True), which subtracts "
                 "the mean first",
                 strict=strict,
             )

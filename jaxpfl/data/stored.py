@@ -233,12 +233,7 @@ def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str,
             host_memory.give_back(array)
         file.flush()
         os.fsync(file.fileno())
-    return {
-        "shape": list(shape),
-        "dtype": array.dtype.str,
-        "bytes": path.stat().st_size,
-        "crc32": check,
-    }
+    return {"shape": list(shape), "dtype": array.dtype.str, "bytes": path.stat().st_size, "crc32": check}
 
 
 def _places(data: ClientData) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from toys import CASES, Medians, availability, participation
 
-from jaxpfl import Algorithm, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
+from jaxpfl import Algorithm, ExecutionPlan, Federation, LocalWork, Method, Simulation, stack_clients
 from jaxpfl.algorithms.cfl import State as CFLState
 from jaxpfl.algorithms.fedamp import Models
 from jaxpfl.algorithms.fedpac import State as FedPACState
@@ -132,7 +132,8 @@ def spoiled(federation: Federation) -> Federation:
 
 def padded(federation: Federation) -> Federation:
     """The same clients with larger capacities."""
-    return data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
+    splits = zip(federation.all_splits, (19, 5, 9), strict=True)
+    return Federation(federation.client_ids, *(split.bounded(capacity) for split, capacity in splits))
 
 
 def graph_of(federation: Federation) -> graphs.Graph:

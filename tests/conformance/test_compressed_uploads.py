@@ -12,7 +12,7 @@ import pytest
 from problem import ORDER, assert_close, outcome, padded, reordered, simulate, spoiled
 from toys import CASES
 
-from jaxpfl import ExecutionPlan, data
+from jaxpfl import ExecutionPlan
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.uploads.compression import compressed, resolve
 
@@ -40,7 +40,7 @@ def test_everything_that_must_not_matter_at_once(name, federation):
     simulation = made(name, federation, compress, plan=one_by_one, dtype=np.float64)
     want = outcome(simulation, 3, (1, 2))
     together = ExecutionPlan(clients="3", runs="vmap", devices=2)
-    permuted = spoiled(data.permute(padded(federation), ORDER))
+    permuted = spoiled(padded(federation).rows(ORDER))
     other = made(name, permuted, compress, plan=together, dtype=np.float64)
     assert_close(outcome(other, 3, (1, 2)), reordered(simulation, want), 1e-9)
     assert (want["history"]["upload_bits"] > 0).all()

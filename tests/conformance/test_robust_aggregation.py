@@ -16,7 +16,7 @@ from problem import (
 )
 from toys import CASES
 
-from jaxpfl import ExecutionPlan, data
+from jaxpfl import ExecutionPlan
 from jaxpfl.uploads.compression import compressed
 from jaxpfl.uploads.compression import resolve as compressor
 from jaxpfl.uploads.robust import attack_of, attacked, resolve, robust
@@ -49,7 +49,7 @@ def test_everything_that_must_not_matter_at_once(name, federation):
     simulation = made(name, federation, plan=ExecutionPlan(clients="map", runs="map", devices=1))
     want = outcome(simulation, 3, (1, 2))
     together = ExecutionPlan(clients="3", runs="vmap", devices=2)
-    other = made(name, spoiled(data.permute(padded(federation), ORDER)), plan=together)
+    other = made(name, spoiled(padded(federation).rows(ORDER)), plan=together)
     assert_close(outcome(other, 3, (1, 2)), reordered(simulation, want), 1e-9)
 
 

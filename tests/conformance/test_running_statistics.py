@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from problem import ORDER, assert_close, outcome, padded, reordered, simulate, spoiled
 
-from jaxpfl import METHODS, ExecutionPlan, LocalWork, data
+from jaxpfl import METHODS, ExecutionPlan, LocalWork
 from jaxpfl.engine.build import build
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.support.errors import JaxpflError
@@ -19,7 +19,7 @@ def test_everything_that_must_not_matter_at_once(federation, name, batch_size):
     more = {"model": "mlp-bn:6", "dtype": np.float64, "batch_size": batch_size}
     plain = simulate(METHODS[name], federation, plan=ExecutionPlan(clients="map", runs="map", devices=1), **more)
     plan = ExecutionPlan(clients="3", runs="vmap", devices=1)
-    other = simulate(METHODS[name], spoiled(data.permute(padded(federation), ORDER)), plan=plan, **more)
+    other = simulate(METHODS[name], spoiled(padded(federation).rows(ORDER)), plan=plan, **more)
     assert_close(outcome(other, 2, (1, 2)), reordered(plain, outcome(plain, 2, (1, 2))), 1e-9)
 
 

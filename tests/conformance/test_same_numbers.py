@@ -8,7 +8,7 @@ import pytest
 from problem import ORDER, assert_close, outcome, padded, reference, reordered, simulate, spoiled
 from toys import CASES
 
-from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
+from jaxpfl import METHODS, ExecutionPlan, stack_clients
 from jaxpfl.data.passes import size_classes
 
 # Each plan with the cohort that it is asked to run: None is everyone, which needs no gather.
@@ -29,7 +29,7 @@ def test_everything_that_must_not_matter_at_once(method, federation):
     """Blocks of clients, runs and devices together, a row that is nobody's, padded data with garbage in the padding, in
     another order."""
     plan = ExecutionPlan(clients="3", runs="vmap", devices=2)
-    given = spoiled(data.permute(padded(federation), ORDER))
+    given = spoiled(padded(federation).rows(ORDER))
     other = simulate(method, given, plan=plan, dtype=np.float64)
     want = reordered(simulate(method, federation, dtype=np.float64), reference(method.name))
     assert_close(outcome(other, 3, (1, 2)), want, 1e-9)
@@ -75,7 +75,7 @@ def test_one_float32_round_under_two_plans(method, federation):
 @pytest.mark.usefixtures("x64")
 def test_with_full_batches_neither_padding_nor_order_change_anything(method, federation):
     simulation = simulate(method, federation, dtype=np.float64, batch_size=100)
-    other = simulate(method, data.permute(padded(federation), ORDER), dtype=np.float64, batch_size=100)
+    other = simulate(method, padded(federation).rows(ORDER), dtype=np.float64, batch_size=100)
     assert_close(outcome(other, 3), reordered(simulation, outcome(simulation, 3)), 1e-9)
 
 

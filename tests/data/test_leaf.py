@@ -288,7 +288,7 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
     [
         ({"y": [np.ones((n, 1)) for n in NATURAL_SIZES[:2]]}, "X has 3 schools, Y has 2"),
         ({"y": [np.ones((n + 1, 1)) for n in NATURAL_SIZES]}, "school 0 has X of shape .4, 3. and Y of shape .5, 1."),
-        ({"x": [np.full((n, 3), np.nan) for n in NATURAL_SIZES]}, "X: example 0 holds a NaN"),
+        ({"x": [np.full((n, 3), np.nan) for n in NATURAL_SIZES]}, "X: an input of example 0 is NaN"),
         ({"X": np.ones((3, 3))}, "X must be a cell array"),
     ],
 )

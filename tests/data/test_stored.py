@@ -37,7 +37,8 @@ def assert_same(one: Federation, other: Federation) -> None:
 
 def test_it_comes_back_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "_EXAMPLES", 4)
-    whole = jaxpfl.data.pad(federation(), train_capacity=20)
+    made = federation()
+    whole = made._replace(train=made.train.bounded(20))
     jaxpfl.save_federation(whole, tmp_path / "a" / "b")
     found = jaxpfl.open_federation(tmp_path / "a" / "b", check=True)
     assert host_memory.is_mapped(found.train.examples.x)

@@ -11,7 +11,7 @@ import pytest
 from numpy_reference import backward, cross_entropy, decay, forward
 from oracle import ROUNDS, SEED, SGD, SIZES, STEPS, M, assert_same, classification_problem, clients, draws, on_host
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation
 from jaxpfl.core import participation
 from jaxpfl.core.randomness import Purpose
 from jaxpfl.engine.build import Assembled
@@ -88,7 +88,7 @@ def test_padding_order_and_devices_leave_no_trace():
     problem, order = classification_problem(), [3, 0, 4, 1, 2]
     want = oracle.run(made(problem, 6))
     expected = want.simulation.evaluate(want.state)["after"]["loss"][:, order]
-    other = data.permute(data.pad(problem, train_capacity=20, test_capacity=11), order)
+    other = problem._replace(train=problem.train.bounded(20), test=problem.test.bounded(11)).rows(order)
     got = oracle.run(made(other, 6, plan=ExecutionPlan(devices=2, clients="vmap")))
     assert_same(got.states[-1].server, want.states[-1].server)
     np.testing.assert_allclose(got.simulation.evaluate(got.state)["after"]["loss"], expected, rtol=1e-9)

@@ -6,7 +6,6 @@ import pytest
 import jaxpfl
 from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.core.types import ClientData, Examples
-from jaxpfl.data import pad, permute
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.runs import inputs
@@ -65,10 +64,10 @@ def test_covariances_of_many_features_are_projected():
 def test_padding_order_and_broken_examples_do_not_matter(space):
     given = federation(space)
     want = pairs(graph_by_inputs(space, given, neighbours=1))
-    padded = pad(given, train_capacity=170, validation_capacity=0, test_capacity=164)
+    padded = given._replace(train=given.train.bounded(170), test=given.test.bounded(164))
     assert pairs(graph_by_inputs(space, padded, neighbours=1)) == want
     order = np.array([3, 0, 5, 2, 4, 1])
-    moved = pairs(graph_by_inputs(space, permute(padded, order), neighbours=1))
+    moved = pairs(graph_by_inputs(space, padded.rows(order), neighbours=1))
     assert {tuple(sorted((int(order[i]), int(order[j])))) for i, j in moved} == want
     broken = given.train.examples.x.copy()
     broken[0] = np.inf

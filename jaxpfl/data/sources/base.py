@@ -234,24 +234,6 @@ def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray
     return numbers[: len(train)], None if test is None else numbers[len(train) :], names
 
 
-def check_finite(x: Any, whose: str) -> None:
-    """Check that x [N, ...] is finite; the `JaxpflError` otherwise names the first example that is not.
-
-    Examples:
-      >>> import numpy as np
-      >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
-      Traceback (most recent call last):
-      jaxpfl.support.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
-    """
-    for leaf in jax.tree.leaves(x):
-        passed = 0
-        for part in host_memory.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.inexact) else ():
-            if not np.isfinite(part).all():
-                first = passed + int(np.argmin(np.isfinite(part).reshape(len(part), -1).all(axis=1)))
-                raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")
-            passed += len(part)
-
-
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
     """The error for labels of a type that classes cannot have."""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")

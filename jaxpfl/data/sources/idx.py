@@ -17,7 +17,7 @@ from typing import IO, TypeAlias, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
+from jaxpfl.data.labels import numbered, unlike_numbers
 from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
@@ -169,9 +169,7 @@ def _load(name: str, folders: list[Path], description: str, needs_test: bool) ->
                 f"{images}: test images are {x[part].shape[1:]} but training images {x['train'].shape[1:]}"
             )
     check_fits(files["train"][0], 4 * sum(images.size for images in x.values()))
-    names = class_names(*labels.values())
-    x = {part: pixels(images) for part, images in x.items()}
-    y = {part: renumbered(own, names, files[part][1]) for part, own in labels.items()}
+    x, (y, names) = {part: pixels(images) for part, images in x.items()}, numbered(labels)
     return Source(
         name, x["train"], y["train"], x.get("test"), y.get("test"), len(names), description, inputs="pixels",
         class_names=unlike_numbers(names),

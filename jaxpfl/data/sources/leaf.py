@@ -28,15 +28,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL
-from jaxpfl.data.labels import class_names, lost_digits, narrowed, renumbered, unlike_numbers
-from jaxpfl.data.sources.base import (
-    Source,
-    check_finite,
-    no_classes,
-    one_line,
-    warn_of_empty,
-    where_to_put_it,
-)
+from jaxpfl.data.labels import check_finite, lost_digits, narrowed, numbered, unlike_numbers
+from jaxpfl.data.sources.base import Source, no_classes, one_line, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown
@@ -143,7 +136,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     parts = {part: _concatenate(own, encode, names, train_folder.parent / part) for part, own in users.items()}
     holders = {names[i] for part in parts.values() for i in np.unique(part.users)}
     warn_of_empty(folder, set().union(*users.values()) - holders)
-    parts, classes, own = _in_classes(parts, classes, train_folder)
+    parts, classes, own = _numbered(parts, classes, train_folder)
     train, test = parts["train"], parts.get("test")
     if test is not None and (test.x.shape[1:], test.x.dtype) != (train.x.shape[1:], train.x.dtype):
         raise JaxpflError(
@@ -169,7 +162,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
         users_test=who.get("test"),
         user_names=np.array(names),
         inputs="tokens" if are_tokens else "pixels" if are_images else "features",
-        class_names=None if own is None else unlike_numbers(own),
+        class_names=own,
         task="next-token" if every else "classification",
     )
 
@@ -261,8 +254,7 @@ def _array(x: list, whose: str) -> np.ndarray:
         raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
     if array.size == 0:
         raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        check_finite(array if integers else array.astype(np.float32), whose)
+    check_finite(array, whose)
     return array
 
 
@@ -303,7 +295,7 @@ def _concatenate(users: Users, encode: Callable[..., Any], names: list[str], fol
     return _Encoded(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _in_classes(
+def _numbered(
     parts: dict[str, _Encoded], classes: int | None, folder: Path
 ) -> tuple[dict[str, _Encoded], int, np.ndarray | None]:
     """The parts with labels in 0 .. classes - 1, the number of classes, and their own names, None where labels were
@@ -313,10 +305,8 @@ def _in_classes(
         raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
     if classes is not None or np.issubdtype(parts["train"].x.dtype, np.integer):
         return parts, classes or largest + 1, None
-    own = class_names(*(part.y for part in parts.values()))
-    if largest >= len(own):
-        parts = {name: part._replace(y=renumbered(part.y, own, folder)) for name, part in parts.items()}
-    return parts, len(own), own
+    y, own = numbered({name: part.y for name, part in parts.items()})
+    return {name: part._replace(y=y[name]) for name, part in parts.items()}, len(own), unlike_numbers(own)
 
 
 def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import checked_labels, lost_digits, narrowed, renumbered, unlike_numbers
-from jaxpfl.data.sources.base import Source, check_finite, one_line, where_to_put_it
+from jaxpfl.data.labels import check_finite, checked_labels, lost_digits, narrowed, unlike_numbers
+from jaxpfl.data.sources.base import Source, one_line, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
 
@@ -51,11 +51,11 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     files = [train] if test is None else [train, test]
     matrices, labels = zip(*_parse(files, task == "multilabel"), strict=True)
     check_fits(train, 12 * sum(matrix.shape[0] for matrix in matrices) * matrices[0].shape[1])
-    wide = [np.asarray(matrix.toarray()) for matrix in matrices]
-    loses = lost_digits(wide[0]) is not None
-    x = [narrowed(own, wide=loses) for own in wide]
-    for file, own in zip(files, x, strict=True):
+    dense = [np.asarray(matrix.toarray()) for matrix in matrices]
+    for file, own in zip(files, dense, strict=True):
         check_finite(own, str(file))
+    wide = lost_digits(dense[0]) is not None
+    x = [narrowed(own, wide=wide) for own in dense]
     if task is None:
         task = "classification" if all((own == np.round(own)).all() for own in labels) else "regression"
     count, classes = 1, None
@@ -64,7 +64,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     else:
         several = task == "multilabel"
         classes = _classes(train, np.array([one for own in labels[0] for one in own]) if several else labels[0])
-        number = _marked if several else renumbered
+        number = _marks if several else _numbers
         y = [number(own, classes, file) for file, own in zip(files, labels, strict=True)]
         if several or task == "classification":
             count = len(classes)
@@ -148,9 +148,17 @@ def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
     return values
 
 
-def _marked(labels: list[tuple[float, ...]], classes: np.ndarray, file: Path) -> np.ndarray:
+def _numbers(labels: np.ndarray, classes: np.ndarray, file: Path) -> np.ndarray:
+    """Numbers of the labels among the training classes, [n] int32."""
+    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    if (classes[places] != labels).any():
+        raise JaxpflError(f"{file}: label {labels[classes[places] != labels][0]:g} is not among the training labels")
+    return places.astype(np.int32)
+
+
+def _marks(labels: list[tuple[float, ...]], classes: np.ndarray, file: Path) -> np.ndarray:
     """Labels 0 and 1 of each line's classes, [n, K]."""
     marks = np.zeros((len(labels), len(classes)), np.int32)
     for row, own in enumerate(labels):
-        marks[row, renumbered(np.asarray(own, float), classes, file)] = 1
+        marks[row, _numbers(np.asarray(own, float), classes, file)] = 1
     return marks

@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.data.labels import check_finite
 from jaxpfl.data.sources import csv_text
-from jaxpfl.data.sources.base import Source, check_finite, data_directory, where_to_put_it
+from jaxpfl.data.sources.base import Source, data_directory, where_to_put_it
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npz import load_npz
 from jaxpfl.support.errors import JaxpflError, shown

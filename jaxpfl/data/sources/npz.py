@@ -22,15 +22,15 @@ import numpy as np
 
 from jaxpfl.data.labels import (
     are_classes,
+    check_finite,
     checked_labels,
-    class_names,
     lost_digits,
     narrowed,
-    renumbered,
+    numbered,
     task_for,
     unlike_numbers,
 )
-from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
+from jaxpfl.data.sources.base import Inputs, Source, no_classes, number_users, one_line, pixels
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import check_fits, opened
@@ -213,13 +213,12 @@ def _numbered(
             f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "
             "--task classification if they are classes)"
         )
-    names = class_names(*labels.values())
+    numbers, names = numbered(labels)
     if task in ("binary", "ranking") and len(names) != 2:
         raise JaxpflError(f"{path}: labels of the task {task} are of two classes, there are {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
         raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (numbers are of --task regression)")
-    labels = {part: renumbered(y, names, f"{path}, y_{part}") for part, y in labels.items()}
-    return labels, unlike_numbers(names)
+    return numbers, unlike_numbers(names)
 
 
 def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bool, task: str | None) -> bool:
@@ -318,9 +317,8 @@ def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) ->
 
 def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) -> np.ndarray:
     if inputs == "features":
-        made = narrowed(x, wide=wide)
-        check_finite(made, f"{path}, {key}")
-        return made
+        check_finite(x, f"{path}, {key}")
+        return narrowed(x, wide=wide)
     if inputs == "tokens":
         _check_integers(path, key, x, -_LARGEST - 1)
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape

@@ -14,15 +14,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted, tables, tensorflow_sets, text
-from jaxpfl.data.sources.base import (
-    Entry,
-    Source,
-    data_directory,
-    entry,
-    exhausted,
-    standardized,
-    unreadable,
-)
+from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, exhausted, standardized, unreadable
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
