@@ -37,6 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Let links to files beside ``docs``, and from them into it, lead to their places in the site; fill in tables."""
     del config, files
+    if page.parent is not None and page.parent.title == "How do I":
+        page.meta["search"] = {"boost": 2}  # answers to a task come before pages that mention its words
     markdown = markdown.replace("<!-- exclusions -->", exclusions.table())
     inside = page.file.src_uri
     if inside.startswith("benchmarks/"):
