@@ -84,7 +84,7 @@ def run(args: list[str]) -> None:
         raise SystemExit(1) from None
     except Exception as error:
         group = _group()
-        said = _users_own(group.lost(error) or error if group else error)
+        said = _users_own(group.loss_of(error) or error if group else error)
         if said is None:
             if group:
                 traceback.print_exc()
@@ -99,7 +99,7 @@ def run(args: list[str]) -> None:
 def _group() -> Any:
     """The module `jaxpfl.support.distributed` if this process is one of several, else None."""
     group = sys.modules.get("jaxpfl.support.distributed")
-    return group if group and group.begun() else None
+    return group if group and group.has_started() else None
 
 
 def _users_own(error: Exception) -> str | None:

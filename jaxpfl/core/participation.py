@@ -211,10 +211,10 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
         lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
         return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
 
-    def left_out(key: Key, client_ids: Array) -> Array:
+    def count_left_out(key: Key, client_ids: Array) -> Array:
         return jnp.maximum((client_scores(key, client_ids) < rate).sum(dtype=jnp.int32) - cap, 0)
 
-    return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
+    return Participation("poisson", num_clients, cap, expected, False, sample, count_left_out, rate)
 
 
 def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
@@ -367,7 +367,7 @@ class Availability(Failures):
         return FailureRates(*given)
 
     @property
-    def by_run(self) -> tuple[Availability, ...]:
+    def per_run(self) -> tuple[Availability, ...]:
         """The availability of each run, [S]; one for all runs, [1], where no probability differs between runs."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
@@ -380,7 +380,7 @@ class Availability(Failures):
         """The availability without its probabilities: the part that a program still depends on."""
         return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
-    def at(self, rates: FailureRates) -> Availability:
+    def replace_rates(self, rates: FailureRates) -> Availability:
         """The same with these probabilities, traced or not."""
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
         return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)

@@ -249,7 +249,7 @@ class Server(NamedTuple):
     welcome: Callable[[Key, PyTree, ServerContext, PyTree], Message] | None = None
 
 
-def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
+def round_robin(client_ids: np.ndarray, groups: int) -> np.ndarray:
     """Assign clients to groups: id modulo the number of groups."""
     return client_ids % groups
 
@@ -304,7 +304,7 @@ class Algorithm(NamedTuple):
     local_steps: int
     reduction: Reduction = Reduction.SUM
     idle_cap: int = 0
-    group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
+    group_of: Callable[[np.ndarray, int], np.ndarray] = round_robin
     check_data: Callable[[Federation], None] = any_data
     counts_bits: bool = False
     clusters: Callable[[PyTree], np.ndarray] | None = None

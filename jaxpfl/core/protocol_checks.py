@@ -12,13 +12,14 @@ from typing import Any
 import chex
 import jax
 import numpy as np
+from jax.tree_util import keystr
 
 from jaxpfl.core.protocol import ALL_STEPS, Client, Message, Server, Stacked, Upload
 from jaxpfl.core.types import Array, Metrics, PyTree, Scalar
 from jaxpfl.support.errors import JaxpflError, shown
 
 
-def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
+def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     """Call ``client.update(key, hp, ctx, message, state, splits)`` and check the result.
 
     Raises:
@@ -35,7 +36,7 @@ def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     return new, upload, metrics
 
 
-def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
+def call_idle(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     """Call ``client.idle(key, hp, ctx, state, splits)`` and check the result.
 
     Raises:
@@ -48,7 +49,7 @@ def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     return new, metrics
 
 
-def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics]:
+def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics]:
     """Call ``server.update(key, hp, ctx, state, Reduced or Stacked)`` and check the result.
 
     Args:
@@ -77,7 +78,7 @@ def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics
     return new, metrics
 
 
-def counted(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
+def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
     """Call a function of `protocol.Gradients` and check its count.
 
     Args:
@@ -110,7 +111,7 @@ def check_message(message: Any, num_clients: int) -> None:
         leaves = jax.tree.leaves_with_path(parts)
         path, leaf = next((path, leaf) for path, leaf in leaves if leaf.shape[:1] != (num_clients,))
         raise JaxpflError(
-            f"server.broadcast: Message.per_client{_at(path)} is {_typed(leaf)}, a leading axis of {num_clients} "
+            f"server.broadcast: Message.per_client{keystr(path)} is {_typed(leaf)}, a leading axis of {num_clients} "
             "clients is needed"
         ) from error
 
@@ -202,8 +203,8 @@ def _check_upload(upload: Upload) -> None:
         except AssertionError as error:
             leaf = next(leaf for leaf in jax.tree.leaves(part) if leaf.shape[: weight.ndim] != weight.shape)
             raise JaxpflError(
-                f"client.update: Upload.weight{_at(path)} has shape {list(weight.shape)}, which are no leading axes of "
-                f"Upload.total's {list(leaf.shape)}"
+                f"client.update: Upload.weight{keystr(path)} has shape {list(weight.shape)}, which must be the "
+                f"leading axes of Upload.total, here {list(leaf.shape)}"
             ) from error
 
     try:
@@ -228,7 +229,7 @@ def _described(what: str, tree: PyTree) -> PyTree:
 
     def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            raise JaxpflError(f"{what}{_at(path)} must be an array, got {shown(leaf)}")
+            raise JaxpflError(f"{what}{keystr(path)} must be an array, got {shown(leaf)}")
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
     return jax.tree.map_with_path(describe, tree)
@@ -238,22 +239,18 @@ def _difference(what: str, got: PyTree, want: PyTree, like: str) -> str:
     """The first leaf whose shape or dtype differs."""
     pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
     path, a, b = next((path, a, b) for (path, a), b in pairs if (a.shape, a.dtype) != (b.shape, b.dtype))
-    return f"{what}{_at(path)} is {_typed(a)}, {like}{_at(path)} is {_typed(b)}"
+    return f"{what}{keystr(path)} is {_typed(a)}, {like}{keystr(path)} is {_typed(b)}"
 
 
 def _structures(got: PyTree, want: PyTree) -> str:
     """Difference between two trees: the first leaf that only one has, or else the two structures."""
-    own, other = ([jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
+    own, other = ([keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
     for mine, theirs, said in ((own, other, "has a leaf"), (other, own, "lacks the leaf")):
         alone = [path for path in mine if path not in theirs]
         if alone and alone[0]:
             return f"it {said} {alone[0]}"
     first, second = (shown(jax.tree.structure(tree), 200) for tree in (got, want))
     return f"{first} for {second}"
-
-
-def _at(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path)
 
 
 def _typed(leaf: Any) -> str:

@@ -143,7 +143,7 @@ def about(
         "kind": kind,
         "text": text,
     }
-    return {"help": _ended(help, unless_given), "plain": help, **more}
+    return {"help": _sentence(help, unless_given), "plain": help, **more}
 
 
 def setting(default: Any, help: str = "", **more: Any) -> Any:
@@ -159,7 +159,7 @@ def read_help(settings: type[T]) -> type[T]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
                 help, _, python = (" ".join(part.split()) for part in said.partition("\n\n"))
                 own = _fields(settings)[name]
-                texts = {"help": _ended(help, own.metadata["unless_given"]), "plain": help, "python": python}
+                texts = {"help": _sentence(help, own.metadata["unless_given"]), "plain": help, "python": python}
                 own.metadata = MappingProxyType({**own.metadata, **texts})
     return settings
 
@@ -183,12 +183,12 @@ def restated(settings: type, name: str, default: Any, unless_given: str = "") ->
     """
     field = _fields(settings)[name]
     text = text_type(settings, field)
-    said = {"help": _ended(field.metadata["plain"], unless_given), "unless_given": unless_given}
+    said = {"help": _sentence(field.metadata["plain"], unless_given), "unless_given": unless_given}
     metadata = dict(field.metadata) | said | {"kind": _kind(field), "text": text | None if default is None else text}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _ended(help: str, unless_given: str) -> str:
+def _sentence(help: str, unless_given: str) -> str:
     return f"{help.rstrip('.')}; {unless_given}." if unless_given else help
 
 

@@ -192,7 +192,7 @@ def checksum(tree: PyTree) -> int:
     found = 0
     for leaf in jax.tree.leaves(tree):
         array = np.asarray(leaf)
-        for part in host_memory.in_parts(array) if host_memory.is_mapped(array) else (array,):
+        for part in host_memory.iterate(array) if host_memory.is_mapped(array) else (array,):
             found = zlib.crc32(np.ascontiguousarray(part).data, found)
     return found
 

@@ -155,7 +155,7 @@ class ClientData:
         start, size = np.asarray(self.start)[places], np.asarray(self.size)[places]
         if size.sum(dtype=np.int64) >= len(self.examples.y):
             return replace(self, start=start, size=size)
-        return ClientData.stacked(self._taken(start, size), size).bounded(self.capacity)
+        return ClientData.stacked(self._copy(start, size), size).bounded(self.capacity)
 
     def check(self) -> None:
         """Refuse a stack whose places are not in its store, on the host.
@@ -182,9 +182,9 @@ class ClientData:
         ends = np.cumsum(size, dtype=np.int64)
         if np.array_equal(start[size > 0], (ends - size)[size > 0]) and ends[-1] == len(self.examples.y):
             return jax.tree.map(np.asarray, self.examples)
-        return self._taken(start, size)
+        return self._copy(start, size)
 
-    def _taken(self, start: np.ndarray, size: np.ndarray) -> Examples:
+    def _copy(self, start: np.ndarray, size: np.ndarray) -> Examples:
         ends = np.cumsum(size, dtype=np.int64)
         places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(start - (ends - size), size)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[places], self.examples)

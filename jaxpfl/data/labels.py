@@ -72,7 +72,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
     """
     for leaf in jax.tree.leaves(x):
         passed = 0
-        for part in host_memory.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.floating) else ():
+        for part in host_memory.iterate(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.floating) else ():
             with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
                 finite = np.isfinite(part.astype(np.float32, copy=False))
             if not finite.all():
@@ -91,7 +91,7 @@ def numbered(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.n
       The numbers of the labels, [N] int32 for each split; and the distinct labels, [K].
     """
     names = np.zeros(0, next(iter(labels.values())).dtype)
-    for part in (part for y in labels.values() for part in host_memory.in_parts(y, _ENTRIES)):
+    for part in (part for y in labels.values() for part in host_memory.iterate(y, _ENTRIES)):
         names = np.union1d(names, part)
     return {split: np.searchsorted(names, y).astype(np.int32) for split, y in labels.items()}, names
 
@@ -136,8 +136,8 @@ def lost_digits(x: np.ndarray) -> Lost | None:
         return None
     flat = x.reshape(len(x), -1)
     with np.errstate(all="ignore"):  # what is not finite is refused by `check_finite`
-        mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.in_parts(flat)) / len(x)
-        spread = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in host_memory.in_parts(flat)) / len(x))
+        mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.iterate(flat)) / len(x)
+        spread = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in host_memory.iterate(flat)) / len(x))
         for feature in np.flatnonzero(np.abs(mean) > _FAR * spread):
             values = np.unique(flat[:, feature])
             after = len(np.unique(values.astype(np.float32)))
@@ -157,6 +157,6 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
         return x
     wide = lost_digits(x) is not None if wide is None else wide
     made = host_memory.empty(x.shape, np.float64 if wide else np.float32, like=x)
-    for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
+    for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):
         new[...] = old
     return made

@@ -175,7 +175,7 @@ def _hashes(examples: store.Examples) -> np.ndarray:
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
         weights = rng.integers(2**63, size=rows.shape[1] * rows.itemsize // 4, dtype=np.uint64) * 2 + 1
-        for part in host_memory.in_parts(rows, _ENTRIES):
+        for part in host_memory.iterate(rows, _ENTRIES):
             words = (part + part.dtype.type(0)).view(np.uint32)  # which makes -0.0 a 0.0
             words ^= words >> 16  # the low bits of small numbers are zeros, and a product keeps them
             found[done : done + len(part)] += words.astype(np.uint64) @ weights

@@ -18,7 +18,7 @@ from jaxpfl.data.labels import lost_digits, narrowed
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.support.host_memory import in_parts
+from jaxpfl.support.host_memory import iterate
 
 
 class Scaling(NamedTuple):
@@ -58,7 +58,7 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
     def of_split(split: ClientData) -> ClientData:
         def of_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
             new = host_memory.empty(np.shape(leaf), np.float32, like=leaf)
-            for old, part in zip(in_parts(np.asarray(leaf)), in_parts(new), strict=True):
+            for old, part in zip(iterate(np.asarray(leaf)), iterate(new), strict=True):
                 part[:] = (old - mean) / deviation
             return new
 
@@ -110,8 +110,8 @@ def check_standardizable(source: Source) -> None:
 
 def _moments(x: np.ndarray) -> Scaling:
     """Mean and deviation of inputs [N, ...], in two passes."""
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in in_parts(x)) / len(x)
-    variance = sum(np.square(part - mean).sum(axis=0) for part in in_parts(x)) / len(x)
+    mean = sum(part.sum(axis=0, dtype=np.float64) for part in iterate(x)) / len(x)
+    variance = sum(np.square(part - mean).sum(axis=0) for part in iterate(x)) / len(x)
     deviation = np.sqrt(variance)
     # Rounding gives even a constant a small deviation.
     constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)

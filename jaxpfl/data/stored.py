@@ -183,7 +183,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
     labels = [np.asarray(getattr(federation, name).examples.y) for name in _SPLITS]
     classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
     if are_classes(labels[0]):
-        classes += max(int(part.max()) for y in labels for part in host_memory.in_parts(y))
+        classes += max(int(part.max()) for y in labels for part in host_memory.iterate(y))
     about = {"data": "federation", "description": "a saved federation", "scales": None}
     inputs: Inputs = "features"  # whole numbers are tokens where a source says so
     return about | {"classes": classes, "inputs": inputs, "task": task_for(labels[0])}

@@ -100,7 +100,7 @@ def put_together(
     """
     _check_patience(spec, federation, task.kind)
     hp, cohorts = spec.hp, cohorts_of(spec, federation.num_clients)
-    attackers, federation = with_attackers(spec, federation, task)
+    attackers, federation = draw_attackers(spec, federation, task)
     if spec.method.uploads and not spec.method.pooled:
         robust.resolve(spec.aggregate).check(math.floor(cohorts.expected_cohort))
     mechanism = spec.privacy if spec.method.uploads else None
@@ -304,7 +304,7 @@ class Assembled:
             feedback = None if privacy is None else False
             algorithm = compression.compressed(algorithm, compressor, one, feedback=feedback)
         if algorithm.noise is not None:
-            algorithm = noise_keys.of_method(algorithm, method, dict(spec.options), work, compressor)
+            algorithm = noise_keys.add_method(algorithm, method, dict(spec.options), work, compressor)
         return algorithm, values
 
     def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
@@ -404,7 +404,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     return work if spec.local_epochs is None else work.in_epochs(spec.local_epochs)
 
 
-def with_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
+def draw_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
     """The clients that attack, [m] bool, and the data that all train on; None, and the same data, without an attack.
 
     Raises:

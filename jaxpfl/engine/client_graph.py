@@ -101,10 +101,10 @@ def client_graph(
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
     """`client_graph` for "data" or "features", which need no training."""
-    return graphs.nearest(_of_inputs(space, federation), neighbours)
+    return graphs.nearest(_input_vectors(space, federation), neighbours)
 
 
-def _of_inputs(space: str, federation: Federation) -> Array:
+def _input_vectors(space: str, federation: Federation) -> Array:
     """Vectors that represent the clients' inputs in a space, [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
@@ -135,17 +135,17 @@ def _each(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array
     places: list[np.ndarray] = []
     for length, own in zip(lengths, class_of(sizes, lengths), strict=True):
         part = replace(clients.client(own), examples=examples, capacity=length)
-        vectors.append(full_precision.jit(partial(_in_turn, vector))(part))
+        vectors.append(full_precision.jit(partial(_map_clients, vector))(part))
         places.append(own)
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(places))]
 
 
-def _in_turn(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:
-    def of_one(own: tuple[Array, Array]) -> Array:
+def _map_clients(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:
+    def one(own: tuple[Array, Array]) -> Array:
         one = replace(clients, start=own[0], size=own[1])
         return vector(one.x, one.mask)
 
-    return jax.lax.map(of_one, (clients.start, clients.size))
+    return jax.lax.map(one, (clients.start, clients.size))
 
 
 def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:

@@ -122,7 +122,7 @@ def run_cohort(
     data, examples = split_stores(data)
     if spread is None:
         here = _Slots(rows < num_clients, rows, rows, jnp.arange(capacity))
-        work = partial(_with_stores, one, shared, examples)
+        work = partial(_join_and_call, one, shared, examples)
         return _run_here(work, here, states, data, kept=capacity, block=block, everyone=everyone)
     devices = spread.parts
     own = -(-num_clients // devices)
@@ -138,9 +138,9 @@ def run_cohort(
         check_vma=False,
     )
     def on_each(shared: PyTree, rows: Array, states: PyTree, data: PyTree, examples: tuple[Examples, ...]) -> Outcome:
-        work = partial(_with_stores, one, shared, examples)
+        work = partial(_join_and_call, one, shared, examples)
         if not spread.shared_data:
-            data = moved_here(data, examples, jax.lax.axis_index(AXIS))
+            data = shift_places(data, examples, jax.lax.axis_index(AXIS))
         first = jax.lax.axis_index(AXIS) * own
         if spread.even:
             outcome = _run_even(work, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
@@ -158,7 +158,7 @@ def run_cohort(
     return on_each(shared, rows, states, data, examples)
 
 
-def _with_stores(
+def _join_and_call(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
     """`OneClient` for data without their stores."""
@@ -333,15 +333,15 @@ def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
     A function of one client is mapped over the former alone: a store is an argument that is never gathered or copied.
     """
     stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
-    return _with(tree, [None] * len(stores)), tuple(stores)
+    return _replace_stores(tree, [None] * len(stores)), tuple(stores)
 
 
 def join_stores(tree: PyTree, stores: Sequence[Examples]) -> PyTree:
     """Inverse of `split_stores`, for one client or a stack."""
-    return _with(tree, stores)
+    return _replace_stores(tree, stores)
 
 
-def moved_here(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
+def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
     """The tree with places in a device's parts of stores that lie on several in equal parts.
 
     Args:
@@ -351,13 +351,13 @@ def moved_here(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTre
     """
     parts = iter(stores)
 
-    def moved(node: Any) -> Any:
+    def shift(node: Any) -> Any:
         return replace(node, start=node.start - device * len(next(parts).y)) if _is_data(node) else node
 
-    return jax.tree.map(moved, tree, is_leaf=_is_data)
+    return jax.tree.map(shift, tree, is_leaf=_is_data)
 
 
-def _with(tree: PyTree, stores: Sequence[Any]) -> PyTree:
+def _replace_stores(tree: PyTree, stores: Sequence[Any]) -> PyTree:
     given = iter(stores)
     return jax.tree.map(
         lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data

@@ -94,11 +94,11 @@ def compiled(
     options = _options(donate_argnums, out_shardings, compiler_options)
     key = key_of(function, options, _places(arguments))
 
-    def made() -> jax.stages.Compiled:
+    def make() -> jax.stages.Compiled:
         _make_room()
-        return _from_disk(key, lambda: jax.jit(function, **options).lower(*arguments).compile())
+        return _load_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile())
 
-    return _found(key, made)
+    return _get_or_make(key, make)
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str:
@@ -119,10 +119,10 @@ def _options(
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
     """`jax.eval_shape`, evaluated once for equal functions."""
-    return found(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
+    return cached(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
 
 
-def found(key: Key, make: Callable[[], Any]) -> Any:
+def cached(key: Key, make: Callable[[], Any]) -> Any:
     """Value that is kept under a key, made at the first request, in the folder too."""
     path = _path("told", key)
 
@@ -136,10 +136,10 @@ def found(key: Key, make: Callable[[], Any]) -> Any:
             _write(path, pickle.dumps(value))
         return value
 
-    return _found(key, read_or_make)
+    return _get_or_make(key, read_or_make)
 
 
-def _found(key: Key, make: Callable[[], Any]) -> Any:
+def _get_or_make(key: Key, make: Callable[[], Any]) -> Any:
     """Value kept under a key, made if there is none yet; threads that ask for one key wait for one making."""
     mine = Future[Any]()
     with _lock:
@@ -201,7 +201,7 @@ def _place(leaf: Any) -> Any:
     return leaf.shape, str(leaf.dtype), leaf.aval.weak_type, leaf.sharding if committed else None
 
 
-def _from_disk(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
+def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
     """The program of that key in the folder; made and written there if there is none."""
     path = _path("program", key)
     if path is None:

@@ -91,7 +91,7 @@ def make_evaluate(
             (f.splits, getattr(f, split), jnp.asarray(f.client_ids), group.take(per_client))
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        states = _of_each(algorithm, plan, state.clients)
+        states = _per_scored_client(algorithm, plan, state.clients)
         return gather(_each_group(algorithm, plan, work_of, today, states, data), plan.groups)
 
     return evaluate
@@ -163,7 +163,7 @@ def make_adapt(
 
             def one(nth: Array, own: PyTree) -> PyTree:
                 key = stream(today.key, Purpose.ADAPT, client_id, nth)
-                new, _, _ = protocol_checks.updated(client, key, today.hp, context(nth), message, own, splits)
+                new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
                 return trees.where(trees.all_finite(new), new, own)
 
             adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
@@ -171,7 +171,7 @@ def make_adapt(
             on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
-                in_rounds = rounds * protocol_checks.counted(client.gradients.update, limit, message)
+                in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
                 adapting = client.gradients.personalize
                 adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
                 scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
@@ -187,7 +187,7 @@ def make_adapt(
         elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
-        states = _of_each(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
+        states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
         return gather(_each_group(algorithm, plan, work_of, today, states, data), plan.groups)
 
     return adapt
@@ -201,13 +201,15 @@ def _today(
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
     message = send(key, hp, ctx, state.server)
-    per_client = message.per_client if newcomers else _of_each(algorithm, plan, clients.received(message.per_client))
+    per_client = message.per_client
+    if not newcomers:
+        per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
     # Personalisation on guarded examples draws its noise from the run's own stream, as the rounds do.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
 
-def _of_each(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
+def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
     """Values stacked by trained client, for each client that is scored: of a pooled method, its one client's."""
     if not algorithm.pooled:
         return stacked
@@ -252,7 +254,7 @@ def _score(
 ) -> dict[str, Metrics]:
     predict_global = algorithm.server.predict_global
 
-    def of_chunk(x: PyTree, y: Array, valid: Array) -> Metrics:
+    def predictions(x: PyTree, y: Array, valid: Array) -> Metrics:
         logits = {name: client.predict(today.hp, getattr(personal, name), x) for name in ("before", "after")}
         if predict_global is not None:
             logits["global"] = predict_global(today.hp, today.server, x)
@@ -262,7 +264,7 @@ def _score(
         return logits
 
     def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, dict[str, tuple[Array, ...]]]:
-        return {name: _sums(task, values, y, valid) for name, values in of_chunk(x, y, valid).items()}
+        return {name: _sums(task, values, y, valid) for name, values in predictions(x, y, valid).items()}
 
     sums, count = passes.total(sums_of_chunk, examples), examples.size
     means = {name: _means(task, totals, count) for name, totals in sums.items()}
@@ -273,9 +275,9 @@ def _score(
             score = scores[task.headline]
             scores[task.headline] = jnp.where(jnp.isnan(score) & (count > 0), worst, score)
     if any(isinstance(metric, PerClient) for metric in task.metrics.values()):
-        rows, y = passes.each(lambda x, y, valid: (of_chunk(x, y, valid), y), examples)
+        rows, y = passes.each(lambda x, y, valid: (predictions(x, y, valid), y), examples)
         for name, values in rows.items():
-            means[name] |= _of_client(task, values, y, count)
+            means[name] |= _client_metrics(task, values, y, count)
     means["after"]["diverged"] = ~personal.finite
     return means
 
@@ -291,7 +293,7 @@ def _reader(
             (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        states = _of_each(algorithm, plan, state.clients)
+        states = _per_scored_client(algorithm, plan, state.clients)
         return _each_group(algorithm, plan, work_of, today, states, data)
 
     return read
@@ -326,7 +328,7 @@ def _each_group(
             everyone=True,
             spread=plan.spread and plan.spread._replace(even=False),
         )
-        kept.append(group.in_order(outcome.kept))
+        kept.append(group.restore_order(outcome.kept))
     return kept
 
 
@@ -356,7 +358,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
     return means
 
 
-def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
+def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
     """Each metric of all of a client's examples at once, []; NaN without examples."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))

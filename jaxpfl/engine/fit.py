@@ -157,18 +157,18 @@ class Fit(NamedTuple):
     @property
     def unseen_accuracy(self) -> np.ndarray | None:
         """Test accuracy of each unseen client after its adaptation, [S, u]; None where there are none."""
-        return None if self.unseen is None else np.asarray(_of(self.unseen["after"], "accuracy"))
+        return None if self.unseen is None else np.asarray(_metric_scores(self.unseen["after"], "accuracy"))
 
     @property
     def personalized_accuracy(self) -> np.ndarray:
         """Test accuracy of each client's personalised model after the last round, [S, m]; NaN for attackers."""
-        return _of(self.scores["after"], "accuracy")[-1]
+        return _metric_scores(self.scores["after"], "accuracy")[-1]
 
     @property
     def validation_accuracy(self) -> np.ndarray | None:
         """Accuracy of each client's personalised model on its validation examples after the last round, [S, m]; None
         where no client has any. Choose hyper-parameters by this one: test examples are for reporting."""
-        return None if self.validation is None else _of(self.validation["after"], "accuracy")[-1]
+        return None if self.validation is None else _metric_scores(self.validation["after"], "accuracy")[-1]
 
     @property
     def gradients(self) -> GradientCounts | None:
@@ -178,7 +178,7 @@ class Fit(NamedTuple):
     @property
     def global_accuracy(self) -> np.ndarray | None:
         """Test accuracy of the global model on each client after the last round, [S, m]; None where there is none."""
-        return _of(self.scores["global"], "accuracy")[-1] if "global" in self.scores else None
+        return _metric_scores(self.scores["global"], "accuracy")[-1] if "global" in self.scores else None
 
     @property
     def headline(self) -> str:
@@ -266,7 +266,7 @@ class Evaluated(NamedTuple):
     validation: Scores | None
 
 
-def _of(scores: Mapping[str, Any], metric: str) -> Any:
+def _metric_scores(scores: Mapping[str, Any], metric: str) -> Any:
     """A metric's scores.
 
     Raises:

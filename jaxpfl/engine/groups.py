@@ -57,11 +57,11 @@ class Group(NamedTuple):
 
     def cohort(self, rows: Array) -> Array:
         """Map a cohort's rows among all clients to rows in this group, sorted, ``end`` where empty."""
-        return rows if self._as_all else jnp.sort(self.rows_of(rows))[: self.capacity(rows.shape[0])]
+        return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.capacity(rows.shape[0])]
 
     def rows_of(self, rows: Array) -> Array:
         """Map rows among all clients to rows in this group; ``end`` for m and for other groups' clients."""
-        if self._as_all:
+        if self._is_whole:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
         place[self.members] = self.order
@@ -69,7 +69,7 @@ class Group(NamedTuple):
 
     def clients(self, rows: Array) -> Array:
         """Map rows in this group to rows among all clients, the inverse of `cohort`; m where empty."""
-        if self._as_all:
+        if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
         client[self.order] = self.members
@@ -81,7 +81,7 @@ class Group(NamedTuple):
             return jnp.arange(self.size, dtype=jnp.int32)
         return jnp.asarray(np.sort(self.places).astype(np.int32))
 
-    def of_every(self, own: Array) -> Array:
+    def take_every(self, own: Array) -> Array:
         """The rows of `every` of what is stacked as the group is."""
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
@@ -89,7 +89,7 @@ class Group(NamedTuple):
         """The group's rows of a tree stacked by all clients, [m, ...], padded to ``rows``."""
 
         def take(leaf: Array) -> Array:
-            if self._as_all:
+            if self._is_whole:
                 missing = self.rows - leaf.shape[0]
                 return jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)) if missing else leaf
             clients = np.full(self.rows, self.members.max(initial=0))
@@ -98,7 +98,7 @@ class Group(NamedTuple):
 
         return jax.tree.map(take, stacked)
 
-    def counted(self, stacked: PyTree) -> PyTree:
+    def take_counts(self, stacked: PyTree) -> PyTree:
         """The group's rows of what a state holds for all clients, [m', ...]: in its own order if it is the only one."""
         return stacked if self.only else self.take(stacked)
 
@@ -113,7 +113,7 @@ class Group(NamedTuple):
         rows = slice(self.size) if self.places is None else self.places
         return jax.tree.map(lambda leaf: leaf[rows], own)
 
-    def in_order(self, values: PyTree) -> PyTree:
+    def restore_order(self, values: PyTree) -> PyTree:
         """Reorder values by slot of `every`, [size, ...], to the members' order."""
         if self.places is None:
             return values
@@ -121,7 +121,7 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[slots], values)
 
     def resized(self, *, whole: bool) -> int | np.ndarray:
-        """The own stack's rows, or the members' alone, for `state.with_rows`."""
+        """The own stack's rows, or the members' alone, for `state.resize_rows`."""
         if self.places is None:
             return self.rows if whole else self.size
         if not whole:
@@ -155,7 +155,7 @@ class Group(NamedTuple):
         return self._replace(places=places)
 
     @property
-    def _as_all(self) -> bool:
+    def _is_whole(self) -> bool:
         return self.only and self.places is None
 
 

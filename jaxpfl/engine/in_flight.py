@@ -61,7 +61,7 @@ class Arrivals(NamedTuple):
     seconds: Array
 
 
-def at_work(algorithm: Algorithm, participation: Participation) -> int:
+def concurrency(algorithm: Algorithm, participation: Participation) -> int:
     """M, the number of clients at work at once.
 
     Raises:

@@ -32,11 +32,11 @@ from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import Compressor
 
 
-def of_method(
+def add_method(
     algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
 ) -> Algorithm:
     """A private algorithm whose noise also depends on the method and the settings that it was built with."""
-    return _with_text(
+    return _extend_name(
         algorithm,
         method.name,
         None if method is METHODS.get(method.name) else method.build,
@@ -48,12 +48,12 @@ def of_method(
     )
 
 
-def of_task(algorithm: Algorithm, task: Task) -> Algorithm:
+def add_task(algorithm: Algorithm, task: Task) -> Algorithm:
     """The algorithm, whose noise also depends on the model, with given parameters, and the loss if it is private."""
-    return algorithm if algorithm.noise is None else _with_text(algorithm, task.model, task.loss)
+    return algorithm if algorithm.noise is None else _extend_name(algorithm, task.model, task.loss)
 
 
-def _with_text(algorithm: Algorithm, *settings: Any) -> Algorithm:
+def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
     noise, text = algorithm.noise, named(*settings)
     assert noise is not None
     if text is None:
@@ -68,7 +68,7 @@ def names_of(
 
     Empty texts for an algorithm that is not private, or whose noise has no text.
     """
-    each = availability.by_run
+    each = availability.per_run
     if noise is None or noise.secret:
         return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)

@@ -167,10 +167,10 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
         first = jax.device_put(federation, placement.devices[0])
         return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
     places = np.arange(federation.num_clients) if group is None else group.order
-    return _in_parts(federation, places, spread.parts, NamedSharding(spread.mesh, P(AXIS)))
+    return _shard(federation, places, spread.parts, NamedSharding(spread.mesh, P(AXIS)))
 
 
-def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
+def _shard(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
     """The data with clients in equal shares, nobody's rows empty, and stores in a part for each share.
 
     Only the parts of this process's own devices are made, and only their clients' examples read.
@@ -184,13 +184,13 @@ def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: 
     rows = -(-federation.num_clients // devices) * devices
     share = rows // devices
 
-    def by_row(of_client: np.ndarray) -> np.ndarray:
+    def per_row(of_client: np.ndarray) -> np.ndarray:
         found = np.zeros(rows, of_client.dtype)
         found[places] = of_client
         return found
 
-    def in_parts(split: ClientData) -> ClientData:
-        first, sizes = (by_row(np.asarray(a)).reshape(devices, share) for a in (split.start, split.size))
+    def shard(split: ClientData) -> ClientData:
+        first, sizes = (per_row(np.asarray(a)).reshape(devices, share) for a in (split.start, split.size))
         totals = sizes.sum(axis=1, dtype=np.int64)
         part = max(int(totals.max()), 1)
         if part * devices > MOST_EXAMPLES:
@@ -199,14 +199,14 @@ def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: 
         def spread(leaf: Any) -> jax.Array:
             on_host = np.asarray(leaf)
 
-            def of_device(place: tuple[slice, ...] | None) -> np.ndarray:
+            def device_part(place: tuple[slice, ...] | None) -> np.ndarray:
                 assert place is not None
                 device = (place[0].start or 0) // part
                 made = np.zeros((part, *leaf.shape[1:]), leaf.dtype)
                 host_memory.copy_runs(on_host, first[device], sizes[device], made)
                 return made
 
-            return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, of_device)
+            return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, device_part)
 
         # An empty client points to the first example of its device's part.
         start = np.where(sizes > 0, sizes.cumsum(axis=1) - sizes, 0) + np.arange(devices)[:, None] * part
@@ -218,7 +218,7 @@ def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: 
         )
 
     ids, *splits = federation
-    return Federation(processes.put(by_row(np.asarray(ids)), layout), *map(in_parts, splits))
+    return Federation(processes.put(per_row(np.asarray(ids)), layout), *map(shard, splits))
 
 
 def put_as(federation: Federation, here: Placement, there: Placement) -> Federation:

@@ -11,7 +11,7 @@ import jax.export
 
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
-from jaxpfl.core.protocol import Algorithm, Reduction, any_data, by_turns
+from jaxpfl.core.protocol import Algorithm, Reduction, any_data, round_robin
 from jaxpfl.core.types import PyTree
 from jaxpfl.engine import compiled, memory
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
@@ -129,7 +129,7 @@ class Programs:
         # A first state can hold what the server sends, which some compute by products (FedAMP).
         return traced_as(begin, None, self.execution.matmul)
 
-    def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
+    def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled ``advance`` or scoring program for S runs and arguments of these shapes.
 
         A program that would not fit into memory is compiled again with fewer clients at once.
@@ -259,7 +259,7 @@ def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
     )
     if name == "advance":
         return algorithm
-    rest = {"idle_cap": 0, "group_of": by_turns, "reduction": Reduction.SUM, "counts_bits": False}
+    rest = {"idle_cap": 0, "group_of": round_robin, "reduction": Reduction.SUM, "counts_bits": False}
     own_steps = algorithm.own_steps if name == "unseen" else None
     return algorithm._replace(**rest, local_steps=0, own_steps=own_steps)
 

@@ -121,7 +121,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             rows = participation.rows(state.released, state.round, ids)
         else:
             assert flights is not None
-            availability = plan.availability.at(rates)
+            availability = plan.availability.replace_rates(rates)
             sizes = groups[0].members_of(jnp.asarray(federations[0].train.size))
             ahead = seconds_ahead(algorithm, availability, ids, sizes, state.key, state.round, sent)
             sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
@@ -131,7 +131,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
         for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
-            own_rows, before = group.cohort(rows), group.counted(counts)
+            own_rows, before = group.cohort(rows), group.take_counts(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(_take_part, algorithm, client, plan.availability, plan.model, participation.capacity),
@@ -172,13 +172,13 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             reduced = Reduced(total.total, total.weight, contributors)
         server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
         given = (server_key, hp, ctx, state.server, reduced)
-        new_server, server_metrics = protocol_checks.served(server, *given, shared=message.shared)
+        new_server, server_metrics = protocol_checks.call_server(server, *given, shared=message.shared)
         # A server may overflow on finite uploads: it then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = lay(plan.model, trees.where(sound, new_server, state.server))
         present = counts.participations - state.counts.participations
         lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
-        counts = counts.with_diverged(jnp.where(sound, counts.diverged, lost))
+        counts = counts.replace_diverged(jnp.where(sound, counts.diverged, lost))
         metrics = done.means() | server_metrics
         metrics |= {"participants": tally.clients, "diverged": jnp.where(sound, tally.diverged, tally.clients)}
         if idles:
@@ -229,7 +229,7 @@ class _Tally(NamedTuple):
     dropped: Array
 
     @classmethod
-    def of(cls, present: Array, counts: Counts) -> _Tally:
+    def one(cls, present: Array, counts: Counts) -> _Tally:
         """One client's, of the increment of a round."""
         given = jnp.ones((), jnp.int32), counts.diverged, counts.dropped
         return cls(*(jnp.where(present, number, 0) for number in given))
@@ -251,7 +251,7 @@ def _take_part(
     Of asynchronous rounds, what is sent are the `InFlight` clients, and the last of the data is this one's slot.
     """
     (run_key, released), round, hp, rates, sent = shared
-    availability = availability.at(rates)
+    availability = availability.replace_rates(rates)
     (old, counts), (splits, client_id, per_client, slot) = own, data
     now = round
     if slot is not None:
@@ -262,7 +262,7 @@ def _take_part(
         ctx = ctx._replace(staleness=now - round)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message, old = Message(lay(model, sent), per_client), lay(model, old)
-    new, upload, metrics = protocol_checks.updated(client, key, hp, ctx, message, old, splits)
+    new, upload, metrics = protocol_checks.call_update(client, key, hp, ctx, message, old, splits)
     new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
     failed = upload.failed
     usable = _summable(packed, slots)
@@ -277,6 +277,7 @@ def _take_part(
         trees.where(condition, tree, jax.tree.map(jnp.zeros_like, tree))
         for condition, tree in ((arrived, packed), (keep, _Done(jnp.ones((), jnp.int32), metrics)))
     )
+    count = client.gradients and client.gradients.update
     added = Counts.row(
         participations=1,
         uploads=arrived,
@@ -284,13 +285,13 @@ def _take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=0 if client.gradients is None else protocol_checks.counted(client.gradients.update, limit, message),
+        gradients=protocol_checks.call_gradients(count, limit, message) if count else 0,
         upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
     if algorithm.reduction is Reduction.STACK:
-        return Outcome(state, ((), (), done, _Tally.of(present, added)), (packed, arrived))
-    return Outcome(state, (packed, arrived.astype(jnp.int32), done, _Tally.of(present, added)), ())
+        return Outcome(state, ((), (), done, _Tally.one(present, added)), (packed, arrived))
+    return Outcome(state, (packed, arrived.astype(jnp.int32), done, _Tally.one(present, added)), ())
 
 
 def _summable(upload: PyTree, slots: int) -> Array:
@@ -319,31 +320,30 @@ def _work_alone(
 ) -> Outcome:
     """One client's round outside the cohort. Summed: (tally, outcome)."""
     (run_key, released), round, hp, rates = shared
-    availability = availability.at(rates)
+    availability = availability.replace_rates(rates)
     (old, counts), (splits, client_id) = own, data
     limit = step_limit(algorithm, availability, run_key, round, client_id, splits.train.size)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
     old = lay(model, old)
-    new, metrics = protocol_checks.idled(
+    new, metrics = protocol_checks.call_idle(
         client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits
     )
     new = lay(model, new)
     finite = trees.all_finite(new)
     keep = present & finite
     done = _Done(jnp.ones((), jnp.int32), metrics)
+    count = client.gradients and client.gradients.idle
     added = Counts.row(
         diverged=~finite,
         idle_rounds=1,
         idle_streak=1,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=protocol_checks.counted(client.gradients.idle, limit)
-        if client.gradients and client.gradients.idle
-        else 0,
+        gradients=protocol_checks.call_gradients(count, limit) if count else 0,
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     done = trees.where(keep, done, jax.tree.map(jnp.zeros_like, done))
-    return Outcome(state, (_Tally.of(present, added), done), ())
+    return Outcome(state, (_Tally.one(present, added), done), ())
 
 
 def _context(
@@ -357,7 +357,7 @@ def _context(
 def _rows_where(condition: Array, group: Group) -> Array:
     """Rows of the group's clients that meet the condition, [rows], sorted, [size]; then ``end`` in all other places."""
     rows = group.every()
-    return jnp.sort(jnp.where(group.of_every(condition), rows, group.end))
+    return jnp.sort(jnp.where(group.take_every(condition), rows, group.end))
 
 
 def _add(sums: list[PyTree]) -> PyTree:

@@ -32,9 +32,9 @@ from jaxpfl.engine.state import (
     check_distinct,
     keyless,
     number,
+    resize_rows,
     rows_of,
     whole,
-    with_rows,
 )
 from jaxpfl.models import Task
 from jaxpfl.models.base import Half
@@ -96,7 +96,7 @@ class Simulation:
         Raises:
           JaxpflError: for a participation of another m, an id of two clients, data that the method refuses, unseen
             clients with ids of trained ones, a method that cannot serve them (its server sends individual messages),
-            groups without a client, and as `in_flight.at_work`.
+            groups without a client, and as `in_flight.concurrency`.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
@@ -110,8 +110,8 @@ class Simulation:
         agree_on(federation)
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
-            in_flight.at_work(algorithm, participation)
-        algorithm = noise_keys.of_task(algorithm, task)
+            in_flight.concurrency(algorithm, participation)
+        algorithm = noise_keys.add_task(algorithm, task)
         self.plan = plan or ExecutionPlan()
         trained, of_rounds = federation, self.plan
         if algorithm.pooled:
@@ -253,11 +253,11 @@ class Simulation:
             return scores
         left_out = ~self.attackers if attackers else self.attackers
 
-        def of_others(score: Array) -> Any:
+        def masked(score: Array) -> Any:
             found = np.asarray(score)
             return found if found.dtype == bool else np.where(left_out, np.nan, found).astype(found.dtype)
 
-        return jax.tree.map(of_others, scores)
+        return jax.tree.map(masked, scores)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Score the unseen clients on their test examples: model -> metric -> [S, u].
@@ -368,7 +368,7 @@ class Simulation:
                 f"the clients of the run live on disk, in {folder}: it goes on with plan.clients_in = disk"
             )
 
-    def kept(self, state: RunState) -> RunState:
+    def checkpointed(self, state: RunState) -> RunState:
         """The part of a state that a checkpoint holds; `adopt` takes it back."""
         return self.trim(state)
 
@@ -389,10 +389,10 @@ class Simulation:
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
         """Give the state all rows that the programs need, or the clients' rows alone."""
-        return with_rows(state, *self._rows(whole=whole))
+        return resize_rows(state, *self._rows(whole=whole))
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
-        """Rows of each group's stack, and of what is held for all clients (`with_rows`)."""
+        """Rows of each group's stack, and of what is held for all clients (`resize_rows`)."""
         rows = [group.resized(whole=whole) for group in self._groups]
         if len(rows) == 1:
             return rows, rows[0]
@@ -546,7 +546,7 @@ class Simulation:
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
         """The compiled program of ``advance``, or of a way to score, for S runs."""
         programs = self._programs if name == "advance" else self._scoring
-        return programs.made.get((name, runs)) or programs.of(name, runs, self._arguments(name, runs))
+        return programs.made.get((name, runs)) or programs.get(name, runs, self._arguments(name, runs))
 
     def _arguments(self, name: Name, runs: int) -> tuple[Any, ...]:
         """Arguments of the program; states as shapes."""

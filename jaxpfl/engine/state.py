@@ -128,7 +128,7 @@ class Counts:
         carry, rest = jnp.divmod(upper, LIMB // 64)
         return high.sum(axis=-1) + carry, rest * 64 + lower
 
-    def with_diverged(self, diverged: Array) -> Counts:
+    def replace_diverged(self, diverged: Array) -> Counts:
         """The same counts with another column of diverged rounds."""
         return Counts(self.table.at[..., 2].set(diverged))
 
@@ -224,7 +224,7 @@ def init_state(
             ids = jnp.pad(ids[: group.size], (0, group.rows - group.size), mode="edge")
         given = ids, group.take(per_client)
         every = jax.vmap(init_client)
-        return every(*given) if block is None else _in_blocks(every, given, min(block, group.rows))
+        return every(*given) if block is None else _map_blocks(every, given, min(block, group.rows))
 
     clients = tuple(
         init_group(number, group, federation)
@@ -232,11 +232,12 @@ def init_state(
     )
     flights = None
     if algorithm.in_flight is not None:
-        flights = in_flight.nobody(in_flight.at_work(algorithm, participation), groups[0].num_clients, message.shared)
+        at_once = in_flight.concurrency(algorithm, participation)
+        flights = in_flight.nobody(at_once, groups[0].num_clients, message.shared)
     return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key, noise, flights)
 
 
-def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
+def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
     """``every(*given)`` over rows [n, ...], ``block`` rows at a time, written into one buffer."""
     rows = jax.tree.leaves(given)[0].shape[0]
 
@@ -260,7 +261,7 @@ def keyless(state: RunState) -> RunState:
     return state._replace(key=key, noise=noise)
 
 
-def with_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
+def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
     """A state [S, ...] with other rows: cut or padded with zeros, or in another order.
 
     Args:

@@ -115,7 +115,7 @@ def layers_of(task: Task) -> tuple[Layer, ...]:
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
     given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
-    return compiled.found(compiled.key_of("layers", *given), lambda: rewriting.layers(*given))
+    return compiled.cached(compiled.key_of("layers", *given), lambda: rewriting.layers(*given))
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
@@ -258,10 +258,10 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _with_metrics(task, task_metrics.by_name(spec.metrics))
+    return _add_metrics(task, task_metrics.by_name(spec.metrics))
 
 
-def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
+def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
     own, added = list(task.metrics), {}
     for name, metric in metrics.items():
         if isinstance(metric, str):
@@ -296,7 +296,7 @@ def _examples(*federations: Federation | None) -> Iterator[Examples]:
 
 def _check(labels: list[np.ndarray], fits: Any, words: str) -> None:
     for y in labels:
-        for part in host_memory.in_parts(y):
+        for part in host_memory.iterate(y):
             good = fits(part)
             if not good.all():
                 raise JaxpflError(f"{words}, got {part[~good].reshape(-1)[0]:g}")

@@ -162,7 +162,7 @@ class Checkpoints:
 
 def save(checkpoints: Checkpoints | None, round: int, simulation: Simulation, state: RunState, seconds: float) -> None:
     """Save the state of a simulation's runs, by the first process alone; see `Checkpoints.save`."""
-    whole = simulation.gather(state) if processes.several() else simulation.kept(state)
+    whole = simulation.gather(state) if processes.several() else simulation.checkpointed(state)
     simulation.prepare(round)
 
     def write() -> None:
@@ -189,7 +189,7 @@ def restore(
     if not processes.several():
         assert checkpoints is not None
         # The stored state does not depend on the devices: a run may continue with more or fewer of them.
-        state, seconds = checkpoints.restore(simulation.kept(first), most, say)
+        state, seconds = checkpoints.restore(simulation.checkpointed(first), most, say)
         return simulation.adopt(state), seconds
     found: list[RunState] = []
     runs = first.round.shape[0]

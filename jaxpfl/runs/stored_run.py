@@ -167,7 +167,7 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
     if not (folder / str(rounds)).is_dir():
         raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
     simulation.keep_clients_in(run.folder / "clients" / method, [rounds])
-    like = simulation.kept(simulation.init(run.seeds))
+    like = simulation.checkpointed(simulation.init(run.seeds))
     try:
         state, _ = Checkpoints(folder).read(rounds, like)
     except JaxpflError as error:

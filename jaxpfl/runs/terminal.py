@@ -24,7 +24,7 @@ from jaxpfl.engine.execution_plan import explain
 from jaxpfl.runs.scores import ACCURACY, UNBOUNDED, Headline, stored_headline
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.sweep.execute import Reporter
-from jaxpfl.support.console import new_table, shown_seconds
+from jaxpfl.support.console import format_seconds, new_table
 
 
 class _Bars:
@@ -306,8 +306,8 @@ def _costs(summary: dict[str, Any]) -> Any:
             "adapt": lambda row: _gradients(row, "personalization"),
             "up": lambda row: _bytes(row["bytes_up"]),
             "down": lambda row: _bytes(row["bytes_down"]),
-            "compile": lambda row: shown_seconds(row.get("compile_seconds")),
-            "run": lambda row: shown_seconds(row["seconds"]),
+            "compile": lambda row: format_seconds(row.get("compile_seconds")),
+            "run": lambda row: format_seconds(row["seconds"]),
         },
     )
 

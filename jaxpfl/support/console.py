@@ -60,7 +60,7 @@ def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def shown_seconds(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """Seconds with three digits at most; a dash for a time that was not measured."""
     return "-" if seconds is None else f"{seconds:.{1 if seconds < 9.95 else 0}f}"
 

@@ -106,7 +106,7 @@ def start(
     for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
         jax.config.update(name, value)
     try:
-        with _loss_reported(), _said_if_long(on_wait, given, WAIT_SAID_SECONDS):
+        with _loss_reported(), _announce_wait(on_wait, given, WAIT_SAID_SECONDS):
             if given and process == 0:
                 given["coordinator_bind_address"] = _bind_address(given["coordinator_address"], timeout)
             jax.distributed.initialize(
@@ -121,7 +121,7 @@ def start(
         _meet(processes, token)
 
 
-def lost(error: BaseException) -> LostProcessError | None:
+def loss_of(error: BaseException) -> LostProcessError | None:
     """The error for an unreachable process, if an error of XLA's means that; else None."""
     if len(_peers) < 2 or isinstance(error, JaxpflError):
         return None
@@ -129,7 +129,7 @@ def lost(error: BaseException) -> LostProcessError | None:
     return LostProcessError(f"{_loss()}{_note}") if any(word in text for word in _LOST) else None
 
 
-def begun() -> bool:
+def has_started() -> bool:
     """True after the first `start`; JAX may then wait for others when the process ends."""
     return _begun
 
@@ -164,7 +164,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
 
 
 @contextmanager
-def _said_if_long(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
+def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
     """Say whom this process waits for, if the block takes longer."""
     if on_wait is None:
         yield
@@ -348,7 +348,7 @@ def _loss_reported() -> Iterator[None]:
         try:
             yield
         finally:
-            _at_terminate()
+            _set_terminate_handler()
 
 
 @contextmanager
@@ -364,7 +364,7 @@ def _replaced(name: str, **more: Any) -> Iterator[None]:
         setattr(_jax, name, made)
 
 
-def _at_terminate() -> None:
+def _set_terminate_handler() -> None:
     global _terminate
     with suppress(OSError, AttributeError):  # another C++ library
         setting = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE

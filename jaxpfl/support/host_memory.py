@@ -131,7 +131,7 @@ def give_back(*arrays: Any) -> None:
             pages.madvise(mmap.MADV_DONTNEED)
 
 
-def in_parts(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
+def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
     """Iterate over a few examples [k, ...] at a time, of inputs [N, ...]; pages of the ones before are given back."""
     step = max(1, (entries or _ENTRIES) // max(1, x[:1].size))
     for start in range(0, len(x), step):
@@ -177,7 +177,7 @@ def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
     if not is_mapped(x):
         return x[places]
     made, done = empty((len(places), *x.shape[1:]), x.dtype, like=x), 0
-    for part in in_parts(made):
+    for part in iterate(made):
         np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # which needs no buffer
         done += len(part)
         give_back(x)

@@ -104,7 +104,7 @@ def on_first(do: Callable[[], T]) -> T:
     """
     if not several():
         return do()
-    return _told(do, alone=True)[0] if is_first() else exchange(cast(T, None))[0]
+    return _exchange_result(do, alone=True)[0] if is_first() else exchange(cast(T, None))[0]
 
 
 def together(do: Callable[[], T]) -> T:
@@ -116,7 +116,7 @@ def together(do: Callable[[], T]) -> T:
     if not several():
         return do()
     held: list[T] = []
-    _told(lambda: held.append(do()))
+    _exchange_result(lambda: held.append(do()))
     return held[0]
 
 
@@ -188,7 +188,7 @@ def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
     return jax.tree.unflatten(structure, made)
 
 
-def _told(do: Callable[[], T], *, alone: bool = False) -> list[T]:
+def _exchange_result(do: Callable[[], T], *, alone: bool = False) -> list[T]:
     """The exchanged results of ``do``; ``alone`` if the other processes only listen."""
     try:
         value = do()

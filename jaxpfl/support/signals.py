@@ -36,7 +36,7 @@ def watch() -> None:
     os.set_blocking(_wakeup, False)
     threading.Thread(target=_listen, args=(heard,), name="signals", daemon=True).start()
     for number in NUMBERS:
-        signal.signal(number, _in_main_thread)
+        signal.signal(number, _handle)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=unwatch)
 
@@ -120,7 +120,7 @@ def _listen(heard: int) -> None:
                 _arrived(number)
 
 
-def _in_main_thread(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     del frame
     # The thread has been notified, unless a library has replaced this wake-up.
     if _wakeup is not None and signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False) != _wakeup:

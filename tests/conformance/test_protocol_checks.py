@@ -120,7 +120,7 @@ WRONG = {
     "a weight that is a number": ({"weight": 1.0}, "client.update: Upload.weight must be an array, got 1.0"),
     "weights of another length": (
         {"weight": jnp.ones(7)},
-        "Upload.weight has shape [7], which are no leading axes of Upload.total's [3]",
+        "Upload.weight has shape [7], which must be the leading axes of Upload.total, here [3]",
     ),
     "weights for other parts": (
         {"weight": {"body": jnp.ones(())}},

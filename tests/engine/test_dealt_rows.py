@@ -33,8 +33,8 @@ def test_rows_there_and_back(devices):
     taken = group.take(names)
     np.testing.assert_array_equal(group.members_of(taken), names)
     np.testing.assert_array_equal(taken[group.places[3]], 30)
-    np.testing.assert_array_equal(gather([group.in_order(taken[group.every()])], (group,)), names)
-    np.testing.assert_array_equal(group.of_every(taken), taken[group.every()])
+    np.testing.assert_array_equal(gather([group.restore_order(taken[group.every()])], (group,)), names)
+    np.testing.assert_array_equal(group.take_every(taken), taken[group.every()])
 
     there, back = group.resized(whole=True), group.resized(whole=False)
     np.testing.assert_array_equal(np.asarray(names)[there][back], names)
@@ -46,7 +46,7 @@ def test_clients_of_two_groups_keep_their_places():
     first, second = (Group(own, -(-len(own) // 2) * 2, 7, False).dealt(SIZES[own] * [[1, 0]], 2) for own in members)
     assert (first.places is not None, second.places) == (True, None)
     names = jnp.arange(7) * 10
-    found = gather([g.in_order(g.take(names)[g.every()]) for g in (first, second)], (first, second))
+    found = gather([g.restore_order(g.take(names)[g.every()]) for g in (first, second)], (first, second))
     np.testing.assert_array_equal(found, names)
     changed = first.put(second.put(names, second.take(names) + 1), first.take(names) + 2)
     np.testing.assert_array_equal(changed, names + np.where(np.isin(np.arange(7), members[0]), 2, 1))

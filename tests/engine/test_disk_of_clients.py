@@ -30,7 +30,7 @@ def opened(folder: Path) -> Disk:
 def begun(folder: Path) -> Disk:
     disk = opened(folder)
     disk.tree["w"][:], disk.tree["n"][:] = 0, 0
-    disk.made()
+    disk.complete()
     return disk
 
 

@@ -119,7 +119,7 @@ def test_states_on_disk_are_announced_and_have_no_names(tmp_path: Path, monkeypa
         state = made.init([0])
     assert not list(tmp_path.iterdir())
     with pytest.raises(JaxpflError, match="were in temporary files, and none are left of round 0"):
-        made.adopt(made.kept(state))
+        made.adopt(made.checkpointed(state))
 
 
 def test_large_states_on_disk_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def state() -> Any:
     """A state of the good run, of the shapes that its checkpoints have."""
     run = stored_run.open_run(GOOD / "run")
     simulation = run.experiment().simulation("adaped")
-    return simulation.kept(simulation.init(run.seeds))
+    return simulation.checkpointed(simulation.init(run.seeds))
 
 
 def checkpoint(folder: Path) -> Any:

@@ -77,7 +77,7 @@ def _disk(folder: Path) -> None:
     disk = Disk(folder, STATES, KEYS)
     for leaf in jax.tree.leaves(disk.tree):
         leaf[:] = 0
-    disk.made()
+    disk.complete()
     for round in (1, 2, 3):
         values = {"w": np.full((2, 2), round, np.float32), "n": np.full(2, round, np.int32)}
         disk.put(round % 2, np.array([0, round % 3]), values)

@@ -120,7 +120,7 @@ def test_other_files_among_the_states_of_clients(tmp_path: Path) -> None:
     shapes = {"n": jax.ShapeDtypeStruct((1, 2), np.int32)}
     disk = Disk(tmp_path / "s", shapes, ["a"])
     disk.tree["n"][:] = 0
-    disk.made()
+    disk.complete()
     disk.commit(1)
     disk.put(0, np.array([1]), {"n": np.array([5], np.int32)})
     (tmp_path / "s" / "pending.json").write_text("[]")

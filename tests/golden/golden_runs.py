@@ -85,8 +85,8 @@ class Training(NamedTuple):
         defaults = {"model": "linear", "rounds": ROUNDS // 2, "cohort": 4, "local_steps": 2, "batch_size": 4}
         fit = jaxpfl.fit(self.method, federation(), **(defaults | dict(self.given)))
         simulation = fit.simulation
-        Checkpoints(folder).save(ROUNDS // 2, simulation.kept(fit.state), 0.0)
-        like = simulation.kept(simulation.init([0]))
+        Checkpoints(folder).save(ROUNDS // 2, simulation.checkpointed(fit.state), 0.0)
+        like = simulation.checkpointed(simulation.init([0]))
         state, _ = Checkpoints(folder).restore(like, ROUNDS, print)
         state, more = simulation.advance(simulation.adopt(state), ROUNDS // 2)
         whole = {name: [*fit.history[name][0].tolist(), *more[name][0].tolist()] for name in fit.history}

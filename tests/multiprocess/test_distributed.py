@@ -60,11 +60,11 @@ def test_flags_that_do_not_fit(capsys, flags, message):
 def test_a_long_wait_is_said_once():
     said: list[str] = []
     own = {"coordinator_address": "host:12", "num_processes": 4, "process_id": 0}
-    with distributed._said_if_long(said.append, own, 0.0):
+    with distributed._announce_wait(said.append, own, 0.0):
         until = time.monotonic() + 10
         while not said and time.monotonic() < until:
             time.sleep(0.001)
-    with distributed._said_if_long(said.append, own, 60.0):
+    with distributed._announce_wait(said.append, own, 60.0):
         pass
     assert said == ["waiting for 3 of 4 processes at host:12"]
 
@@ -76,7 +76,7 @@ def test_one_process_agrees_with_itself():
     assert processes.on_first(lambda: "b") == processes.together(lambda: "b") == "b"
     processes.agree("anything", {"a": np.nan})
     assert processes._equal({"a": np.float64("nan")}, {"a": np.float64("nan")})
-    assert distributed.lost(ValueError("Gloo all-reduce failed")) is None
+    assert distributed.loss_of(ValueError("Gloo all-reduce failed")) is None
 
 
 def test_process_0_listens_at_the_named_address_alone():

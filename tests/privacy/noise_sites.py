@@ -42,7 +42,7 @@ OTHERS = {
     "data.batching._step_indices": "which of its examples a client takes",
     "data.orders._words": "the order of a client's own examples",
     "data.orders._sorted": "the order of a client's own examples",
-    "engine.client_graph._of_inputs": "random projections for a graph, which is refused under privacy",
+    "engine.client_graph._input_vectors": "random projections for a graph, which is refused under privacy",
     "estimators.bernoulli.split.summarize": "which number a client speaks of, whatever its data",
     "estimators.gaussian.split.summarize": "which number a client speaks of, whatever its data",
     "estimators.histograms.private.private_start": "a start made of what was released",

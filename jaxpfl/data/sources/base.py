@@ -171,7 +171,7 @@ def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     whole = host_memory.empty((len(a) + len(b), *a.shape[1:]), a.dtype, like=a)
     for there, part in ((0, a), (len(a), b)):
         for old, new in zip(
-            host_memory.in_parts(part), host_memory.in_parts(whole[there : there + len(part)]), strict=True
+            host_memory.iterate(part), host_memory.iterate(whole[there : there + len(part)]), strict=True
         ):
             new[...] = old
     return whole
@@ -188,7 +188,7 @@ def standardized(source: Source) -> Source:
 
     def scaled(images: np.ndarray) -> np.ndarray:
         made = host_memory.empty(images.shape, images.dtype, like=images)
-        for old, new in zip(host_memory.in_parts(images), host_memory.in_parts(made), strict=True):
+        for old, new in zip(host_memory.iterate(images), host_memory.iterate(made), strict=True):
             for channel, (mean, scale) in enumerate(scales):
                 new[..., channel] = (old[..., channel] - mean) / scale
         return made
@@ -203,10 +203,10 @@ def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
     for channel in range(images.shape[-1]):
         of = images[..., channel]
         mean = (
-            sum(np.ascontiguousarray(part).sum(dtype=np.float64) for part in host_memory.in_parts(of, _ENTRIES))
+            sum(np.ascontiguousarray(part).sum(dtype=np.float64) for part in host_memory.iterate(of, _ENTRIES))
             / of.size
         )
-        squares = (np.square(np.ascontiguousarray(part) - mean).sum() for part in host_memory.in_parts(of, _ENTRIES))
+        squares = (np.square(np.ascontiguousarray(part) - mean).sum() for part in host_memory.iterate(of, _ENTRIES))
         deviation = np.float32(np.sqrt(sum(squares) / of.size))
         found.append((np.float32(mean), deviation if deviation > 0 else np.float32(1)))
     return found

@@ -200,9 +200,7 @@ def _numbered(
     are."""
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
-        (np.isfinite(part) & (part == np.round(part))).all()
-        for y in labels.values()
-        for part in host_memory.in_parts(y)
+        (np.isfinite(part) & (part == np.round(part))).all() for y in labels.values() for part in host_memory.iterate(y)
     )
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
@@ -308,7 +306,7 @@ def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) ->
     """Refuse integers below ``least``, or beyond 32 bits, and none at all."""
     if not values.size:
         raise JaxpflError(f"{path}: {key} of shape {values.shape} holds no value")
-    ends = [(int(part.min()), int(part.max())) for part in host_memory.in_parts(values)]
+    ends = [(int(part.min()), int(part.max())) for part in host_memory.iterate(values)]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low < least or high > _LARGEST:
         wrong = low if low < least else high
@@ -323,7 +321,7 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
         _check_integers(path, key, x, -_LARGEST - 1)
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
     made = host_memory.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
-    for old, new in zip(host_memory.in_parts(x), host_memory.in_parts(made), strict=True):
+    for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):
         new[...] = pixels(old) if inputs == "pixels" else old
     return made
 

@@ -282,7 +282,7 @@ class Disk:
                 f"the clients' states need {readable(need)} in {self._folder}, {readable(free)} are free there"
             )
 
-    def made(self) -> None:
+    def complete(self) -> None:
         """Say that the first states are written."""
         if self._temporary:
             return

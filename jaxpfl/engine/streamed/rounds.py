@@ -252,7 +252,7 @@ class Rounds:
         """Program of a round for arguments with buffers of these lengths."""
         lengths = tuple(len(split.examples.y) for split in given[2].federations[0].splits)
         programs = self._programs.setdefault(lengths, _Programs(self._setting, self._execution))
-        return programs.made.get(("advance", 1)) or programs.of("advance", 1, given)
+        return programs.made.get(("advance", 1)) or programs.get("advance", 1, given)
 
     def example(self, state: RunState, values: RunValues) -> tuple[Any, ...]:
         """Arguments of a round's program, of the first run's first round."""
@@ -382,7 +382,7 @@ class Blocks:
         parts = []
         for real, here, data in _one_ahead(bring, self.all_rows()):
             given = (here, hp, data)
-            program = self.programs.made.get((name, 1)) or self.programs.of(name, 1, given)
+            program = self.programs.made.get((name, 1)) or self.programs.get(name, 1, given)
             parts.append(jax.tree.map(lambda a, real=real: np.asarray(a)[:, :real], program(*given)))
         return jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
 

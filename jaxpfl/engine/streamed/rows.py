@@ -74,13 +74,13 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
     start = np.where(size > 0, ends - size, 0)
     places = np.arange(int(size.sum(dtype=np.int64))) + np.repeat(np.asarray(data.start)[at] - start, size)
 
-    def taken(leaf: np.ndarray) -> np.ndarray:
+    def copy(leaf: np.ndarray) -> np.ndarray:
         buffer = np.zeros((length, *leaf.shape[1:]), leaf.dtype)
         if len(places):
             np.take(leaf, places, axis=0, out=buffer[: len(places)], mode="clip")
         return buffer
 
-    examples = jax.tree.map(taken, data.examples)
+    examples = jax.tree.map(copy, data.examples)
     return replace(data, examples=examples, start=start.astype(np.int32), size=size.astype(np.int32))
 
 

@@ -148,7 +148,7 @@ class StreamedSimulation(Simulation):
                     break
                 write(run, of, jax.tree.map(lambda a: a[0], state.clients[0]))
         if self._disk is not None and not is_old:
-            self._disk.made()
+            self._disk.complete()
         first = jax.tree.map(lambda *parts: jnp.concatenate(parts), *starts)
         return self._written(first, (tree,), self._no_counts(len(seeds)))
 
@@ -185,7 +185,7 @@ class StreamedSimulation(Simulation):
     def counts(self, state: RunState) -> Counts:
         return jax.tree.map(np.array, state.counts)
 
-    def kept(self, state: RunState) -> RunState:
+    def checkpointed(self, state: RunState) -> RunState:
         return state if self._disk is None else state._replace(clients=())
 
     def prepare(self, round: int) -> None:
@@ -292,7 +292,7 @@ class StreamedSimulation(Simulation):
             one, hp = jax.device_put(own, self._blocks.placement.everywhere)
             if name == "unseen":
                 given = (one, hp, clients, *more)
-                results.append(jax.tree.map(np.asarray, self._blocks.programs.of(name, 1, given)(*given)))
+                results.append(jax.tree.map(np.asarray, self._blocks.programs.get(name, 1, given)(*given)))
             else:
                 results.append(self._blocks.read(name, run, one, state.counts, hp, take, self._was_read))
         return jax.tree.map(lambda *a: np.concatenate(a), *results)

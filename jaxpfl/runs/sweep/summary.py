@@ -12,7 +12,7 @@ import numpy as np
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value
 from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import Choice, by_setting, headline_of, setting_key
-from jaxpfl.support.console import new_table, shown_seconds, unmarked
+from jaxpfl.support.console import format_seconds, new_table, unmarked
 from jaxpfl.support.errors import printable
 from jaxpfl.support.files import jsonable
 
@@ -191,7 +191,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
         console.print(_line(caveat), highlight=False)
     said = f"{len(rows)} settings" * (len(rows) > most)
     said += ("; " if said else "") + f"{summary['programs']} program{'s' * (summary['programs'] != 1)}"
-    console.print(f"{said}, {shown_seconds(summary['seconds'])} s", highlight=False)
+    console.print(f"{said}, {format_seconds(summary['seconds'])} s", highlight=False)
 
 
 def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
@@ -327,4 +327,4 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Seconds spent compiling and otherwise, over all runs of some settings."""
     compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
     known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
-    return shown_seconds(known), shown_seconds(sum(row["seconds"] for row in rows))
+    return format_seconds(known), format_seconds(sum(row["seconds"] for row in rows))
