@@ -4,11 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import messages
 import numpy as np
 import pytest
 
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression import codes, feed_back, quantizers, resolve, total_variation
+from jaxpfl.uploads.compression import feed_back, quantizers, resolve, total_variation
 
 KEY = jax.random.key(0)
 X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
@@ -42,9 +43,9 @@ def test_qsgd_is_unbiased_and_of_the_stated_variance(s: int):
 def test_qsgds_message_is_what_is_read():
     norm, levels = jax.jit(quantizers.quantize_qsgd, static_argnums=2)(KEY, X, 4)
     sent = qsgd_compress(KEY, X, 4)
-    message = quantizers.encode_qsgd(np.asarray(norm), np.asarray(levels))
+    message = messages.encode_qsgd(np.asarray(norm), np.asarray(levels))
     np.testing.assert_array_equal(
-        quantizers.dequantize_qsgd(*map(jnp.asarray, quantizers.decode_qsgd(message, 40)), 4), sent.value
+        quantizers.dequantize_qsgd(*map(jnp.asarray, messages.decode_qsgd(message, 40)), 4), sent.value
     )
     assert len(message) == int(sent.bits)
     assert int(np.abs(levels).max()) <= 4
@@ -75,7 +76,7 @@ def test_sign():
 def test_top_k_keeps_the_largest():
     got = quantizers.top_k(jnp.array([1.0, -5.0, 0.5, 5.0, 3.0]), 3)
     np.testing.assert_array_equal(got.value, [0, -5, 0, 5, 3])
-    assert int(got.bits) == len(quantizers.encode_top_k(np.asarray(got.value))) == 5 + 3 + 3 + 1 + 3 * 32
+    assert int(got.bits) == len(messages.encode_top_k(np.asarray(got.value))) == 5 + 3 + 3 + 1 + 3 * 32
 
 
 COMPRESSORS = {
@@ -112,7 +113,7 @@ def test_few_distinct_numbers_come_back_to_the_bit(k: int):
     x = rng.permutation(np.concatenate([numbers, rng.choice(numbers, 207 - k)])).astype(np.float32)
     got = lloyd(jnp.asarray(x), 7)
     np.testing.assert_array_equal(got.value, x)
-    assert int(got.bits) == len(codes.encode_runs(x))
+    assert int(got.bits) == len(messages.encode_runs(x))
 
 
 def test_the_codebook_is_a_fixed_point_of_lloyds_algorithm():
@@ -197,7 +198,7 @@ def test_few_distinct_subnormal_numbers_come_back_to_the_bit():
     x = np.array([1e-42, 2e-42, 1.0, -0.0, 0.0, -1e-45, 2e-42], np.float32)
     got = lloyd(x, 6)
     np.testing.assert_array_equal(np.asarray(got.value).view(np.int32), x.view(np.int32))
-    assert int(got.bits) == len(codes.encode_runs(x))
+    assert int(got.bits) == len(messages.encode_runs(x))
 
 
 def test_a_codebook_shows_what_is_no_number_whatever_its_sign():

@@ -1,4 +1,4 @@
-"""Decoders of compressed messages, and parsers of settings that are texts."""
+"""Parsers of settings that are texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fuzz_target import Target, of_file
 
 from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
@@ -16,77 +15,8 @@ from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
 from jaxpfl.runs.sweep import grid
 from jaxpfl.studies import bernoulli
-from jaxpfl.uploads.compression import codes, compressors, quantizers
+from jaxpfl.uploads.compression import compressors
 from jaxpfl.uploads.robust import aggregation, attacks
-
-D = 24
-"""Entries of the vector that a message is of."""
-
-
-def vector(rng: random.Random) -> np.ndarray:
-    values = rng.choice(([0.0, 1.0], [0.0, -0.0, 1.5, float("nan")], [rng.gauss(0, 1) for _ in range(D)]))
-    return np.array([rng.choice(values) for _ in range(D)], np.float32)
-
-
-def runs(rng: random.Random) -> bytes:
-    return packed(codes.encode_runs(vector(rng)))
-
-
-def entries(rng: random.Random) -> bytes:
-    return packed(quantizers.encode_top_k(vector(rng)))
-
-
-def levels(rng: random.Random) -> bytes:
-    sent = np.array([rng.choice((0, 0, 0, 1, -1, 3, -(2**20))) for _ in range(D)])
-    return packed(quantizers.encode_qsgd(np.float32(rng.random()), sent))
-
-
-def packed(bits: np.ndarray) -> bytes:
-    """The number of bits, and the bits."""
-    return len(bits).to_bytes(2, "big") + np.packbits(bits).tobytes()
-
-
-def unpacked(path: Path) -> np.ndarray:
-    content = path.read_bytes()
-    return np.unpackbits(np.frombuffer(content[2:], np.uint8))[: int.from_bytes(content[:2], "big")]
-
-
-def read_runs(path: Path) -> np.ndarray:
-    """The vector; only one message is that of it, apart from how its numbers are listed."""
-    bits = unpacked(path)
-    found = codes.decode_runs(bits, D)
-    assert found.shape == (D,)
-    assert found.dtype == np.float32
-    again = codes.decode_runs(codes.encode_runs(found), D)
-    np.testing.assert_array_equal(again.view(np.uint32), found.view(np.uint32))
-    assert len(codes.encode_runs(found)) <= len(bits)
-    return found
-
-
-def read_entries(path: Path) -> np.ndarray:
-    """The vector, as it was sent but for zeros, which are not in the message that is made of it again."""
-    bits = unpacked(path)
-    found = quantizers.decode_top_k(bits, D)
-    assert found.shape == (D,)
-    assert found.dtype == np.float32
-    again = quantizers.encode_top_k(found)
-    np.testing.assert_array_equal(quantizers.decode_top_k(again, D).view(np.uint32), _no_minus(found).view(np.uint32))
-    assert len(again) <= len(bits)
-    return found
-
-
-def _no_minus(vector: np.ndarray) -> np.ndarray:
-    return np.where(vector == 0, np.float32(0), vector)
-
-
-def read_levels(path: Path) -> Any:
-    """The levels; they are in one message only, to the bit."""
-    bits = unpacked(path)
-    norm, found = quantizers.decode_qsgd(bits, D)
-    assert found.shape == (D,)
-    np.testing.assert_array_equal(quantizers.encode_qsgd(norm, found), bits)
-    return norm, found
-
 
 TEXTS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "compressor": (compressors.resolve, ("qsgd:levels=4", "top-k:share=0.01,feedback=false", "tv:gamma=0.1")),
@@ -118,8 +48,5 @@ def read_text(path: Path) -> Any:
 
 
 WIRES: dict[str, Target] = {
-    "run lengths": of_file(runs, read_runs, "a"),
-    "entries": of_file(entries, read_entries, "a"),
-    "levels": of_file(levels, read_levels, "a"),
     "texts": of_file(some_text, read_text, "a", text=True, share=0.5),
 }

@@ -17,10 +17,10 @@ from oracle import IDS, NEWCOMERS, ROUNDS, SEED, SETTINGS, SGD, SIZES, STEPS, M,
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.uploads.compression import codes, quantizers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "compression"))
 
+import messages
 from tv_reference import dynamic_programme
 
 D = 43
@@ -36,7 +36,7 @@ def by_qsgd(x, u, round, s):
     norm = np.linalg.norm(x)
     z = s * np.abs(x) / norm
     levels = np.sign(x) * (np.floor(z) + (u < z - np.floor(z)))
-    return norm / s * levels, len(quantizers.encode_qsgd(np.float32(norm), levels))
+    return norm / s * levels, len(messages.encode_qsgd(np.float32(norm), levels))
 
 
 def by_fed_back_qsgd(x, u, round):
@@ -59,14 +59,14 @@ def by_top_k(x, u, round):
     places = np.argsort(-np.abs(x), kind="stable")[:4]
     value[places] = x[places]
     gaps = np.diff(np.sort(places), prepend=-1)
-    assert len(quantizers.encode_top_k(value)) == 4 * 32 + len(codes.encode_elias(np.array([5, *gaps])))
-    return value, len(quantizers.encode_top_k(value))
+    assert len(messages.encode_top_k(value)) == 4 * 32 + len(messages.encode_elias(np.array([5, *gaps])))
+    return value, len(messages.encode_top_k(value))
 
 
 def by_tv(x, u, round):
     value = dynamic_programme(x, 0.05 / np.sqrt(round + 1))
     # The updates' runs are found with a tolerance; numbers that single precision cannot tell apart are one.
-    return value, len(codes.encode_runs(np.float32(np.round(value, 12))))
+    return value, len(messages.encode_runs(np.float32(np.round(value, 12))))
 
 
 CASES = {

@@ -41,21 +41,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError
-from jaxpfl.uploads.compression.codes import (
-    FLOAT,
-    Reader,
-    elias_bits,
-    encode_elias,
-    encode_positions,
-    fixed,
-    floats,
-    position_bits,
-    run_bits,
-)
+from jaxpfl.uploads.compression.codes import FLOAT, elias_bits, position_bits, run_bits
 
 MOST_BITS = 16
 """Above it, neighbouring levels would differ by no more than the rounding error of single precision."""
@@ -206,31 +195,6 @@ def qsgd_bits(levels: Array) -> Array:
     return FLOAT + position_bits(sent) + each.sum()
 
 
-def encode_qsgd(norm: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The message, as bits."""
-    levels = np.asarray(levels, np.int64)
-    places = np.flatnonzero(levels)
-    sent = levels[places]
-    signs = fixed(sent < 0, 1)
-    return np.concatenate([floats(np.reshape(norm, 1)), encode_positions(places), signs, encode_elias(np.abs(sent))])
-
-
-def decode_qsgd(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """The norm [] float32 and the signed levels [d] int32 of a message.
-
-    Raises:
-      JaxpflError: if the message does not hold a vector of this size.
-    """
-    reader = Reader(bits)
-    norm = reader.floats(1)[0]
-    places = reader.positions(d)
-    signs = 1 - 2 * reader.fixed(len(places), 1)
-    levels = np.zeros(d, np.int32)
-    levels[places] = signs * reader.elias(len(places))
-    reader.end()
-    return norm, levels
-
-
 def top_k(x: Array, k: int) -> Compressed:
     """x [d] with all but k entries set to zero; ties go to the first.
 
@@ -245,34 +209,10 @@ def top_k(x: Array, k: int) -> Compressed:
 
 
 def top_k_bits(value: Array) -> Array:
-    """Exact length of ``encode_top_k(value)``, [] int32; may be traced."""
+    """Exact length of the message of a sparse vector [d], [] int32; may be traced."""
     # All bits but the sign: XLA would take the smallest numbers for zero in a float comparison.
     sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
     return position_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
-
-
-def encode_top_k(value: np.ndarray) -> np.ndarray:
-    """The message of a vector [d] float32, as an array [bits] of zeros and ones."""
-    places = np.flatnonzero(value)
-    return np.concatenate([encode_positions(places), floats(value[places])])
-
-
-def decode_top_k(bits: np.ndarray, d: int) -> np.ndarray:
-    """Decode a message of `encode_top_k`: the vector [d] float32, with zeros for minus zeros.
-
-    Args:
-      bits: the message, [bits].
-      d: number of entries in the vector.
-
-    Raises:
-      JaxpflError: if the message is cut short, or holds a vector of another size.
-    """
-    reader = Reader(bits)
-    places = reader.positions(d)
-    value = np.zeros(d, np.float32)
-    value[places] = reader.floats(len(places))
-    reader.end()
-    return value
 
 
 def codebook(x: Array, k: int, steps: int = STEPS) -> Compressed:
