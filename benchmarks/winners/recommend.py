@@ -117,7 +117,7 @@ def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> Pri
             f"privacy.noise_multiplier = {shown(given.noise_multiplier)}: the map's private cells have a budget, give "
             "privacy.epsilon instead"
         )
-    if given.of_examples:
+    if given.is_example_level:
         raise JaxpflError("privacy.unit = example: the map's epsilon is of users, leave it out")
     privacy = replace(given, epsilon=asked.epsilon)
     if asked.epsilon is not None:

@@ -39,7 +39,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
-from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, run_steps, taken
+from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, run_steps, steps_within
 from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
 from jaxpfl.algorithms.parts.several_models import personal_tasks
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -128,5 +128,5 @@ def _client(steps: Distilled, *, idles: bool) -> Client:
         personalize=lambda key, hp, ctx, message, state, splits: theta_of(state),
         predict=lambda hp, theta, x: own_task.model.apply(theta, x),
         idle=idle if idles else None,
-        gradients=gradients(work.steps, each=2)._replace(idle=lambda limit: taken(work.steps, limit)),
+        gradients=gradients(work.steps, each=2)._replace(idle=lambda limit: steps_within(work.steps, limit)),
     )

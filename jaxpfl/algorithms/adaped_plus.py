@@ -56,7 +56,7 @@ from jaxpfl.algorithms.parts.local_work import (
     batch_loss,
     gradients,
     run_steps,
-    taken,
+    steps_within,
 )
 from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
 from jaxpfl.core import trees
@@ -217,7 +217,7 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
     steps = plus.steps
     work, task = steps.work, steps.task
 
-    def begun(state: Kept, received: Shared) -> tuple[PyTree, Array]:
+    def start_values(state: Kept, received: Shared) -> tuple[PyTree, Array]:
         """Model and scale that a client goes on from."""
         theta = trees.where(state.met > 0, state.theta, received.mu) if at_first else state.theta
         psi = jnp.where(state.met > 0, state.psi, received.psi) if plus.own_psi else received.psi
@@ -229,14 +229,14 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
         decay = hp.decay(ctx.round, work.steps)
         of_theta, of_mu = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_global))
         received: Shared = message.shared
-        theta, psi = begun(state, received)
+        theta, psi = start_values(state, received)
 
-        def of_teacher(batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
+        def teacher_loss(batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
             own = batch.mean(task.loss(teacher, batch.y))
             return hp.ce_global * own + hp.kd_global * steps.kd_pull(batch, teacher, student, psi)
 
         carry = (Descent.start(of_theta, theta), Descent.start(of_mu, received.mu), psi)
-        step = steps.step(of_theta, of_mu, hp, of_teacher, plus.seen(hp, ctx))
+        step = steps.step(of_theta, of_mu, hp, teacher_loss, plus.seen(hp, ctx))
         (new, mu, psi), metrics = run_steps(
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
@@ -247,7 +247,7 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
         key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, message: Message, state: Kept, splits: Splits
     ) -> PyTree:
         received: Shared = message.shared
-        theta, psi = begun(state, received)
+        theta, psi = start_values(state, received)
         return plus.tuned(key, hp, ctx, splits, theta, received._replace(psi=psi))
 
     def idle(key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, state: Kept, splits: Splits) -> tuple[Kept, Metrics]:
@@ -277,6 +277,6 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
         predict=lambda hp, theta, x: task.model.apply(theta, x),
         idle=idle if idles else None,
         gradients=gradients(work.steps, each=2, personalize=plus.fine_tune_steps)._replace(
-            idle=lambda limit: taken(work.steps, limit)
+            idle=lambda limit: steps_within(work.steps, limit)
         ),
     )

@@ -178,10 +178,10 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     def server_update(
         key: Key, hp: CFLHyper, ctx: ServerContext, state: State, uploads: Stacked
     ) -> tuple[State, Metrics]:
-        def by_client(sent: Array) -> Array:
+        def client_rows(sent: Array) -> Array:
             return jnp.zeros((ctx.num_clients, *sent.shape[1:]), sent.dtype).at[uploads.rows].set(sent, mode="drop")
 
-        updates, present = jax.tree.map(by_client, uploads.total), by_client(uploads.valid)
+        updates, present = jax.tree.map(client_rows, uploads.total), client_rows(uploads.valid)
         similarity, lengths = cosines(updates)
         means = _means(updates, state.cluster, present, max_clusters)
         resting = cosines(means)[1]
@@ -223,6 +223,6 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
 
 def _means(updates: PyTree, cluster: Array, present: Array, k: int) -> PyTree:
     """Mean update of each cluster over its clients that are present, leaves [k, ...]; zero of one without any."""
-    of_cluster = (jnp.arange(k)[:, None] == cluster) & present
-    shares = of_cluster / jnp.maximum(of_cluster.sum(axis=1, keepdims=True), 1)
+    members = (jnp.arange(k)[:, None] == cluster) & present
+    shares = members / jnp.maximum(members.sum(axis=1, keepdims=True), 1)
     return jax.tree.map(lambda a: jnp.tensordot(shares.astype(a.dtype), a, axes=1), updates)

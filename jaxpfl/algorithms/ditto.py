@@ -15,7 +15,7 @@ from __future__ import annotations
 from flax import struct
 
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import LocalWork, sgd, taken
+from jaxpfl.algorithms.parts.local_work import LocalWork, sgd, steps_within
 from jaxpfl.algorithms.parts.servers import averaging_server, increment, trained_part, with_server_optimizer
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
@@ -68,7 +68,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
         personalize=lambda key, hp, ctx, message, v, splits: v,
         predict=lambda hp, v, x: task.model.apply(v, x),
         gradients=Gradients(
-            lambda limit, message: taken(work.steps, limit) + taken(personal_steps or work.steps, limit)
+            lambda limit, message: steps_within(work.steps, limit) + steps_within(personal_steps or work.steps, limit)
         ),
     )
     algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))

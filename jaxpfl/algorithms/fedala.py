@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, steps_within
 from jaxpfl.algorithms.parts.servers import averaging_server, increment, with_server_optimizer
 from jaxpfl.algorithms.parts.split_models import head_and_body
 from jaxpfl.core import trees
@@ -83,10 +83,10 @@ def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
         def step(key: Key, weights: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
             gradient = jax.grad(lambda part: loss(trees.merge(part, body), key, batch))(mixture(weights))
 
-            def moved(w: jax.Array, d: jax.Array, g: jax.Array) -> jax.Array:
+            def next_weight(w: jax.Array, d: jax.Array, g: jax.Array) -> jax.Array:
                 return jnp.clip(w - hp.lr_weights * d * g, 0, 1)
 
-            return jax.tree.map(moved, weights, away, gradient), {}
+            return jax.tree.map(next_weight, weights, away, gradient), {}
 
         weights, _ = run_steps(work, key, ctx, data, step, own.weights, metrics=(), steps=weight_steps)
         return trees.merge(mixture(weights), body), weights
@@ -111,7 +111,8 @@ def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
         ],
         predict=lambda hp, params, x: task.model.apply(params, x),
         gradients=Gradients(
-            lambda limit, message: taken(weight_steps, limit) + taken(work.steps, limit), personalize=weight_steps
+            lambda limit, message: steps_within(weight_steps, limit) + steps_within(work.steps, limit),
+            personalize=weight_steps,
         ),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -46,7 +46,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     Implements: Divi et al. 2021, equation (4).
     """
     algorithm = _averaging(task, work)
-    return _by_steps("fedavg", algorithm, task, work) if fednova else algorithm
+    return _fednova("fedavg", algorithm, task, work) if fednova else algorithm
 
 
 def fedavg_ft(
@@ -69,7 +69,7 @@ def fedavg_ft(
     """
     tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)
-    return _by_steps("fedavg-ft", algorithm, task, work) if fednova else algorithm
+    return _fednova("fedavg-ft", algorithm, task, work) if fednova else algorithm
 
 
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
@@ -80,7 +80,7 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
     return _averaging(task, work, proximal=True)
 
 
-def _by_steps(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
+def _fednova(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
     if task.statistics is not None:
         raise JaxpflError(f"{method}.fednova is of steps along gradients, which running statistics (BatchNorm) are not")
     return normalized(method, algorithm, work)
@@ -118,7 +118,7 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
+        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
     )
     algorithm = Algorithm((client,), averaging_server(task), work.steps, increments=trained_part(task))
     return with_server_optimizer(algorithm, work.server_optimizer)

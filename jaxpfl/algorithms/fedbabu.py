@@ -26,7 +26,7 @@ from jaxpfl.algorithms.parts import fine_tuning
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.servers import increment, with_server_optimizer
-from jaxpfl.algorithms.parts.split_models import head_and_body, of_part
+from jaxpfl.algorithms.parts.split_models import head_and_body, part_task
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
@@ -80,7 +80,7 @@ def fedbabu(
     ) -> tuple[PyTree, Upload, Metrics]:
         head, body = split(message.shared)
         rate = hp.lr * hp.decay(ctx.round, work.steps)
-        given = (work, of_part(task, head), key, ctx, splits.train)
+        given = (work, part_task(task, head), key, ctx, splits.train)
         new, metrics = sgd(*given, body, rate=rate, weight_decay=hp.weight_decay)
         return state, increment(new, body, work.weight(splits.train)), metrics
 
@@ -95,14 +95,14 @@ def fedbabu(
             return tuned(task, message.shared)
         head, body = split(message.shared)
         mine, rest = (head, body) if fine_tune == "head" else (body, head)
-        return trees.merge(tuned(of_part(task, rest), mine), rest)
+        return trees.merge(tuned(part_task(task, rest), mine), rest)
 
     client = Client(
         init=lambda key, hp, ctx, message: (),
         update=update,
         personalize=personalize,
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
+        gradients=gradients(work.steps, personalize=fine_tuning.step_count(tuning)),
     )
 
     def server_init(key: Key, hp: FedBABUHyper, ctx: ServerContext) -> Halves:

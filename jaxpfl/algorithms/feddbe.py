@@ -7,7 +7,7 @@ by the gradient of
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \ell(h(f_\phi(x) + v_i), y) + \frac{\kappa}{2 F} \|m_B - \bar z\|^2, \qquad
    m_B = (1 - \mu) m + \mu \frac1{|B|} \sum_{x \in B} f_\phi(x)
 
-where m is the m_B of the step before, of which no gradient is taken, and zero in a round's first step. The server
+where m is the m_B of the step before, without a gradient, and zero in a round's first step. The server
 averages phi and h with the numbers of examples as weights; v_i, zero at first, stays with the client. F is the number
 of features; the factor 1 / (2 F) is from the authors' code.
 

@@ -82,19 +82,19 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
         """Responsibilities q, [n, k]; arbitrary where padded."""
 
-        def of_chunk(x: PyTree, y: Array, valid: Array) -> Array:
+        def chunk_responsibilities(x: PyTree, y: Array, valid: Array) -> Array:
             return jax.nn.softmax(jnp.log(proportions) - several_models.losses(task, models, x, y).T, axis=-1)
 
-        return passes.each(of_chunk, data)
+        return passes.each(chunk_responsibilities, data)
 
     def step_with(optimizer: optax.GradientTransformation):
         def loss(models: PyTree, key: Key, batch: Batch) -> Array:
             x, q = batch.x
 
-            def of_one(params: PyTree, q: Array) -> Array:
+            def component_loss(params: PyTree, q: Array) -> Array:
                 return batch.mean(q * task.loss(task.model.apply(params, x, key=key, train=True), batch.y))
 
-            return jax.vmap(of_one, in_axes=(0, 1))(models, q).sum()
+            return jax.vmap(component_loss, in_axes=(0, 1))(models, q).sum()
 
         def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
             value, gradient = jax.value_and_grad(loss)(at.params, key, batch)

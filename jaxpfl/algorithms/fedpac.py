@@ -43,8 +43,8 @@ from flax import struct
 from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.class_means import least_on_simplex
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, taken
-from jaxpfl.algorithms.parts.split_models import head_and_body, of_part
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, steps_within
+from jaxpfl.algorithms.parts.split_models import head_and_body, part_task
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,
@@ -118,13 +118,13 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
       valid: [C] bool.
     """
 
-    def of_one(own: Array) -> Array:
+    def client_weights(own: Array) -> Array:
         apart = (own - moments).reshape(len(moments), -1)
         matrix = jnp.diag(variances) + apart @ apart.T
         diagonal = jnp.where(valid, jnp.diagonal(matrix), 0).sum() / trees.valid_count(valid)
         return least_on_simplex(matrix + RIDGE * diagonal * jnp.eye(len(moments)), valid)
 
-    return jax.vmap(of_one)(moments)
+    return jax.vmap(client_weights)(moments)
 
 
 def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
@@ -149,7 +149,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
 
     def statistics(params: PyTree, data: ClientData) -> tuple[Array, Array]:
         """V and m of a client."""
-        means, counts = class_means.of_client(lambda x: parts.features(params, x), task.num_classes, data)
+        means, counts = class_means.client_means(lambda x: parts.features(params, x), task.num_classes, data)
 
         def squares(x: PyTree, y: Array, valid: Array) -> Array:
             return (jnp.where(valid[:, None], parts.features(params, x), 0) ** 2).sum()
@@ -164,7 +164,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
         shared, received, data = message.shared, message.per_client, splits.train
         decay = hp.decay(ctx.round, work.steps)
         variance, moments = statistics(trees.merge(received, shared.body), data)
-        given = of_head, of_part(task, shared.body), jax.random.fold_in(key, head_steps), ctx, data, received
+        given = of_head, part_task(task, shared.body), jax.random.fold_in(key, head_steps), ctx, data, received
         head, _ = sgd(*given, rate=hp.lr_head * decay, weight_decay=hp.weight_decay, steps=head_steps)
         optimizer = work.descent(hp.lr * decay, hp.weight_decay)
 
@@ -172,7 +172,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
             params = trees.merge(head, body)
             rows = parts.features(params, batch.x, key, True)
             loss = batch.mean(task.loss(parts.head(params, rows), batch.y))
-            distance = batch.mean(class_means.to_means(rows, batch.y, shared.means, shared.known))
+            distance = batch.mean(class_means.squared_distances(rows, batch.y, shared.means, shared.known))
             return loss + hp.lam * distance, {"train_loss": loss, "mean_distance": distance}
 
         def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
@@ -182,7 +182,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
         start, names = Descent.start(optimizer, shared.body), ("train_loss", "mean_distance")
         end, metrics = run_steps(work, key, ctx, data, step, start, metrics=names)
         new = trees.merge(head, end.params)
-        means, counts = class_means.of_client(lambda x: parts.features(new, x), task.num_classes, data)
+        means, counts = class_means.client_means(lambda x: parts.features(new, x), task.num_classes, data)
         changes = optax.tree.sub(end.params, shared.body), optax.tree.sub(head, received), means - shared.means
         weight = Sent(work.weight(data), jnp.ones(()), counts, jnp.ones(()), jnp.ones(()))
         return state, Upload(trees.prefix_multiply(Sent(*changes, variance, moments), weight), weight), metrics
@@ -212,7 +212,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, state, splits: trees.merge(message.per_client, message.shared.body),
         predict=lambda hp, params, x: task.model.apply(params, x),
-        gradients=Gradients(lambda limit, message: taken(head_steps, limit) + taken(work.steps, limit)),
+        gradients=Gradients(lambda limit, message: steps_within(head_steps, limit) + steps_within(work.steps, limit)),
     )
     server = Server(
         init=server_init,

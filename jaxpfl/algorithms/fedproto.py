@@ -122,7 +122,7 @@ def _client(task: Task, parts: Halves, work: LocalWork, predicts: str) -> Client
         def objective(params: PyTree, key: Key, batch: Batch) -> tuple[Array, Metrics]:
             rows = parts.features(params, batch.x, key, True)
             loss = batch.mean(task.loss(parts.head(params, rows), batch.y))
-            distance = batch.mean(class_means.to_means(rows, batch.y, *prototypes))
+            distance = batch.mean(class_means.squared_distances(rows, batch.y, *prototypes))
             return loss + hp.lam * distance, {"train_loss": loss, "prototype_distance": distance}
 
         def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
@@ -131,7 +131,9 @@ def _client(task: Task, parts: Halves, work: LocalWork, predicts: str) -> Client
 
         start, names = Descent.start(optimizer, own), ("train_loss", "prototype_distance")
         end, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=names)
-        means, counts = class_means.of_client(lambda x: parts.features(end.params, x), task.num_classes, splits.train)
+        means, counts = class_means.client_means(
+            lambda x: parts.features(end.params, x), task.num_classes, splits.train
+        )
         weight = counts if work.weighting == "examples" else (counts > 0).astype(counts.dtype)
         return end.params, Upload(weight[:, None] * (means - prototypes.means), weight), metrics
 

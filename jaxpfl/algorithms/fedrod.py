@@ -79,17 +79,17 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
         def step(key: Key, at: tuple[Descent, Descent], batch: Batch) -> tuple[tuple[Descent, Descent], Metrics]:
             generic, head = at
 
-            def of_generic(params: PyTree) -> tuple[Array, Array]:
+            def generic_loss(params: PyTree) -> tuple[Array, Array]:
                 logits = task.model.apply(params, batch.x, key=key, train=True)
                 return batch.mean(task.loss(logits + prior, batch.y)), logits
 
-            def of_head(params: PyTree, body: PyTree, logits: Array) -> Array:
+            def head_loss(params: PyTree, body: PyTree, logits: Array) -> Array:
                 mine = task.model.apply(trees.merge(params, body), batch.x, key=key, train=True)
                 return batch.mean(task.loss(logits + mine, batch.y))
 
-            (_, logits), by_generic = jax.value_and_grad(of_generic, has_aux=True)(generic.params)
-            value, by_head = jax.value_and_grad(of_head)(head.params, split(generic.params)[1], logits)
-            return (generic.step(optimizer, by_generic), head.step(optimizer, by_head)), {"train_loss": value}
+            (_, logits), d_generic = jax.value_and_grad(generic_loss, has_aux=True)(generic.params)
+            value, d_head = jax.value_and_grad(head_loss)(head.params, split(generic.params)[1], logits)
+            return (generic.step(optimizer, d_generic), head.step(optimizer, d_head)), {"train_loss": value}
 
         start = Descent.start(optimizer, message.shared), Descent.start(optimizer, own)
         (generic, head), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))

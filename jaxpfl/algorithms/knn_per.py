@@ -88,11 +88,11 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     def remembered(params: PyTree, data: ClientData) -> tuple[Memory, Array]:
         """A client's examples, and their log-probabilities by the global model, [n, K]."""
 
-        def of_chunk(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
+        def chunk_memory(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
             rows = parts.features(params, x)
             return rows, y, jax.nn.log_softmax(parts.head(params, rows))
 
-        rows, y, logs = passes.each(of_chunk, data)
+        rows, y, logs = passes.each(chunk_memory, data)
         valid = data.mask
         return Memory(jnp.where(valid[:, None], rows, 0), jnp.where(valid, y, 0), valid), logs
 

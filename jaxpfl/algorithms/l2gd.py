@@ -35,7 +35,7 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, steps_within
 from jaxpfl.algorithms.parts.servers import increment, share_of_all
 from jaxpfl.core.protocol import (
     Algorithm,
@@ -126,7 +126,9 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
-        gradients=Gradients(lambda limit, message: jnp.where(message.shared.aggregate, 0, taken(work.steps, limit))),
+        gradients=Gradients(
+            lambda limit, message: jnp.where(message.shared.aggregate, 0, steps_within(work.steps, limit))
+        ),
     )
     server = Server(
         init=lambda key, hp, ctx: task.init(key),

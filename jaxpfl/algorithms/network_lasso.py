@@ -48,7 +48,7 @@ from jax.flatten_util import ravel_pytree
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.servers import increment
-from jaxpfl.algorithms.parts.split_models import Parts, masks, of_part
+from jaxpfl.algorithms.parts.split_models import Parts, masks, part_task
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
     Algorithm,
@@ -170,7 +170,7 @@ def network_lasso(
     ) -> tuple[tuple[()], Upload, Metrics]:
         rate = hp.lr * hp.decay(ctx.round, work.steps)
         old, _ = trees.split_by_path(model(message), mask.is_trained)
-        rest = of_part(task, message.shared.fixed)
+        rest = part_task(task, message.shared.fixed)
         new, metrics = sgd(work, rest, key, ctx, splits.train, old, rate=rate, weight_decay=hp.weight_decay)
         return state, increment(new, old), metrics
 
@@ -190,7 +190,7 @@ def network_lasso(
     def fused(
         hp: NetworkHyper, ctx: ServerContext, state: NetworkState, uploads: Stacked
     ) -> tuple[Array, admm.Warm, Metrics]:
-        own = jax.vmap(lambda tree: ravel_pytree(mask.of_personal(tree))[0])(uploads.total)
+        own = jax.vmap(lambda tree: ravel_pytree(mask.personal_part(tree))[0])(uploads.total)
         scale = 1.0 if scaling == "sum" else 1 / graph.nodes
         # What did not arrive is zero, and has no row: no other upload can reach the system.
         y = state.z.at[uploads.rows].add((scale * own).astype(state.z.dtype), mode="drop")
@@ -206,7 +206,7 @@ def network_lasso(
         key: Key, hp: NetworkHyper, ctx: ServerContext, state: NetworkState, uploads: Stacked
     ) -> tuple[NetworkState, Metrics]:
         z, warm, metrics = fused(hp, ctx, state, uploads) if flat.size else (state.z, state.warm, {})
-        x = optax.apply_updates(state.shared, mask.of_shared(uploads.summed().mean()))
+        x = optax.apply_updates(state.shared, mask.shared_part(uploads.summed().mean()))
         new = NetworkState(x, z, state.fixed, warm)
         return trees.where(uploads.contributors > 0, new, state), metrics
 

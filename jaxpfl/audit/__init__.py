@@ -56,12 +56,12 @@ class Audit(NamedTuple):
             "noise_multiplier": self.claim.noise_multiplier,
             "rounds": self.claim.rounds,
             "sampling_rate": self.claim.sampling.rate,
-            "worlds": _to_json(bound, self.claimed)
+            "worlds": _bound_json(bound, self.claimed)
             | {
                 "worlds": len(self.game.present) + len(self.game.absent),
                 "statistic": self.game.statistic,
             },
-            "one_run": _to_json(one, self.claimed_one_run)
+            "one_run": _bound_json(one, self.claimed_one_run)
             | {"canaries": one.canaries, "guesses": one.guesses, "correct": one.correct},
             "noise": {"not_checked": noise}
             if isinstance(noise, str)
@@ -77,7 +77,7 @@ class Audit(NamedTuple):
         }
 
 
-def _to_json(bound: EpsilonBound | OneRunBound, claimed: float) -> dict[str, Any]:
+def _bound_json(bound: EpsilonBound | OneRunBound, claimed: float) -> dict[str, Any]:
     return {
         "claimed_epsilon": claimed,
         "epsilon_lower_bound": bound.epsilon,

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.audit.subject import Change, Round, Subject, by_name, recorded, rounds
+from jaxpfl.audit.subject import Change, Round, Subject, leaf_vectors, recorded, rounds
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability
 from jaxpfl.core.protocol import Algorithm, Client, Upload
@@ -116,7 +116,9 @@ def sign(round: Scalar) -> Array:
     return 1 - 2 * (jax.lax.population_count(jnp.asarray(round, jnp.int32)) % 2)
 
 
-def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None) -> Change:
+def insert_canaries(
+    canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None
+) -> Change:
     """Transformation that puts the canaries into an algorithm.
 
     Args:
@@ -215,7 +217,7 @@ def play(
     check_worlds(worlds)
     canaries = _canaries(subject, 1, even=True)
     simulation, upload = _simulation(subject, canaries)
-    direction = by_name(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
+    direction = leaf_vectors(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
     size = sum(leaf.size for leaf in direction.values())
     calls = min(worlds, -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE))
     at_once = -(-worlds // calls)  # of one length, for one program
@@ -257,7 +259,7 @@ def one_run(
     chosen = _canaries(subject, n, even=False)
     simulation, upload = _simulation(subject, chosen)
     like = _released_like(upload)
-    rows = [np.concatenate(list(by_name(chosen.direction(int(i), like)).values())) for i in chosen.ids]
+    rows = [np.concatenate(list(leaf_vectors(chosen.direction(int(i), like)).values())) for i in chosen.ids]
     directions = np.stack(rows)
     state = simulation.init(range(seed, seed + runs))
     included = chosen.tosses(state.key)
@@ -301,7 +303,7 @@ def _simulation(subject: Subject, canaries: Canaries) -> tuple[Simulation, Uploa
         return build(subject.run.spec.method, subject.run.task, work, subject.run.spec.options)
 
     steers = rebuild if subject.mechanism.noise == "per_step" else None
-    put_in = with_canaries(canaries, subject.unit, steers)
+    put_in = insert_canaries(canaries, subject.unit, steers)
     simulation = subject.simulation(
         lambda algorithm, work: recorded(put_in(algorithm, work), upload),
         canaries.availability(subject.run.spec.availability),

@@ -95,12 +95,12 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
         yield Round(
             state,
             {name: np.asarray(values)[:, 0] for name, values in history.items()},
-            by_name(seen.total, runs=True),
+            leaf_vectors(seen.total, runs=True),
             np.asarray(seen.weight, np.float64),
         )
 
 
-def by_name(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
+def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
     """Leaves by path, each as a vector of float64, or [S, entries] with a leading axis of runs."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.audit.subject import Round, Subject, by_name, recorded, rounds
+from jaxpfl.audit.subject import Round, Subject, leaf_vectors, recorded, rounds
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
@@ -164,7 +164,7 @@ def _exact_sum(
 def _stacked(tree: PyTree) -> dict[str, np.ndarray]:
     """Leaves [S, m, entries] by name."""
     shape = jax.tree.leaves(tree)[0].shape[:2]
-    return {name: leaf.reshape(*shape, -1) for name, leaf in by_name(tree, runs=True).items()}
+    return {name: leaf.reshape(*shape, -1) for name, leaf in leaf_vectors(tree, runs=True).items()}
 
 
 def _clipping_norm(subject: Subject, seen: Round) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxpfl import algorithms
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.algorithms.parts import augmentation, descents, schedules
-from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
+from jaxpfl.algorithms.parts.augmentation import mixed_label_task
 from jaxpfl.core import exclusions
 from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
@@ -396,12 +396,12 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
         server_optimizer=spec.server_optimizer,
         weighting=spec.weighting or ("uniform" if spec.is_private or spec.is_robust else "examples"),
         unseen=0 if unseen is None else unseen.num_clients,
-        schedule=schedules.of(spec.lr_schedule, spec.rounds),
+        schedule=schedules.resolve(spec.lr_schedule, spec.rounds),
         clip=spec.clip_gradients,
         keeps_optimizer=spec.keep_optimizer,
         augment=None if spec.augment is None else augmentation.parse(spec.augment),
     )
-    return work if spec.local_epochs is None else work.in_epochs(spec.local_epochs)
+    return work if spec.local_epochs is None else work.replace_epochs(spec.local_epochs)
 
 
 def draw_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
@@ -489,7 +489,7 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
             f"{method.name} does not carry the model's running statistics (BatchNorm): use GroupNorm, or one of {able}"
         )
     if work.augment is not None and work.augment.mixes:
-        task = of_mixed_labels(task)
+        task = mixed_label_task(task)
     algorithm = method.build(task, work, **options)
     if algorithm.pooled != method.pooled:
         raise JaxpflError(f"{method.name}: Method.pooled is {method.pooled}, Algorithm.pooled is {algorithm.pooled}")

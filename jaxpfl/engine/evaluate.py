@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms.parts.schedules import settled
+from jaxpfl.algorithms.parts.schedules import unscheduled
 from jaxpfl.core import protocol_checks, trees
 from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.core.randomness import Purpose, stream
@@ -180,7 +180,7 @@ def make_adapt(
         return arrive
 
     def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
-        today, per_client = _today(algorithm, plan, state, settled(hp), clients, newcomers=True)
+        today, per_client = _today(algorithm, plan, state, unscheduled(hp), clients, newcomers=True)
         today = today._replace(rounds=rounds, start=stream(state.key, Purpose.CLIENT_INIT))
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)

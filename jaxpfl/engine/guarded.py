@@ -109,7 +109,7 @@ def mechanism_for(
 
     def most(of: list[Ledger]) -> Callable[[int], int]:
         """``n_i -> batches`` of the call that draws most; a client is in the cohort of a round or outside it."""
-        return lambda n: max((sum(access.of(n) for access in ledger.accesses) for ledger in of), default=0)
+        return lambda n: max((sum(access.gradients(n) for access in ledger.accesses) for ledger in of), default=0)
 
     releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)
     if not releases:

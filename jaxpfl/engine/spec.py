@@ -287,7 +287,7 @@ class RunSpec(Settings):
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, and there is one: give eval_every")
         metrics.by_name(self.metrics)
-        schedules.of(self.lr_schedule, self.rounds)
+        schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
             augmentation.parse(self.augment)
         self._check_exclusions()
@@ -340,13 +340,13 @@ class RunSpec(Settings):
     def is_private(self) -> bool:
         """True if clients' uploads are clipped, with or without noise."""
         if isinstance(self.privacy, PrivacyConfig):
-            return self.privacy.on and not self.privacy.of_examples
+            return self.privacy.on and not self.privacy.is_example_level
         return self.privacy is not None
 
     @property
     def guards_examples(self) -> bool:
         """True if the gradients of single examples are clipped in every client."""
-        return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.of_examples
+        return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.is_example_level
 
     @property
     def is_robust(self) -> bool:

@@ -217,14 +217,14 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    def at(log_excess: float) -> float:
+    def bound(log_excess: float) -> float:
         excess = math.exp(log_excess)
         order = 1 + excess
         return slope * order + math.log(excess / order) - math.log(delta * order) / excess
 
     # Without the two small terms the best order is 1 + sqrt(log(1/delta) / slope).
     start = math.log(math.log(1 / delta) / slope) / 2
-    best = minimize_scalar(at, bounds=(start - 5, start + 5), method="bounded", options={"xatol": 1e-9})
+    best = minimize_scalar(bound, bounds=(start - 5, start + 5), method="bounded", options={"xatol": 1e-9})
     return max(0.0, float(best.fun))
 
 
@@ -297,14 +297,14 @@ class PrivacyPlan:
         """Error of the prefix sums relative to independent noise (`descriptions.prefix_error_ratio`)."""
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
-    def with_noise_multiplier(self, multiplier: float) -> PrivacyPlan:
+    def scale_noise(self, multiplier: float) -> PrivacyPlan:
         """The same plan with its noise scaled to another z.
 
         Raises:
           JaxpflError: unless it is positive and finite, or if the noise cannot be scaled to it.
         """
         checks.positive("noise_multiplier", multiplier)
-        return replace(self, noise=self.noise.with_multiplier(multiplier))
+        return replace(self, noise=self.noise.scale_to(multiplier))
 
     @property
     def default_accountant(self) -> SoundAccountant:
@@ -419,15 +419,15 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
     """Epsilon by dp-accounting, cached: a run asks for the same plan when it is checked, stored and reported."""
     event = plan.event(accountant)
 
-    def at(step: float | None) -> float:
+    def epsilon_at(step: float | None) -> float:
         return float(plan.accountant(accountant, step).compose(event).get_epsilon(delta))
 
     with quiet():
         step = plan._pld_step if accountant == "pld" and plan.sampling.rate < 1 else None
-        epsilon = at(step)
+        epsilon = epsilon_at(step)
         # The accountant is pessimistic by an amount proportional to the step.
         while step is not None and (step := step / 2) > FINE:
-            coarse, epsilon = epsilon, at(step)
+            coarse, epsilon = epsilon, epsilon_at(step)
             if coarse <= epsilon * (1 + SETTLED):
                 break
     if not math.isfinite(epsilon):
@@ -474,7 +474,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
     multiplier = _solve(free, epsilon, delta, accountant)
-    while (found := plan.with_noise_multiplier(multiplier)).epsilon(delta, accountant) > epsilon:
+    while (found := plan.scale_noise(multiplier)).epsilon(delta, accountant) > epsilon:
         multiplier *= 1 + _RELATIVE_TOLERANCE
     return found
 
@@ -489,7 +489,7 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
     upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) * inverse, _MOST)
 
     def enough(multiplier: float) -> bool:
-        return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon
+        return plan.scale_noise(multiplier).epsilon(delta, accountant) <= epsilon
 
     while not enough(upper):
         upper *= 2
@@ -511,7 +511,7 @@ def _solve(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accounta
 
     # The claimed epsilon itself: on one grid for all z, its error would be as large as for the least noise.
     def gap(inverse: float) -> float:
-        return plan.with_noise_multiplier(1 / inverse).epsilon(delta, accountant) - target
+        return plan.scale_noise(1 / inverse).epsilon(delta, accountant) - target
 
     if gap(1 / upper) >= 0:
         return upper

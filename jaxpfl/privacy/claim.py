@@ -83,7 +83,7 @@ def plan_of(
         {
             "compress": compressed,
             "noise": mechanism.noise,
-            "noise of the clients": not mechanism.by_server,
+            "noise of the clients": not mechanism.server_adds,
             "several releases in a round": releases > 1,
         }
     )

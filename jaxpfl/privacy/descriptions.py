@@ -90,7 +90,7 @@ class CentralNoise:
         count = [] if self.count_stddev is None else [2 * self.count_stddev]
         return combined([self.noise_multiplier / math.sqrt(self.releases), *count])
 
-    def with_multiplier(self, multiplier: float) -> CentralNoise:
+    def scale_to(self, multiplier: float) -> CentralNoise:
         """The same with the sum's noise scaled so that a round has this z; the count's noise is unchanged.
 
         Raises:
@@ -138,7 +138,7 @@ class DistributedNoise:
         """z of a round."""
         return self.noise_multiplier / self._shares
 
-    def with_multiplier(self, multiplier: float) -> DistributedNoise:
+    def scale_to(self, multiplier: float) -> DistributedNoise:
         """The same with noise scaled so that a round has this z."""
         return replace(self, noise_multiplier=multiplier * self._shares)
 
@@ -209,7 +209,7 @@ class PerStepNoise:
         hidden_by = max(self.min_uploads / self.steps, 1) if self.linear else 1
         return self.step_multiplier * math.sqrt(hidden_by / self.steps)
 
-    def with_multiplier(self, multiplier: float) -> PerStepNoise:
+    def scale_to(self, multiplier: float) -> PerStepNoise:
         """The same with all stddevs scaled by one factor so that a round has this z."""
         if not self.multiplier:
             raise JaxpflError(f"noise of 0 cannot be scaled to a noise multiplier of {multiplier}")

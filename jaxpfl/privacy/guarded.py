@@ -58,7 +58,7 @@ class Access(NamedTuple):
     batches: int
     releases: int
 
-    def of(self, examples: int) -> int:
+    def gradients(self, examples: int) -> int:
         """Batches of a client with so many examples."""
         steps = self.steps
         if self.own is not None:
@@ -162,13 +162,13 @@ class GuardedBatch:
         noise_key = stream(self._noise_key, Purpose.RELEASE_NOISE, self._releases)
         (x, y, valid), (of_client, limit) = self._examples, self._mechanism
 
-        def of_example(x: PyTree, y: Array, nth: Array) -> tuple[Array, PyTree]:
+        def example_gradient(x: PyTree, y: Array, nth: Array) -> tuple[Array, PyTree]:
             alone = jax.tree.map(lambda a: a[None], (x, y))
             own = jax.random.fold_in(key, nth)
             value, gradient = jax.value_and_grad(lambda at: loss(at, own, *alone)[0])(params)
             return value, clip(gradient, limit)[0]
 
-        values, gradients = jax.vmap(of_example)(x, y, jnp.arange(valid.shape[0]))
+        values, gradients = jax.vmap(example_gradient)(x, y, jnp.arange(valid.shape[0]))
         total = jax.tree.map(lambda g: trees.where_rows(valid, g).sum(axis=0), gradients)
         noisy = add_gaussian(noise_key, total, of_client.stddev)
         mean = jax.tree.map(lambda g, p: (g / of_client.expected).astype(p.dtype), noisy, params)
@@ -294,7 +294,7 @@ def guard_examples(
 
 
 def _client(inner: Client, mechanism: SiloMechanism, opened: Callable[[str], Ledger]) -> Client:
-    def guarded(ledger: Ledger, key: Key, splits: Splits, read: bool = True) -> Splits:
+    def guard(ledger: Ledger, key: Key, splits: Splits, read: bool = True) -> Splits:
         drawn = (key, _numbers_of(splits.train.size, mechanism), mechanism) if read else None
         return Splits(*cast(Any, (GuardedData(ledger, splits.train, drawn), GuardedData(ledger, splits.validation))))
 
@@ -302,25 +302,25 @@ def _client(inner: Client, mechanism: SiloMechanism, opened: Callable[[str], Led
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         ledger = opened("update")
-        state, upload, metrics = inner.update(key, hp, ctx, message, state, guarded(ledger, key, splits))
+        state, upload, metrics = inner.update(key, hp, ctx, message, state, guard(ledger, key, splits))
         return state, upload, _reported(metrics, ledger)
 
     def idle(key: Key, hp: PyTree, ctx: ClientContext, state: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
         assert inner.idle is not None
         ledger = opened("idle")
-        state, metrics = inner.idle(key, hp, ctx, state, guarded(ledger, key, splits))
+        state, metrics = inner.idle(key, hp, ctx, state, guard(ledger, key, splits))
         return state, _reported(metrics, ledger)
 
     def personalize(
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
         # The engine's key is the same after every round.
-        own = guarded(opened("personalize"), stream(key, Purpose.EXAMPLES, ctx.round), splits)
+        own = guard(opened("personalize"), stream(key, Purpose.EXAMPLES, ctx.round), splits)
         return inner.personalize(key, hp, ctx, message, state, own)
 
     def cluster(hp: PyTree, message: Message, state: PyTree, splits: Splits) -> Array:
         assert inner.cluster is not None
-        return inner.cluster(hp, message, state, guarded(opened("cluster"), jax.random.key(0), splits, read=False))
+        return inner.cluster(hp, message, state, guard(opened("cluster"), jax.random.key(0), splits, read=False))
 
     client = wrapped_client(inner, update=update)
     return client._replace(idle=inner.idle and idle, personalize=personalize, cluster=inner.cluster and cluster)

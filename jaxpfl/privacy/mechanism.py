@@ -93,11 +93,11 @@ class StepNoise:
     scale_stddev: float
     joint: bool = False
 
-    def of_parameters(self, key: Key, gradient: PyTree) -> PyTree:
+    def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clipped and noised gradient of the parameters; ``key`` is the step's."""
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
 
-    def of_scale(self, key: Key, gradient: Array) -> Array:
+    def release_scale(self, key: Key, gradient: Array) -> Array:
         """Clipped and noised gradient of a scale, []."""
         own = stream(key, Purpose.SCALE_NOISE)
         return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev)
@@ -159,7 +159,7 @@ class Mechanism(NoiseSettings):
         exclusions.check(
             {
                 "noise": self.noise,
-                "noise of the clients": not self.by_server and self.noise,
+                "noise of the clients": not self.server_adds and self.noise,
                 "noise_seed": self.noise_seed,
                 "quantile": self.quantile,
                 "several noise multipliers or norms": bool(z.ndim or np.ndim(self.clipping_norm)),
@@ -170,7 +170,7 @@ class Mechanism(NoiseSettings):
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
         if self.noise == "distributed" and self.min_uploads is None:
             raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
-        if self.by_server and self.min_uploads is not None:
+        if self.server_adds and self.min_uploads is not None:
             raise JaxpflError("min_uploads is for noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
@@ -190,7 +190,7 @@ class Mechanism(NoiseSettings):
             descriptions.check_coefficients(self.coefficients, self.bands)
 
     @property
-    def by_server(self) -> bool:
+    def server_adds(self) -> bool:
         """True if the server adds the noise, to the sum."""
         return self.noise in ("central", "banded")
 
@@ -216,7 +216,7 @@ class Mechanism(NoiseSettings):
 
     def least_uploads(self, expected_cohort: float) -> int:
         """K_min, the uploads that a round needs for its sum to be released; 0 if there is no minimum."""
-        if self.by_server:
+        if self.server_adds:
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 

@@ -17,7 +17,7 @@ from jaxpfl.privacy.mechanism import NOISE_SEEDS, Mechanism, NoiseSettings
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 UNITS = ("user", "example")
-_OF_EXAMPLES = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "noise_seed", "accountant", "unit")
+_EXAMPLE_LEVEL = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "noise_seed", "accountant", "unit")
 
 
 @read_help
@@ -65,22 +65,22 @@ class PrivacyConfig(NoiseSettings, _Budget):
             raise unknown_name("privacy.noise_seed", self.noise_seed, NOISE_SEEDS)
         if self.unit not in UNITS:
             raise unknown_name("privacy.unit", self.unit, UNITS)
-        if self.of_examples:
-            self._check_of_examples()
+        if self.is_example_level:
+            self._check_example_level()
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
         if self.epsilon is not None:
             checks.positive("privacy.epsilon", self.epsilon)
 
     @property
-    def of_examples(self) -> bool:
+    def is_example_level(self) -> bool:
         """True if single examples are protected in their silos; else users, in their uploads."""
         return self.unit == "example"
 
-    def _check_of_examples(self) -> None:
+    def _check_example_level(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in _OF_EXAMPLES and value != field.default:
+            if field.name not in _EXAMPLE_LEVEL and value != field.default:
                 raise JaxpflError(
                     f"privacy.{field.name} = {value} is of uploads: leave it out with privacy.unit = example"
                 )

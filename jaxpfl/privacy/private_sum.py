@@ -153,7 +153,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
             metrics |= {"clipped": (size > limit).astype(size.dtype)}
         return state, Upload(_Released(change, below), jnp.ones(()), failed=~finite), metrics
 
-    return wrapped_client(inner, update=update, hyper=_of_method, received=received)
+    return wrapped_client(inner, update=update, hyper=_method_hyper, received=received)
 
 
 def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Server:
@@ -178,14 +178,14 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         released: _Released = reduced.total
         total = released.change
         norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
-        of_sum, of_count = jax.random.split(stream(key, Purpose.RELEASE_NOISE))
+        sum_key, count_key = jax.random.split(stream(key, Purpose.RELEASE_NOISE))
         # The number of participants is not public: a method's server uses the expected cohort.
         divisor = jnp.asarray(ctx.expected_cohort)
         past = guarded.past
         if correlated:
-            total, past = add_banded(of_sum, total, hp.noise_multiplier * norm, c, past)
-        elif mechanism.by_server:
-            total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
+            total, past = add_banded(sum_key, total, hp.noise_multiplier * norm, c, past)
+        elif mechanism.server_adds:
+            total = add_gaussian(sum_key, total, hp.noise_multiplier * norm)
         else:
             enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
             total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
@@ -204,13 +204,13 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         if mechanism.quantile is None:
             return _Guarded(state, (), past), metrics
         assert mechanism.count_stddev is not None
-        count = add_gaussian(of_count, released.below, mechanism.count_stddev)
+        count = add_gaussian(count_key, released.below, mechanism.count_stddev)
         below = 0.5 + count / ctx.expected_cohort
         norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
         return _Guarded(state, norm), metrics
 
     return wrapped_server(
-        inner, init=init, update=update, state=lambda guarded: guarded.state, hyper=_of_method, send=send
+        inner, init=init, update=update, state=lambda guarded: guarded.state, hyper=_method_hyper, send=send
     )
 
 
@@ -230,5 +230,5 @@ def _change(algorithm: Algorithm, splits: Splits, message: Message, hp: PrivateH
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.promote_types(a.dtype, jnp.float32)), shapes)
 
 
-def _of_method(hp: PrivateHyper) -> PyTree:
+def _method_hyper(hp: PrivateHyper) -> PyTree:
     return hp.method

@@ -82,7 +82,7 @@ class Statement(NamedTuple):
 
     def __str__(self) -> str:
         if self.silos:
-            return self._of_silos()
+            return self._silo_text()
         clip = self.clipping_norm
         clips = clip if isinstance(clip, tuple) else [] if clip is None else [clip]
         terms = [
@@ -108,7 +108,7 @@ class Statement(NamedTuple):
         uncovered = ", ".join([NOT_COVERED, *[CUT] * self.cut])
         return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])
 
-    def _of_silos(self) -> str:
+    def _silo_text(self) -> str:
         worst = max(self.silos, key=lambda silo: silo["epsilon"])
         number = sum(silo["clients"] for silo in self.silos)
         least = min(silo["epsilon"] for silo in self.silos)

@@ -92,7 +92,7 @@ def silos() -> Any:
 def audited(**settings: Any) -> Any:
     config = PrivacyConfig(noise_multiplier=1.0, delta=1e-3, **settings)
     turns = {"participation": "cyclic", "cohort": 2} if config.noise == "banded" else {}
-    spec = RunSpec(method=jaxpfl.METHODS["local" if config.of_examples else "fedavg"], privacy=config, **turns)
+    spec = RunSpec(method=jaxpfl.METHODS["local" if config.is_example_level else "fedavg"], privacy=config, **turns)
     return subject_of(assemble(spec, FEDERATION), "fedavg")
 
 

@@ -264,7 +264,7 @@ FACTORS = {
 def test_the_factors_of_schedules():
     """The rate of round r is ``lr f(r)``."""
     for text, factor in FACTORS.items():
-        at = schedules.parse(text, 4).at
+        at = schedules.parse(text, 4).value
         np.testing.assert_allclose([at(np.float64(r)) for r in range(4)], [factor(r) for r in range(4)], rtol=1e-12)
 
 
@@ -305,7 +305,7 @@ def test_fine_tuning_takes_the_rate_itself():
 )
 def test_without_a_warm_up_schedules_are_those_of_optax(text, same):
     rounds = np.arange(60)
-    at = schedules.parse(text, 50).at(rounds)
+    at = schedules.parse(text, 50).value(rounds)
     np.testing.assert_allclose(at, [same(r) for r in rounds], rtol=1e-5, atol=1e-7)
 
 
@@ -318,7 +318,7 @@ def test_a_function_of_the_round_is_the_schedule_of_that_name():
     )
     np.testing.assert_array_equal(by_function, by_name)
     function = optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10, 0.1)
-    at = schedules.of(function, 8).at
+    at = schedules.resolve(function, 8).value
     np.testing.assert_allclose([at(r) for r in range(12)], [function(min(r, 7)) for r in range(12)], rtol=1e-6)
 
 

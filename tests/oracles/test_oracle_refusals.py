@@ -200,7 +200,7 @@ def test_settings(method, given, message):
 
 @pytest.mark.parametrize(("function", "message"), NO_FACTORS)
 def test_what_is_no_factor(function, message):
-    refused(message, lambda: schedules.of(function, 4))
+    refused(message, lambda: schedules.resolve(function, 4))
 
 
 def test_stored_runs():

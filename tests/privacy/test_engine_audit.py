@@ -75,7 +75,7 @@ def subject(
     data = [(rng.normal(size=(examples, features)), np.arange(examples) % 2) for _ in range(participation.num_clients)]
     federation = stack_clients(data, test=data)
     work = LocalWork(np.full(len(data), examples), steps, 2, weighting="uniform", privacy=tried)
-    work = work if epochs is None else work.in_epochs(epochs)
+    work = work if epochs is None else work.replace_epochs(epochs)
     plan = ExecutionPlan(devices=1, clients="vmap", runs="vmap")
     task, found = make_task("linear", federation, 2), FOUND[method]
     spec = RunSpec(method=found, rounds=rounds, options=options, plan=plan)

@@ -74,10 +74,10 @@ def test_noise_multipliers():
     of_sum = (z**-2 - (2 * stddev) ** -2) ** -0.5
     adaptive = CentralNoise(of_sum, count_stddev=stddev)
     assert adaptive.multiplier == pytest.approx(z)
-    assert CentralNoise(9.0, count_stddev=stddev).with_multiplier(z).noise_multiplier == pytest.approx(of_sum)
+    assert CentralNoise(9.0, count_stddev=stddev).scale_to(z).noise_multiplier == pytest.approx(of_sum)
     # An EM of 4 iterations over one cohort.
     assert CentralNoise(3.0, releases=4).multiplier == pytest.approx(1.5)
-    assert CentralNoise(1.0, releases=4).with_multiplier(1.5).noise_multiplier == pytest.approx(3.0)
+    assert CentralNoise(1.0, releases=4).scale_to(1.5).noise_multiplier == pytest.approx(3.0)
     assert DistributedNoise(2.0, 10).multiplier == 2.0
     # One's own tau steps; or the last step's noise of all, where K > tau and the sum is linear in it.
     z1, z2 = 5.0 / 1.0, 4.0 / 0.5
@@ -85,7 +85,7 @@ def test_noise_multipliers():
     assert pytest.approx(both / math.sqrt(10)) == PER_STEP.multiplier
     assert replace(PER_STEP, linear=True).multiplier == pytest.approx(both / math.sqrt(10 * 10 / 50))
     assert PerStepNoise((1.0,), (5.0,), 10, 4, linear=True).multiplier == pytest.approx(z1 / math.sqrt(10))
-    scaled = PER_STEP.with_multiplier(1.0)
+    scaled = PER_STEP.scale_to(1.0)
     assert scaled.multiplier == pytest.approx(1.0)
     assert scaled.stddevs[0] / scaled.stddevs[1] == pytest.approx(5.0 / 4.0)
 
@@ -226,7 +226,7 @@ def test_impossible_targets():
         (lambda: PrivacyPlan(DistributedNoise(1.0, 9), FixedSize(50, 8), 1), "min_uploads must be at most 8, got 9"),
         (lambda: PrivacyPlan(PER_STEP, Full(49), 1), "min_uploads must be at most 49, got 50"),
         (
-            lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).with_noise_multiplier(0.0),
+            lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).scale_noise(0.0),
             "noise_multiplier must be > 0 and finite, got 0.0",
         ),
         (lambda: CentralNoise(-1.0), "noise_multiplier must be >= 0 and finite, got -1.0"),

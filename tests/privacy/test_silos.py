@@ -67,7 +67,7 @@ def test_noise_is_calibrated_for_every_silo():
 def test_steps_by_a_silos_own_examples():
     """In work by epochs larger silos take more steps, which calibration and claim know."""
     access = Access(steps=6, own=LocalEpochs(1, 10), batches=2, releases=1)
-    assert [access.of(n) for n in (5, 20, 37, 60, 600)] == [2, 4, 8, 12, 12]
+    assert [access.gradients(n) for n in (5, 20, 37, 60, 600)] == [2, 4, 8, 12, 12]
     mechanism = silos(per_round=access.of).calibrated(4.0, DELTA)
     assert [mechanism.plan(silo).rounds for silo in mechanism.silos] == [14, 28, 56, 84]
     assert max(mechanism.epsilons(DELTA)) <= 4.0

@@ -128,7 +128,7 @@ def check(augmentation: Augmentation, task: Task) -> None:
             raise JaxpflError(f"augment = {name} is of images [height, width, channels], inputs are {task.input_shape}")
 
 
-def of_mixed_labels(task: Task) -> Task:
+def mixed_label_task(task: Task) -> Task:
     """The task with a loss that takes `Mixed` labels too."""
     plain = task.loss
 

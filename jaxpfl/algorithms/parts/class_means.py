@@ -39,13 +39,13 @@ def refuse_other_tasks(method: str, why: str, task: Task) -> None:
 def counts(classes: int, data: ClientData) -> Array:
     """Numbers of a client's examples by class, [K]."""
 
-    def of_chunk(x: PyTree, y: Array, valid: Array) -> Array:
+    def chunk_counts(x: PyTree, y: Array, valid: Array) -> Array:
         return (jax.nn.one_hot(y, classes) * valid[:, None]).sum(axis=0)
 
-    return passes.total(of_chunk, data)
+    return passes.total(chunk_counts, data)
 
 
-def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
+def client_means(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
     """Class means over all examples of a client.
 
     Args:
@@ -63,7 +63,7 @@ def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientDat
     return ClassMeans(totals / jnp.maximum(counts, 1)[:, None], counts)
 
 
-def to_means(rows: Array, y: Array, means: Array, known: Array) -> Array:
+def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Array:
     """Squared distance from each row to its class mean, averaged over the features; zero without a class mean, [b].
 
     Args:

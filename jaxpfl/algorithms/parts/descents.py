@@ -56,7 +56,7 @@ class _Round:
     """The descents of the round that is being traced: states to start from, None for new ones, and those at the end."""
 
     def __init__(self, kept: Kept | None):
-        self.kept, self.begun, self.ends = kept, 0, []
+        self.kept, self.started, self.ends = kept, 0, []
 
 
 _round: ContextVar[_Round | None] = ContextVar("descents of a round", default=None)
@@ -75,7 +75,7 @@ def _is_descent(node: object) -> bool:
     return isinstance(node, Descent)
 
 
-def begun(carry: PyTree) -> PyTree:
+def resume_memories(carry: PyTree) -> PyTree:
     """Start of local steps, its descents with the kept states where there are any."""
     now = _round.get()
     if now is None or now.kept is None:
@@ -85,13 +85,13 @@ def begun(carry: PyTree) -> PyTree:
     def resume(node: object) -> object:
         if not isinstance(node, Descent):
             return node
-        now.begun += 1
-        return node._replace(memory=trees.where(kept.rounds > 0, kept.memories[now.begun - 1], node.memory))
+        now.started += 1
+        return node._replace(memory=trees.where(kept.rounds > 0, kept.memories[now.started - 1], node.memory))
 
     return jax.tree.map(resume, carry, is_leaf=_is_descent)
 
 
-def ended(carry: PyTree) -> PyTree:
+def record_memories(carry: PyTree) -> PyTree:
     """End of local steps, unchanged; the states of its descents are recorded to be kept."""
     if (now := _round.get()) is not None:
         now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]

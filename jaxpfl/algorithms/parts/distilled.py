@@ -42,7 +42,7 @@ class AdaPeDHyper(AveragingHyper):
 Weigh = Callable[[Array], Array]
 """``psi -> factor`` on theta's whole gradient, []."""
 
-OfTeacher = Callable[[Batch, Array, Array, Array], Array]
+TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
 """``(batch, mu's logits, logits of theta, psi) -> objective`` of mu in a step, []."""
 
 
@@ -102,15 +102,15 @@ class Distilled(NamedTuple):
         of_theta: optax.GradientTransformation,
         of_mu: optax.GradientTransformation,
         hp: AdaPeDHyper,
-        of_teacher: OfTeacher,
+        teacher_loss: TeacherLoss,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Step theta, then mu on ``of_teacher`` at the new theta, then psi at both new models.
+        """Step theta, then mu on ``teacher_loss`` at the new theta, then psi at both new models.
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.
           hp: c, eta_3 and the floor of psi's step.
-          of_teacher: objective of mu.
+          teacher_loss: objective of mu.
           seen: psi -> the scale in the steps of theta and mu; psi's own step uses psi itself.
         """
         work = self.work
@@ -130,7 +130,7 @@ class Distilled(NamedTuple):
             theta, loss = self.descend_theta(of_theta, key, theta, batch, teacher, seen(psi))
             student = self.own_task.model.apply(theta.params, batch.x, key=key, train=True)
 
-            d_teacher = jax.grad(lambda b: of_teacher(batch, b, student, seen(psi)))(teacher)
+            d_teacher = jax.grad(lambda b: teacher_loss(batch, b, student, seen(psi)))(teacher)
             h = pull_mu(d_teacher)[0]
             if work.step_noise is not None and work.step_noise.joint:
                 f = self.kd(batch, teacher, student)
@@ -140,7 +140,7 @@ class Distilled(NamedTuple):
                 mu = mu.step(of_mu, work.released(key, h))
                 f = self.kd(batch, forward(mu.params), student)
                 k = distillation.scale_gradient(psi, f, hp.c)
-                k = k if work.step_noise is None else work.step_noise.of_scale(key, k)
+                k = k if work.step_noise is None else work.step_noise.release_scale(key, k)
             psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 

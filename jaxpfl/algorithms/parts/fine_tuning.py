@@ -30,11 +30,11 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
         if value < 0:
             raise JaxpflError(f"{method}.{name} must be >= 0, got {value}")
     if epochs:
-        return work.in_epochs(epochs)
+        return work.replace_epochs(epochs)
     return replace(work, steps=steps, epochs=None) if steps else None
 
 
-def counted(tuning: LocalWork | None) -> int | LocalEpochs:
+def step_count(tuning: LocalWork | None) -> int | LocalEpochs:
     """Gradients of fine-tuning, as `Gradients.personalize`."""
     return 0 if tuning is None else tuning.own_steps or tuning.steps
 

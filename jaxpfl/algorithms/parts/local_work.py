@@ -97,7 +97,7 @@ class LocalWork:
         """Number of steps by a client's examples; None where all clients take ``steps``."""
         return None if self.epochs is None else LocalEpochs(self.epochs, self.batch_size)
 
-    def in_epochs(self, epochs: int) -> LocalWork:
+    def replace_epochs(self, epochs: int) -> LocalWork:
         """The same work in passes over each client's own examples."""
         steps = int(LocalEpochs(epochs, self.batch_size).on_host(self.sizes).max(initial=1))
         return replace(self, steps=steps, epochs=epochs)
@@ -133,7 +133,7 @@ class LocalWork:
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
         """Gradient of uploaded parameters, clipped and noised where `step_noise` asks for it; ``key`` is the step's."""
-        return gradient if self.step_noise is None else self.step_noise.of_parameters(key, gradient)
+        return gradient if self.step_noise is None else self.step_noise.release_gradient(key, gradient)
 
     def batches(self, steps: int, own: LocalEpochs | None = None) -> batching.Batching:
         """Batches of ``steps`` steps in a round, or fewer by a client's ``own`` examples.
@@ -153,7 +153,7 @@ class LocalWork:
         return optax.chain(*steps) if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), *steps)
 
 
-def taken(steps: int, limit: Scalar) -> Scalar:
+def steps_within(steps: int, limit: Scalar) -> Scalar:
     """Number of steps taken, the lesser of ``steps`` and ``limit``; a Python int where both are."""
     # A Python int keeps the trip count static; min() on a tracer would not.
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
@@ -162,9 +162,9 @@ def taken(steps: int, limit: Scalar) -> Scalar:
 def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
     """Gradient counts of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
     return Gradients(
-        update=lambda limit, message: each * taken(steps, limit),
+        update=lambda limit, message: each * steps_within(steps, limit),
         personalize=personalize,
-        idle=lambda limit: each * taken(steps, limit),
+        idle=lambda limit: each * steps_within(steps, limit),
     )
 
 
@@ -186,14 +186,14 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
 def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
     """`batch_loss` and its gradient; of guarded examples NaN and the noisy mean of their clipped gradients."""
 
-    def of_example(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
+    def example_loss(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
         return task.loss(task.model.apply(params, x, key=key, train=True), y)
 
     whole = jax.value_and_grad(batch_loss(task))
 
     def gradient(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:
         if isinstance(batch, GuardedBatch):
-            return batch.gradient(of_example, params, key)
+            return batch.gradient(example_loss, params, key)
         return whole(params, key, batch)
 
     return gradient
@@ -255,32 +255,32 @@ def run_steps(
     own = work.own_steps if steps is None else None
     steps = work.steps if steps is None else steps
     plan = work.batches(steps * batches_each, own and own._replace(batches=batches_each))
-    limit = taken(steps, ctx.step_limit)
+    limit = steps_within(steps, ctx.step_limit)
     if own is not None:
         limit = jnp.minimum(limit, own.steps(data.size))
-    zeros, carry = {name: jnp.zeros(()) for name in metrics}, descents.begun(carry)
+    zeros, carry = {name: jnp.zeros(()) for name in metrics}, descents.resume_memories(carry)
     if isinstance(limit, int) and limit == 0:
-        return descents.ended(carry), zeros
+        return descents.record_memories(carry), zeros
     if isinstance(data, GuardedData):
         if beside is not None:
             data.refuse("keeps numbers of its own for every example")
         guarded = data.batches(steps, own, batches_each)
 
-        def of_guarded(t: Array, loop: tuple[PyTree, Metrics, Array]) -> tuple[PyTree, Metrics, Array]:
+        def private_body(t: Array, loop: tuple[PyTree, Metrics, Array]) -> tuple[PyTree, Metrics, Array]:
             batches = guarded(t)
             carry, values = step(jax.random.fold_in(key, t), loop[0], *batches)
             return carry, jax.tree.map(jnp.add, loop[1], values), loop[2] + batches[-1].loss
 
-        end, sums, losses = jax.lax.fori_loop(0, limit, of_guarded, (carry, zeros, jnp.zeros(())))
+        end, sums, losses = jax.lax.fori_loop(0, limit, private_body, (carry, zeros, jnp.zeros(())))
         data.report(losses / jnp.maximum(limit, 1))
-        return descents.ended(end), {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+        return descents.record_memories(end), {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
     indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.size)
 
     def run(plan: batching.Batching) -> tuple[PyTree, Metrics]:
-        whole = _taken(data, beside, indices, valid, plan) if plan.full else None
+        whole = _batch(data, beside, indices, valid, plan) if plan.full else None
 
         def batch_of(t: Scalar) -> Batch:
-            return _taken(data, beside, indices[t], valid[t], plan) if whole is None else whole
+            return _batch(data, beside, indices[t], valid[t], plan) if whole is None else whole
 
         def batches_of(t: Scalar) -> tuple[Batch, ...]:
             return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
@@ -307,7 +307,7 @@ def run_steps(
         # A full batch is as long as the client's class of sizes.
         lengths = size_classes(work.sizes)
         end, means = at_own_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
-    return descents.ended(end), means
+    return descents.record_memories(end), means
 
 
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
@@ -319,7 +319,7 @@ def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: 
     return batch._replace(x=x if beside is None else (x, rows), y=y)
 
 
-def _taken(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
+def _batch(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
     """Batch of a step, with its rows of ``beside``."""
     batch = Batch(*batching.take(data, indices, valid, plan))
     if beside is None:

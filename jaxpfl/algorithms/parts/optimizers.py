@@ -100,7 +100,7 @@ def _adaptive(
     return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
 
 
-def _of_optax() -> dict[str, Callable[..., Any]]:
+def _optax_optimizers() -> dict[str, Callable[..., Any]]:
     """Optimizers of optax whose first argument is the learning rate."""
     found = {}
     for name, member in vars(optax).items():
@@ -115,7 +115,7 @@ def _of_optax() -> dict[str, Callable[..., Any]]:
     return found
 
 
-OPTIMIZERS: Mapping[str, Callable[..., Any]] = _of_optax() | {
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = _optax_optimizers() | {
     "momentum": fedavgm,
     "fedavgm": fedavgm,
     "fedadagrad": fedadagrad,

@@ -97,7 +97,7 @@ def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
     return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 
 
-def moved(gamma: Mixture, by: PyTree) -> Mixture:
+def translate(gamma: Mixture, by: PyTree) -> Mixture:
     """Mixture with its centers translated."""
     return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
 
@@ -121,11 +121,11 @@ def server_step(
       origin: the model that the updates are relative to.
       first: [] bool, true in the first round.
     """
-    of_start, of_noise = jax.random.split(key)
-    relative = moved(gamma, optax.tree.scale(-1.0, origin))
-    relative = trees.where(first, start(of_start, relative, clipping_norm), relative)
+    start_key, noise_key = jax.random.split(key)
+    relative = translate(gamma, optax.tree.scale(-1.0, origin))
+    relative = trees.where(first, start(start_key, relative, clipping_norm), relative)
     noise = {"clipping_norm": clipping_norm, "noise_multiplier": noise_multiplier}
-    return moved(em(of_noise, relative, changes, valid, **noise, floor=floor, steps=steps), origin)
+    return translate(em(noise_key, relative, changes, valid, **noise, floor=floor, steps=steps), origin)
 
 
 def _summed(a: Array, valid: Array) -> Array:

@@ -93,11 +93,11 @@ class Schedule:
     every: Scalar = 1.0
     table: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
-    def at(self, round: Scalar) -> Array:
+    def value(self, round: Scalar) -> Array:
         """Factor on every rate in a round, [].
 
         Examples:
-          >>> [round(float(parse("cosine:warmup=1", 3).at(r)), 3) for r in range(4)]
+          >>> [round(float(parse("cosine:warmup=1", 3).value(r)), 3) for r in range(4)]
           [0.5, 1.0, 0.5, 0.0]
         """
         if self.name == _TABLE:
@@ -119,7 +119,7 @@ class Schedule:
         return jnp.where(round < self.warmup, warming, factor)
 
 
-def of(given: str | Factors, rounds: int) -> Schedule | None:
+def resolve(given: str | Factors, rounds: int) -> Schedule | None:
     """Build a schedule for a run of ``rounds`` rounds from a text or a function; None for each method's own.
 
     Raises:
@@ -205,17 +205,17 @@ class ScheduledHyper:
     method: Any
     schedule: Schedule
 
-    def at(self, round: Scalar) -> Any:
+    def values(self, round: Scalar) -> Any:
         """The method's hyper-parameters in a round."""
-        return _scaled(self.method, self.schedule.at(round))
+        return _scaled(self.method, self.schedule.value(round))
 
     @property
-    def settled(self) -> Any:
+    def undecayed(self) -> Any:
         """The method's hyper-parameters after training, whose rates are those given."""
         return _scaled(self.method, 1.0)
 
 
-def settled(hp: PyTree) -> PyTree:
+def unscheduled(hp: PyTree) -> PyTree:
     """Hyper-parameters, a wrapper's too, whose schedule is the constant one."""
 
     def constant(node: Any) -> Any:
@@ -239,30 +239,30 @@ def scheduled(algorithm: Algorithm, hp: Any, schedule: Schedule) -> tuple[Algori
     return algorithm._replace(clients=clients, server=server), ScheduledHyper(hp, schedule)
 
 
-def _of_method(hp: ScheduledHyper) -> Any:
-    return hp.settled
+def _method_hyper(hp: ScheduledHyper) -> Any:
+    return hp.undecayed
 
 
 def _client(inner: Client) -> Client:
     def update(
         key: Key, hp: ScheduledHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
-        return inner.update(key, hp.at(ctx.round), ctx, message, state, splits)
+        return inner.update(key, hp.values(ctx.round), ctx, message, state, splits)
 
     alone = inner.idle
 
     def idle(key: Key, hp: ScheduledHyper, ctx: ClientContext, state: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
         assert alone is not None
-        return alone(key, hp.at(ctx.round), ctx, state, splits)
+        return alone(key, hp.values(ctx.round), ctx, state, splits)
 
-    return wrapped_client(inner, update=update, hyper=_of_method)._replace(idle=alone and idle)
+    return wrapped_client(inner, update=update, hyper=_method_hyper)._replace(idle=alone and idle)
 
 
 def _server(inner: Server) -> Server:
     def update(key: Key, hp: ScheduledHyper, ctx: ServerContext, state: PyTree, reduced: Any) -> tuple[PyTree, Metrics]:
-        return inner.update(key, hp.at(ctx.round), ctx, state, reduced)
+        return inner.update(key, hp.values(ctx.round), ctx, state, reduced)
 
     def init(key: Key, hp: ScheduledHyper, ctx: ServerContext) -> PyTree:
-        return inner.init(key, hp.settled, ctx)
+        return inner.init(key, hp.undecayed, ctx)
 
-    return wrapped_server(inner, init=init, update=update, state=lambda state: state, hyper=_of_method)
+    return wrapped_server(inner, init=init, update=update, state=lambda state: state, hyper=_method_hyper)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.parts.local_work import LocalWork, taken
+from jaxpfl.algorithms.parts.local_work import LocalWork, steps_within
 from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import (
@@ -125,7 +125,7 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
 
 
 def _steps(work: LocalWork, ctx: ClientContext, data: ClientData) -> Array:
-    own, limit = work.own_steps, taken(work.steps, ctx.step_limit)
+    own, limit = work.own_steps, steps_within(work.steps, ctx.step_limit)
     if own is not None:
         limit = jnp.minimum(limit, own.steps(data.size))
     return jnp.maximum(jnp.asarray(limit, jnp.result_type(float)), 1)
@@ -190,7 +190,7 @@ def with_server_optimizer(
         raise JaxpflError("a server optimizer needs the mean of the uploads: this method keeps them apart")
     acts_on = algorithm.increments if acts_on is None else acts_on
     if optimizer == "sgd":
-        return _with_rate(algorithm, acts_on)
+        return _scale_changes(algorithm, acts_on)
     inner, make = algorithm.server, resolve(optimizer)
 
     def transformation(rate: Scalar) -> optax.GradientTransformation:
@@ -257,7 +257,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
         )
 
 
-def _with_rate(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
+def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
     """Plain SGD at the server, on the sum instead of the mean: averaging at a rate of one is exact."""
     inner = algorithm.server
 

@@ -65,11 +65,11 @@ def init(task: Task, key: Key, k: int) -> PyTree:
 def losses(task: Task, models: PyTree, x: PyTree, y: Array) -> Array:
     """Loss of every example under every model, [k, b]."""
 
-    def of_one(params: PyTree) -> Array:
+    def model_losses(params: PyTree) -> Array:
         return task.loss(task.model.apply(params, x), y)
 
     # One after the other: a chunk of a client's examples is many already.
-    return jax.lax.map(of_one, models)
+    return jax.lax.map(model_losses, models)
 
 
 def mean_losses(task: Task, models: PyTree, data: ClientData) -> Array:

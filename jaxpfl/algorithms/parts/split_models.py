@@ -4,8 +4,8 @@ r"""Models whose parts differ between clients: shared and personal parameters, b
 
 Rows of M and of N have at most one 1: a parameter may be shared (part of x), personal (part of client n's z_n), both,
 where the two are added, or neither, where it keeps its initial value. M^T and N^T, inverses in the paper, are
-`Masks.of_shared` and `Masks.of_personal`. Shared, personal and fixed parts are trees of the model's nodes, None where
-they have no leaf.
+`Masks.shared_part` and `Masks.personal_part`. Shared, personal and fixed parts are trees of the model's nodes, None
+where they have no leaf.
 
 Reference: Zhao et al., Figure 3.
 """
@@ -60,11 +60,11 @@ class Masks(NamedTuple):
         """True for a shared or personal path."""
         return self.shared(path) or self.personal(path)
 
-    def of_shared(self, tree: PyTree) -> PyTree:
+    def shared_part(self, tree: PyTree) -> PyTree:
         """Shared leaves, M^T of the tree."""
         return trees.split_by_path(tree, self.shared)[0]
 
-    def of_personal(self, tree: PyTree) -> PyTree:
+    def personal_part(self, tree: PyTree) -> PyTree:
         """Personal leaves, N^T of the tree."""
         return trees.split_by_path(tree, self.personal)[0]
 
@@ -72,8 +72,8 @@ class Masks(NamedTuple):
         """Initial parts of a model; z is zero where a leaf is also shared."""
         trained, fixed = trees.split_by_path(params, self.is_trained)
         shared, rest = trees.split_by_path(trained, self.shared)
-        zero = jax.tree.map(jnp.zeros_like, self.of_personal(shared))
-        return Parts(shared, trees.merge(self.of_personal(rest), zero), fixed)
+        zero = jax.tree.map(jnp.zeros_like, self.personal_part(shared))
+        return Parts(shared, trees.merge(self.personal_part(rest), zero), fixed)
 
 
 def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
@@ -133,7 +133,7 @@ def head_and_body(method: str, task: Task) -> Split:
     return split
 
 
-def of_part(task: Task, rest: PyTree) -> Task:
+def part_task(task: Task, rest: PyTree) -> Task:
     """Task of one part of its model's parameters, the other fixed.
 
     Args:

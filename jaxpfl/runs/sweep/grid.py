@@ -322,7 +322,7 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
         return bool(rates(method.hyper))
     if name in _OF_THE_SERVER:
         return hasattr(method.hyper, "server_lr")
-    if owner == "privacy" and config is not None and config.privacy.of_examples:
+    if owner == "privacy" and config is not None and config.privacy.is_example_level:
         return not method.pooled
     if name in _OF_UPLOADS or owner == "privacy":
         return method.uploads and not method.pooled
@@ -339,7 +339,7 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
     if name in _TRACED_NOISE:
         # Otherwise the numbers stand in the method's own functions, or shape its noise.
         central = config.privacy.noise != "per_step" and config.privacy.quantile is None
-        return central and method.releases is None and not config.privacy.of_examples
+        return central and method.releases is None and not config.privacy.is_example_level
     if dot and owner not in _TABLES:
         return own not in method.options
     return name in _TRACED

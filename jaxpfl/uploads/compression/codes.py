@@ -39,7 +39,7 @@ def elias_bits(numbers: Array) -> Array:
 
 
 def position_bits(sent: Array) -> Array:
-    """Length of the positions of the true entries of ``sent`` [d] bool, [] int32."""
+    """Length of the code for the positions where ``sent`` [d] is true, [] int32."""
     place = jnp.arange(1, sent.shape[0] + 1, dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(sent, place, 0))
     gaps = place - jnp.concatenate([jnp.zeros(1, jnp.int32), last[:-1]])

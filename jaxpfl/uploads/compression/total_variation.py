@@ -83,7 +83,7 @@ def update(g: Array, gamma: Scalar) -> Update:
     e = room(g)  # cumulative sums of huge numbers may overflow
     g, gamma = times_power(g, -e), times_power(jnp.asarray(gamma, g.dtype), -e)
     limit = gamma + _TOLERANCE * jnp.finfo(g.dtype).eps * jnp.maximum(gamma, jnp.abs(g).max())
-    here, data = _to_blocks(jnp.ones(d, bool), False), _to_blocks(g, 0)
+    here, data = _blocks(jnp.ones(d, bool), False), _blocks(g, 0)
     whole = _Cut(
         data, jnp.zeros_like(data), jnp.zeros_like(here).at[0, 0].set(True), jnp.zeros_like(data), jnp.array(True)
     )
@@ -103,7 +103,7 @@ def update(g: Array, gamma: Scalar) -> Update:
     inside = sums_inside - sizes * means
     dual = jnp.where(settled, jnp.clip(sums, -gamma, gamma), jnp.where(_following(end.starts, True), end.edge, inside))
     finite = jnp.isfinite(g).all()
-    return Update(*(jnp.where(finite, times_power(_from_blocks(a, d), e), jnp.nan) for a in (end.value, dual)))
+    return Update(*(jnp.where(finite, times_power(_flat(a, d), e), jnp.nan) for a in (end.value, dual)))
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
@@ -176,14 +176,14 @@ def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Arra
     return f[0] | h[0], jnp.where(h[0], h[1], f[1])
 
 
-def _to_blocks(x: Array, fill: Scalar) -> Array:
+def _blocks(x: Array, fill: Scalar) -> Array:
     """[d] -> [length, blocks], entry i of x at [i % length, i // length], with at least one ``fill`` after the last."""
     length = max(1, math.isqrt(x.shape[0]))
     blocks = x.shape[0] // length + 1
     return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
 
 
-def _from_blocks(x: Array, d: int) -> Array:
+def _flat(x: Array, d: int) -> Array:
     """[length, blocks] -> the first d entries."""
     return x.T.reshape(-1)[:d]
 
@@ -207,7 +207,7 @@ def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, re
 
     Args:
       combine: the associative operation, elementwise; its first argument is the one nearer to the start of the scan.
-      x: leaves [length, blocks], from `_to_blocks`.
+      x: leaves [length, blocks], from `_blocks`.
       unit: identity of the operation, leaves [].
       reverse: scan from the last entry to the first.
     """

@@ -98,7 +98,7 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
 
         def vectors(splits: Splits) -> list[Array]:
             _, upload, _ = inner.update(key, hp, ctx, message, own, splits)
-            return [_vector(weight, part) for weight, part in _parts(upload.weight, _coded(increments, upload.total))]
+            return [_vector(weight, part) for weight, part in _parts(upload.weight, _select(increments, upload.total))]
 
         return Held(own, [jnp.zeros(part.shape, part.dtype) for part in jax.eval_shape(vectors, splits)])
 
@@ -123,7 +123,7 @@ def _compress(
     memory: PyTree,
 ) -> tuple[Upload, PyTree]:
     """The upload as read by the server, and the memory of all its parts; ``memory`` is () without error feedback."""
-    coded, rest = _coded(increments, upload.total), _coded(increments, upload.total, others=True)
+    coded, rest = _select(increments, upload.total), _select(increments, upload.total, others=True)
     totals, changes, others = (
         _parts(upload.weight, tree) for tree in (coded, trees.prefix_divide(coded, upload.weight), rest)
     )
@@ -176,7 +176,7 @@ def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
     return list(zip(weights, structure.flatten_up_to(tree), strict=True))
 
 
-def _coded(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
+def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
     """Floating-point increments among a client's numbers, or all others, with None in place of the rest."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:

@@ -76,12 +76,12 @@ def median(rows: PyTree, valid: Array) -> PyTree:
     """Median of each coordinate; for an even number, the mean of the two middle values."""
     count = valid.sum()
 
-    def of(leaf: Array) -> Array:
+    def leaf_median(leaf: Array) -> Array:
         ordered = _ordered(leaf, valid)
         low, high = ordered[jnp.maximum(count - 1, 0) // 2], ordered[count // 2]
         return low / 2 + high / 2
 
-    return _unless_empty(count, jax.tree.map(of, rows))
+    return _unless_empty(count, jax.tree.map(leaf_median, rows))
 
 
 def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
@@ -157,11 +157,11 @@ def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
     """Krum's score of each slot, [C]; infinite where not valid."""
     count, slots = valid.sum(), valid.shape[0]
 
-    def from_one(one: PyTree) -> Array:
+    def distances_to(one: PyTree) -> Array:
         return _squares(jax.tree.map(jnp.subtract, rows, one))
 
     # Differences, not products: nearby vectors of large norm keep their digits, and distances are symmetric to the bit.
-    distances = jax.lax.map(from_one, rows)
+    distances = jax.lax.map(distances_to, rows)
     others = valid[None, :] & ~jnp.eye(slots, dtype=bool)
     nearest = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
     neighbours = jnp.minimum(jnp.maximum(count - attackers - 2, 1), count - 1)
@@ -180,11 +180,11 @@ def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool 
     factors = jnp.where(kept, factors, 0)
     total = factors.sum() if of_weights else kept.sum()
 
-    def of(leaf: Array) -> Array:
+    def leaf_mean(leaf: Array) -> Array:
         chosen = jnp.where(_beside(kept, leaf), leaf, 0)
         return ((_beside(factors, leaf) * chosen).sum(axis=0) / jnp.where(total > 0, total, 1)).astype(leaf.dtype)
 
-    return jax.tree.map(of, rows)
+    return jax.tree.map(leaf_mean, rows)
 
 
 def _squares(rows: PyTree) -> Array:
