@@ -53,7 +53,8 @@ def test_a_figure_takes_the_pages_colours():
     assert "var(--grid)" in made
     assert "#2a78d6" in made
     assert not re.search(r"#000000|#ffffff", made)
-    assert "a &lt; b" in made
+    assert "<figcaption>a &lt; b</figcaption>" in made  # outside the picture, so that it wraps
+    assert made.count("a &lt; b") == 2
     assert all(name.startswith("runs-a-b-scores-") for name in re.findall(r'\bid="([^"]+)"', made))
 
 

@@ -190,7 +190,7 @@ _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 
 def svg(figure: Any, name: str) -> str:
-    """A figure as SVG in HTML, labelled with its title for screen readers.
+    """A figure as SVG in HTML, under its title, which is taken out of the picture so that it wraps on narrow screens.
 
     Args:
       figure: figure of matplotlib.
@@ -198,6 +198,11 @@ def svg(figure: Any, name: str) -> str:
     """
     import matplotlib
 
+    label = figure.get_suptitle() or figure.axes[0].get_title(loc="left")
+    if figure.get_suptitle():
+        figure.suptitle("")
+    else:
+        figure.axes[0].set_title("", loc="left")
     buffer = io.StringIO()
     figure.patch.set_alpha(0)  # the page's paper
     for axes in figure.axes:
@@ -223,7 +228,6 @@ def svg(figure: Any, name: str) -> str:
     size = re.search(r'viewBox="0 0 ([\d.]+)', found)
     wide = f"{float(size[1]) * 4 / 3:.0f}px" if size else "100%"
     found = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", found, count=2)
-    label = figure.get_suptitle() or figure.axes[0].get_title(loc="left")
     opening = f'<svg role="img" aria-label="{text(label)}" style="width: {wide}"'
-    # A wide figure scrolls on a narrow screen, by keys too.
-    return f'<figure tabindex="0">{found.replace("<svg", opening, 1)}</figure>'
+    # A wide figure scrolls on a narrow screen, by keys too; its title does not.
+    return f'<figure tabindex="0"><figcaption>{text(label)}</figcaption>{found.replace("<svg", opening, 1)}</figure>'
