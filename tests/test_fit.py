@@ -54,7 +54,7 @@ def test_values_that_go_with_other_seeds_are_warned_of(seeds, given, said):
 
 
 def test_shapes_of_the_result(federation):
-    result = fit(federation, seeds=2, rounds=5, eval_every=2)
+    result = fit(federation, "fedavg", seeds=2, rounds=5, eval_every=2)
     assert result.rounds.tolist() == [2, 4, 5]
     assert result.scores["after"]["accuracy"].shape == (3, 2, 3)
     assert result.personalized_accuracy.shape == (2, 3)
@@ -73,22 +73,12 @@ def test_uploads_take_the_bits_of_their_code(federation):
         fit(federation, "pooled", compress="sign")
 
 
-def test_any_init_and_apply_is_a_model(federation):
-    def init(key, x):
-        return 0.1 * jax.random.normal(key, (x.shape[-1], 3))
-
-    def apply(w, x, key=None, train=False):
-        return jnp.tanh(x) @ w
-
-    result = fit(federation, "fedavg", model=Model(init, apply))
-    assert np.isfinite(result.scores["after"]["loss"]).all()
-
-
 def test_clients_without_test_examples_have_no_score(federation):
     with pytest.warns(jaxpfl.JaxpflWarning, match="no client has test examples") as issued:
-        result = fit(federation._replace(test=federation.test.emptied()))
+        result = fit(federation._replace(test=federation.test.emptied()), "local")
     assert {warning.filename for warning in issued} == {__file__}  # the user's file, not one of the package
     assert np.isnan(result.personalized_accuracy).all()
+    assert result.validation_accuracy is None
 
 
 @pytest.mark.parametrize(
@@ -116,9 +106,15 @@ def test_refusals(federation, changes, message):
         fit(federation, **changes)
 
 
-def test_a_linen_module_and_a_short_apply_are_models(federation):
-    for model in (nn.Dense(3), Model(lambda key, x: jnp.zeros((x.shape[-1], 3)), lambda w, x: x @ w)):
-        assert fit(federation, model=model).personalized_accuracy.shape == (1, 3)
+def test_a_linen_module_and_any_init_and_apply_are_models(federation):
+    def init(key, x):
+        return 0.1 * jax.random.normal(key, (x.shape[-1], 3))
+
+    def apply(w, x, key=None, train=False):
+        return jnp.tanh(x) @ w
+
+    for model in (nn.Dense(3), Model(init, apply), Model(init, lambda w, x: x @ w)):
+        assert np.isfinite(fit(federation, "local", model=model).scores["after"]["loss"]).all()
 
 
 def test_integer_inputs_keep_their_type():
@@ -131,7 +127,7 @@ def test_integer_inputs_keep_their_type():
         def __call__(self, x):
             return nn.Embed(9, 3)(x).mean(axis=1)
 
-    assert np.isfinite(fit(tokens, model=Bag()).scores["after"]["loss"]).all()
+    assert np.isfinite(fit(tokens, "local", model=Bag()).scores["after"]["loss"]).all()
 
 
 @pytest.mark.slow
@@ -146,7 +142,7 @@ def test_tokens_beyond_the_vocabulary_are_refused():
 
 
 def test_a_fit_is_not_pickled_but_its_results_are(federation):
-    result = fit(federation, "fedavg")
+    result = fit(federation, "local")
     for holder in (result, result.simulation):
         with pytest.raises(JaxpflError, match=r"compiled programs cannot be pickled, nor a Fit .* pickle state"):
             pickle.dumps(holder)

@@ -1,5 +1,7 @@
 """Local work in epochs: each client takes the steps of passes over its own examples, in every method alike."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -37,11 +39,12 @@ def test_a_round_is_so_many_passes(epochs):
     if epochs == 1:
         assert steps.tolist() == STEPS
     plan = plan_batches(np.array(SIZES), int(steps.max()), BATCH, own=own)
+    draw = jax.jit(functools.partial(draw_batches, plan))
 
     for n, count in zip(SIZES, steps, strict=True):
         seen = []
         for participations in range(6):
-            places, valid = draw_batches(plan, jax.random.key(n), np.int32(participations), np.int32(n))
+            places, valid = draw(jax.random.key(n), np.int32(participations), np.int32(n))
             seen += np.asarray(places)[:count][np.asarray(valid)[:count]].tolist()
         whole = len(seen) // n * n  # rounds continue the epoch, so that every pass has every example once
         for start in range(0, whole, n):

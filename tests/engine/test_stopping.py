@@ -117,8 +117,8 @@ def test_without_a_validation_score_it_is_refused():
         "seeds": 1,
     }
     with pytest.raises(JaxpflError, match="patience = 2 needs a validation AUC, and no client has both labels"):
-        jaxpfl.fit("fedavg", ranked, patience=2, **given)
-    result = jaxpfl.fit("fedavg", ranked, **given)
+        jaxpfl.fit("local", ranked, patience=2, **given)
+    result = jaxpfl.fit("local", ranked, **given)
     assert result.validation is not None
     assert (result.best_rounds, result.best_score) == (None, None)
     tokens = [(np.ones((3, 4), np.int32), np.ones((3, 4), np.int32))]

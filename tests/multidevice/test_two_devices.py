@@ -110,12 +110,10 @@ def test_states_lie_on_the_devices_and_data_are_not_copied(clients):
         assert first == second
 
 
-@pytest.mark.parametrize(
-    ("method", "cohort", "crosses"), [("fedavg", None, False), ("adaped", None, False), ("adaped", 3, True)]
-)
-def test_what_crosses_devices(clients, method, cohort, crosses):
+@pytest.mark.parametrize(("cohort", "crosses"), [(None, False), (3, True)])
+def test_what_crosses_devices(clients, cohort, crosses):
     """Sums always; states only where the cohort is dealt out."""
-    simulation = simulate(METHODS[method], clients, plan=ExecutionPlan(clients="map"), cohort=cohort)
+    simulation = simulate(METHODS["adaped"], clients, plan=ExecutionPlan(clients="map"), cohort=cohort)
     module = simulation.export("cpu").mlir_module()
     assert "all_reduce" in module
     assert "all_to_all" not in module
