@@ -96,14 +96,11 @@ def plan_batches(
       own: whether local work is in epochs, so that clients with fewer examples take fewer than ``steps`` steps.
 
     Raises:
-      JaxpflError: for an unknown draw, a count below 1, no examples at all, or more than 2**23 in one client.
+      JaxpflError: for an unknown draw, no examples at all, or more than 2**23 in one client.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     if draw not in get_args(Draw):
         raise unknown_name("draw", draw, get_args(Draw))
-    for name, value in (("local steps", steps), ("batch size", batch_size)):
-        if value < 1:
-            raise JaxpflError(f"{name} must be at least 1, got {value}")
     largest = int(sizes.max(initial=0))
     if largest < 1:
         raise JaxpflError("no client has a training example: nothing to draw batches from")
@@ -217,11 +214,6 @@ def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching
     else:
         rows = jax.tree.map(lambda leaf: leaf[indices], beside)
     return jax.tree.map(lambda leaf: trees.where_rows(valid, leaf), rows) if batching.ragged else rows
-
-
-def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
-    """All of one client's examples as one batch of n slots: x [n, ...] with zeros where padded, y [n], valid [n]."""
-    return data.x, data.y, data.mask
 
 
 def _indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:

@@ -122,11 +122,6 @@ def federate(source: Source, **settings: Any) -> Federation:
         check_standardizable(source)
     if given.pool_test:
         source = pooled(source)
-    if clients is not None and clients > len(source.y_train) and not drop_empty:
-        raise JaxpflError(
-            f"{clients} clients are more than the {len(source.y_train)} examples, so that some have no training data: "
-            "use fewer, or leave them out with drop_empty (--drop-empty)"
-        )
     host_memory.check(
         _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "take fewer clients"
     )
@@ -236,7 +231,7 @@ def _hold_out(
         if source.ordered:
             indices = np.sort(indices)
             users = np.zeros(len(labels), np.int32) if source.users_train is None else source.users_train
-            held = hold_out_last(users[indices], share)
+            held = hold_out(users[indices], share)
         else:
             held = hold_out(of_class[indices], share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])
@@ -299,52 +294,32 @@ def number_held(n: int, share: float) -> int:
     return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
 
 
-def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Mask of one client's examples to hold out, [n] bool, class by class as evenly as the counts allow.
+def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Mask of one client's examples to hold out, [n] bool, from each class or user as evenly as the counts allow.
 
-    Of the examples held out (`number_held`) each class gives floor(share * its count); the rest come from the classes
-    with the largest remainders, ties at random.
+    Of the examples held out (`number_held`) each group gives floor(share * its count); the rest come from the groups
+    with the largest remainders.
+
+    Args:
+      groups: class or user of each of the client's examples, in their order, [n].
+      share: share to hold out.
+      rng: generator that draws them and breaks ties; the last ones of each group, ties in order, unless given.
     """
-    held, total = np.zeros(len(labels), bool), number_held(len(labels), share)
+    held, total = np.zeros(len(groups), bool), number_held(len(groups), share)
     if not total:
         return held
-    classes, counts = np.unique(labels, return_counts=True)
-    quotas = _quotas(counts, share, total, rng.permutation(len(classes)))
-    for label, quota in zip(classes, quotas, strict=True):
-        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
-    return held
-
-
-def hold_out_last(users: np.ndarray, share: float) -> np.ndarray:
-    """Mask of each user's last examples within one client, [n] bool, by the shares of `hold_out`.
-
-    Args:
-      users: users of the client's examples, in their order, [n].
-      share: the share of `hold_out`.
-    """
-    held, total = np.zeros(len(users), bool), number_held(len(users), share)
-    names, counts = np.unique(users, return_counts=True)
-    for name, quota in zip(names, _quotas(counts, share, total, np.arange(len(names))), strict=True):
-        own = np.flatnonzero(users == name)
-        held[own[len(own) - quota :]] = True
-    return held
-
-
-def _quotas(counts: np.ndarray, share: float, total: int, order: np.ndarray) -> np.ndarray:
-    """Numbers to hold out in each group: floor(share * its count), and one more where remainders are largest.
-
-    Args:
-      counts: the groups' numbers of examples, [k].
-      share: share to hold out.
-      total: number to hold out in all.
-      order: order of the groups, [k], in which equal remainders are taken.
-    """
+    names, counts = np.unique(groups, return_counts=True)
+    order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     quotas = np.floor(share * counts).astype(int)
     remainders = share * counts - quotas
     # Rounding in floating point, or the cut to n - 1, can leave a difference of either sign.
     for place in order[np.argsort(-remainders[order], kind="stable")][: max(total - quotas.sum(), 0)]:
         quotas[place] += 1
-    return quotas
+    for name, quota in zip(names, quotas, strict=True):
+        own = np.flatnonzero(groups == name)
+        own = own[::-1] if rng is None else rng.permutation(own)
+        held[own[:quota]] = True
+    return held
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:

@@ -136,14 +136,20 @@ def lost_digits(x: np.ndarray) -> Lost | None:
         return None
     flat = x.reshape(len(x), -1)
     with np.errstate(all="ignore"):  # what is not finite is refused by `check_finite`
-        mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.iterate(flat)) / len(x)
-        spread = np.sqrt(sum(np.square(part - mean).sum(axis=0) for part in host_memory.iterate(flat)) / len(x))
+        mean, spread = moments(flat)
         for feature in np.flatnonzero(np.abs(mean) > _FAR * spread):
             values = np.unique(flat[:, feature])
             after = len(np.unique(values.astype(np.float32)))
             if after < len(values):
                 return Lost(int(feature), len(values), after)
     return None
+
+
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each feature of inputs [N, ...], in float64 and two passes."""
+    mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.iterate(x)) / len(x)
+    variance = sum(np.square(part - mean).sum(axis=0) for part in host_memory.iterate(x)) / len(x)
+    return np.asarray(mean), np.sqrt(variance)
 
 
 def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:

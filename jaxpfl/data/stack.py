@@ -91,10 +91,8 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     """Warn once if some client has fewer training examples than a batch (it then uses all of its own).
 
     Raises:
-      JaxpflError: if ``batch_size`` is below 1, or a client is smaller than the batch and ``strict`` is true.
+      JaxpflError: in place of the warning, if ``strict``.
     """
-    if batch_size < 1:
-        raise JaxpflError(f"batch size must be at least 1, got {batch_size}")
     sizes = np.asarray(federation.train.size)
     smaller = int((sizes < batch_size).sum())
     if smaller:

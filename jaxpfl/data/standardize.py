@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import lost_digits, narrowed
+from jaxpfl.data.labels import lost_digits, moments, narrowed
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -37,12 +37,8 @@ def scaling_of(federation: Federation) -> Scaling:
     examples = federation.train.flat()
     if not len(examples.y):
         raise JaxpflError("no client has training examples to standardize by")
-    found = jax.tree.map(_moments, examples.x)
-    is_pair = lambda node: isinstance(node, Scaling)  # noqa: E731
-    return Scaling(
-        jax.tree.map(lambda pair: pair.mean, found, is_leaf=is_pair),
-        jax.tree.map(lambda pair: pair.deviation, found, is_leaf=is_pair),
-    )
+    pairs = map(_scaling, jax.tree.leaves(examples.x))
+    return Scaling(*(jax.tree.unflatten(jax.tree.structure(examples.x), part) for part in zip(*pairs, strict=True)))
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
@@ -108,11 +104,9 @@ def check_standardizable(source: Source) -> None:
         raise JaxpflError(f"standardize is for features: {source.name} holds tokens")
 
 
-def _moments(x: np.ndarray) -> Scaling:
-    """Mean and deviation of inputs [N, ...], in two passes."""
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in iterate(x)) / len(x)
-    variance = sum(np.square(part - mean).sum(axis=0) for part in iterate(x)) / len(x)
-    deviation = np.sqrt(variance)
+def _scaling(x: np.ndarray) -> Scaling:
+    """Scaling of inputs [N, ...]."""
+    mean, deviation = moments(x)
     # Rounding gives even a constant a small deviation.
     constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)
-    return Scaling(np.asarray(mean), np.where(constant, 1.0, deviation))
+    return Scaling(mean, np.where(constant, 1.0, deviation))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +21,10 @@ import numpy as np
 from jaxpfl.core.trees import checksum
 from jaxpfl.core.types import ClientData, Examples, Federation
 from jaxpfl.data.labels import are_classes, task_for
-from jaxpfl.data.sources.base import Inputs, Source
+from jaxpfl.data.sources.base import Source
 from jaxpfl.data.sources.npz import read_npy
 from jaxpfl.support import files, host_memory
-from jaxpfl.support.errors import JaxpflError, shown, writing
-from jaxpfl.support.host_memory import readable
+from jaxpfl.support.errors import JaxpflError, expecting, shown, writing
 from jaxpfl.support.output_paths import partial
 
 MANIFEST = "federation.json"
@@ -85,9 +83,7 @@ def save_federation(
     said = _about(federation, source)
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        need, free = sum(map(_bytes, splits.values())), shutil.disk_usage(folder.parent).free
-        if need > free:
-            raise JaxpflError(f"the federation needs {readable(need)} in {folder}, {readable(free)} are free there")
+        host_memory.check_room("the federation", sum(map(_bytes, splits.values())), folder.parent)
         with partial(folder) as place:
             place.mkdir()
             ids = _write(place / "client_ids.npy", np.asarray(federation.client_ids))
@@ -129,7 +125,7 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
       JaxpflError: as `open_federation`.
     """
     manifest = read_manifest(folder)
-    try:
+    with expecting(folder / MANIFEST, "the manifest of a federation"):
         federation = _opened(folder, manifest, check)
         name, classes, inputs, note = (manifest[key] for key in ("data", "classes", "inputs", "description"))
         scales = manifest["scales"]
@@ -139,8 +135,6 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
             raise ValueError("its classes or inputs are of no kind")
         if not isinstance(task, str):
             raise ValueError("its task is no name")
-    except (ArithmeticError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise JaxpflError(f"{folder / MANIFEST} is damaged: {shown(str(error))}") from error
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
     names = manifest.get("class_names")
@@ -170,23 +164,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
-    if source is not None:
-        return {
-            "data": source.name,
-            "description": source.description,
-            "classes": source.num_classes,
-            "inputs": source.inputs,
-            "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
-            "task": source.task,
-            "class_names": None if source.class_names is None else source.class_names.tolist(),
-        }
-    labels = [np.asarray(getattr(federation, name).examples.y) for name in _SPLITS]
-    classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
-    if are_classes(labels[0]):
-        classes += max(int(part.max()) for y in labels for part in host_memory.iterate(y))
-    about = {"data": "federation", "description": "a saved federation", "scales": None}
-    inputs: Inputs = "features"  # whole numbers are tokens where a source says so
-    return about | {"classes": classes, "inputs": inputs, "task": task_for(labels[0])}
+    if source is None:
+        labels = [np.asarray(data.examples.y) for data in federation.all_splits]
+        classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
+        if are_classes(labels[0]):
+            classes += max(int(part.max()) for y in labels for part in host_memory.iterate(y))
+        source = Source("federation", None, labels[0], None, None, classes, "a saved federation")
+        source = source._replace(task=task_for(labels[0]))
+    return {
+        "data": source.name,
+        "description": source.description,
+        "classes": source.num_classes,
+        "inputs": source.inputs,
+        "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
+        "task": source.task,
+        "class_names": None if source.class_names is None else source.class_names.tolist(),
+    }
 
 
 def _bytes(data: ClientData) -> int:

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.base import Model, as_model, by_path
 from jaxpfl.models.modules import nested
@@ -98,9 +97,12 @@ def lora(
         leaves = [used(path, leaf) for path, leaf in frozen.items()]
         return model.apply(jax.tree.unflatten(structure, leaves), x, key=key, train=train)
 
-    own = list(by_path(jax.eval_shape(init, jax.random.key(0), None)))
-    head = _predicate(_fitting("personal", personal, own)) if personal else None
-    return Model(init, apply, head, vocabulary=model.vocabulary)
+    own = _fitting("personal", personal, list(by_path(jax.eval_shape(init, jax.random.key(0), None))))
+
+    def head(path: tuple[str, ...]) -> bool:
+        return "/".join(path) in own
+
+    return Model(init, apply, head if personal else None, vocabulary=model.vocabulary)
 
 
 def _fitting(option: str, text: str, paths: Any) -> list[str]:
@@ -110,10 +112,6 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
         if not any(fnmatchcase(path, pattern) for path in paths):
             raise JaxpflError(f"lora: no parameter fits {option}={pattern!r} (there are {listed(paths, pattern)})")
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
-
-
-def _predicate(paths: list[str]) -> PathPredicate:
-    return lambda path: "/".join(path) in paths
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -17,8 +17,8 @@ distributions.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ import optax
 
 from jaxpfl.core import choices
 from jaxpfl.core.types import NO_LABEL, Array
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError
 
 PerExample = Callable[[Array, Array], Array]
 """Maps predictions [n, ...] and labels [n, ...] to one value per example, [n]."""
@@ -76,35 +76,19 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
-def _squared(prediction: Array, y: Array) -> Array:
-    return jnp.square(prediction - y) / 2
+def _huber(delta: float = 1.0) -> PerExample:
+    return partial(optax.huber_loss, delta=delta)
 
 
-def _absolute(prediction: Array, y: Array) -> Array:
-    return jnp.abs(prediction - y)
+def _quantile(q: float = 0.5) -> PerExample:
+    return lambda prediction, y: jnp.maximum(q * (y - prediction), (q - 1) * (y - prediction))
 
 
-def _huber(prediction: Array, y: Array, *, delta: float = 1.0) -> Array:
-    return optax.huber_loss(prediction, y, delta=delta)
-
-
-def _quantile(prediction: Array, y: Array, *, q: float = 0.5) -> Array:
-    return jnp.maximum(q * (y - prediction), (q - 1) * (y - prediction))
-
-
-def _poisson(prediction: Array, y: Array) -> Array:
-    return jnp.exp(prediction) - y * prediction
-
-
-def _logistic(prediction: Array, y: Array) -> Array:
-    return jax.nn.softplus(prediction) - y * prediction
-
-
-def of_values(by_value: Callable[..., Array], **arguments: float) -> PerExample:
+def example_loss(value_loss: Callable[[Array, Array], Array]) -> PerExample:
     """Loss per example of a loss per value."""
 
     def loss(predictions: Array, y: Array) -> Array:
-        return summed(by_value(*aligned(predictions, y), **arguments))
+        return summed(value_loss(*aligned(predictions, y)))
 
     return loss
 
@@ -206,39 +190,49 @@ def check_positions(logits: Array, y: Array) -> None:
         )
 
 
-def _by_model(weights: Array, predictions: Array) -> Array:
+def _model_axis(weights: Array, predictions: Array) -> Array:
     return weights.reshape(-1, *[1] * (predictions.ndim - 1))
 
 
-def _mean_of(weights: Array, predictions: Array) -> Array:
-    return (_by_model(weights, predictions) * predictions).sum(axis=0)
+def _mean_mixture(weights: Array, predictions: Array) -> Array:
+    return (_model_axis(weights, predictions) * predictions).sum(axis=0)
 
 
-def _log_rate_of(weights: Array, predictions: Array) -> Array:
-    return jax.nn.logsumexp(predictions, b=_by_model(weights, predictions), axis=0)
+def _log_mixture(weights: Array, predictions: Array) -> Array:
+    return jax.nn.logsumexp(predictions, b=_model_axis(weights, predictions), axis=0)
 
 
-def _logit_of(weights: Array, predictions: Array) -> Array:
-    one, zero = (_log_rate_of(weights, jax.nn.log_sigmoid(sign * predictions)) for sign in (1, -1))
+def _logit_mixture(weights: Array, predictions: Array) -> Array:
+    one, zero = (_log_mixture(weights, jax.nn.log_sigmoid(sign * predictions)) for sign in (1, -1))
     return one - zero
 
 
 def class_mixture(weights: Array, logits: Array) -> Array:
     """Log of the mixture of the models' class probabilities, [k], [k, ..., classes] -> [..., classes]."""
-    return _log_rate_of(weights, jax.nn.log_softmax(logits))
+    return _log_mixture(weights, jax.nn.log_softmax(logits))
 
 
-_VALUES: Mapping[str, tuple[Callable[..., Array], dict[str, Any]]] = {
-    "squared": (_squared, {"divergence": gaussian_divergence, "mixture": _mean_of}),
-    "absolute": (_absolute, {"divergence": gaussian_divergence}),
-    "huber": (_huber, {"divergence": gaussian_divergence}),
-    "quantile": (_quantile, {"divergence": gaussian_divergence}),
-    "poisson": (_poisson, {"divergence": poisson_divergence, "mixture": _log_rate_of, "mean": jnp.exp}),
+_MAKERS: Mapping[str, Callable[..., PerExample]] = {
+    "squared": lambda: lambda prediction, y: jnp.square(prediction - y) / 2,
+    "absolute": lambda: lambda prediction, y: jnp.abs(prediction - y),
+    "huber": _huber,
+    "quantile": _quantile,
+    "poisson": lambda: lambda prediction, y: jnp.exp(prediction) - y * prediction,
 }
-LOSSES = tuple(_VALUES)
+"""Losses per value, made of their arguments."""
+LOSSES = tuple(_MAKERS)
 """Names of the losses of regression."""
+_MORE: Mapping[str, dict[str, Any]] = {
+    "squared": {"mixture": _mean_mixture},
+    "poisson": {"divergence": poisson_divergence, "mixture": _log_mixture, "mean": jnp.exp},
+}
 
-LOGISTIC = Loss(of_values(_logistic), bernoulli_divergence, _logit_of, jax.nn.sigmoid)
+LOGISTIC = Loss(
+    example_loss(lambda prediction, y: jax.nn.softplus(prediction) - y * prediction),
+    bernoulli_divergence,
+    _logit_mixture,
+    jax.nn.sigmoid,
+)
 """Loss of labels 0 and 1."""
 
 
@@ -250,16 +244,8 @@ def resolve(loss: str | PerExample) -> Loss:
     """
     if not isinstance(loss, str):
         return Loss(loss, gaussian_divergence)
-    name, texts = choices.parse("loss", loss, LOSSES)
-    by_value, more = _VALUES[name]
-    known = [p.name for p in inspect.signature(by_value).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    given: dict[str, float] = {}
-    for key, text in texts.items():
-        if key not in known:
-            if not known:
-                raise JaxpflError(f"the loss {name} takes no argument, got {shown(key)}")
-            raise unknown_name(f"argument of loss {name}", key, known)
-        given[key] = choices.typed(f"{name}:{key}", text, float)
-        if not (0 < given[key] < (1 if key == "q" else float("inf"))):
-            raise JaxpflError(f"{name}:{key} must be {'> 0 and < 1' if key == 'q' else '> 0'}, got {text}")
-    return Loss(of_values(by_value, **given), **more)
+    name, arguments = choices.arguments("loss", loss, _MAKERS)
+    for key, value in arguments.items():
+        if not (0 < value < (1 if key == "q" else float("inf"))):
+            raise JaxpflError(f"{name}:{key} must be {'> 0 and < 1' if key == 'q' else '> 0'}, got {value:g}")
+    return Loss(example_loss(_MAKERS[name](**arguments)), **{"divergence": gaussian_divergence, **_MORE.get(name, {})})

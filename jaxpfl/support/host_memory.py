@@ -206,19 +206,21 @@ def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarra
     give_back(x)
 
 
-def check_room(what: object, need: int) -> None:
-    """Refuse temporary files that would not fit on the disk.
+def check_room(what: object, need: int, folder: Path | None = None) -> None:
+    """Refuse files that would not fit on the disk.
 
     Args:
       what: what needs the space, for the message.
       need: bytes to write.
+      folder: folder to write in; that of temporary files unless given.
 
     Raises:
       JaxpflError: with what is needed and free.
     """
-    free = shutil.disk_usage(_place()).free
+    folder = folder or Path(_place())
+    free = shutil.disk_usage(folder).free
     if need > free:
-        raise JaxpflError(f"{what}: {readable(need)} are needed in {_place()}, {readable(free)} are free there")
+        raise JaxpflError(f"{what}: {readable(need)} are needed in {folder}, {readable(free)} are free there")
 
 
 class Growing:

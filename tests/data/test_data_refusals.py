@@ -113,8 +113,8 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     *(
         ({"irc/ubuntu_irc_user_counts.npz": IRC | change}, irc, message)
         for change, message in (
-            ({"indptr": np.array([0, 2, 1, 3])}, "indptr must rise from 0 to the 3 entries"),
-            ({"indices": np.array([0, 3, 1])}, "indices must be in 0 .. 2"),
+            ({"indptr": np.array([0, 2, 1, 3])}, "not token counts in compressed rows: .* non-decreasing"),
+            ({"indices": np.array([0, 3, 1])}, "not token counts in compressed rows: .* < 3"),
             ({"indices": np.array([0, 0, 1])}, "a user has a token twice"),
         )
     ),
@@ -152,8 +152,8 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (leaf([[[1, 2]]], [{"target_tokens": [[2, -3]]}]), OF_LEAF, r"tokens must be integers in 0 .. 2"),
     (leaf([[0.5] * 9], [62]), of("leaf:own", task="next-token"), "holds images, and the task next-token is of text"),
     (leaf([[0.5] * 9], [1]), of("leaf:own", tokens=True), "user 'u': tokens are whole numbers, got float64"),
-    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), cut=5)}, OF_IDX, "truncated: 67 bytes of data, expected 72"),
-    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), more=b"x")}, OF_IDX, "too long: 73 bytes of data"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), cut=5)}, OF_IDX, "truncated: .* needs 72 bytes of data"),
+    (IDX | {"own/train-images-idx3-ubyte": idx((6, 4, 3), more=b"x")}, OF_IDX, "too long: .* needs 72 bytes of data"),
     (IDX | {"own/train-images-idx3-ubyte": b""}, OF_IDX, r"wrong magic number \(empty file\)"),
     (IDX | {"own/train-images-idx3-ubyte": gzip.compress(idx((6, 4, 3)))[:-12]}, OF_IDX, "truncated: its gzip stream"),
     (IDX | {"own/train-images-idx3-ubyte": b"\x1f\x8b" + b"\xff" * 40}, OF_IDX, "damaged gzip stream"),
@@ -189,11 +189,10 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     (npz(x_test=X), OF_NPZ, "x_test and y_test must both be there"),
     (npz(y_train=Y[:3]), OF_NPZ, r"x_train must be numbers \[N, ...\] and y_train \[N\] or \[N, d\], got \(6, 4, 4\)"),
     (npz(y_train=np.where(Y == 2, np.inf, 0.5)), OF_NPZ, r"y_train: the label of example \d is NaN, infinite"),
-    (npz(y_train=Y + 0.5, x_test=X, y_test=Y), OF_NPZ, r"y_test is \(\) of int32, y_train \(\) of float32"),
     (npz(y_train=Y - 1), OF_NPZ, "y_train must be integers >= 0"),
     (npz(x_train=np.array([[1.7e9 + i, 1e300 * i] for i in range(6)])), OF_NPZ, "x_train: an input of example 1"),
     (npz(x_train=np.full((6, 2), np.nan)), OF_NPZ, "x_train: an input of example 0 is NaN"),
-    (npz(x_train=np.full((6, 3), 2**31), vocabulary=np.array(9)), OF_NPZ, "x_train must be integers >= -2147483648"),
+    (npz(x_train=np.full((6, 3), 2**31), vocabulary=np.array(9)), OF_NPZ, "x_train holds tokens of more than 32 bits"),
     (npz(x_test=X[:, :2], y_test=Y), OF_NPZ, r"x_test is \(2, 4\) of uint8, x_train \(4, 4\) of uint8"),
     (npz(users_train=Y[:2]), OF_NPZ, "users_train must name a user for each of 6 examples, by numbers or text"),
     ({"own/a": b"four"}, of("text:own", window=4), "a: 4 bytes, and a window of 4 needs 5: give a shorter window"),
@@ -254,7 +253,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(**CLASSES, classes_per_client=2, clients=59), r"class \d has 20 examples for \d+ clients"),
     (split(**CLASSES, classes_per_client=2, min_examples=3), "takes min examples only with sigma"),
     (split(clients=0), "clients must be at least 1, got 0"),
-    (split(clients=61), "61 clients are more than the 60 examples"),
+    (split(clients=61), "1 of 61 clients have no training data .* drop_empty"),
     (split(clients=None), "the number of clients must be given for every partition but 'natural'"),
     (split(alpha=1.0), "the partition 'iid' takes no option, not alpha"),
     (split(partition="shards", clients=7, shards_per_client=9), "7 clients with 9 shards each need 63 examples"),

@@ -137,9 +137,9 @@ def test_a_gzip_stream_is_not_inflated_beyond_its_header(tmp_path: Path) -> None
     (tmp_path / "labels").write_bytes(idx_bytes(LABELS))
     tracemalloc.start()
     for name, message in (
-        ("long", r"too long: 13 bytes or more of data, expected 12"),
-        ("short", r"truncated: \d+ bytes or less of data, expected"),
-        ("plain", r"truncated: 30 bytes of data, expected"),
+        ("long", r"too long: the header.s shape .* needs 12 bytes"),
+        ("short", r"truncated: the header.s shape .* needs \d+ bytes"),
+        ("plain", r"truncated: the header.s shape .* needs \d+ bytes"),
         ("good", r"holds 64 images but .* holds 6 labels"),
     ):
         with pytest.raises(JaxpflError, match=message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,18 +118,6 @@ def test_a_class_that_a_set_names_is_not_imported(
     with pytest.raises(JaxpflError, match=f"its features name '{name}', which is no class of tensorflow-datasets"):
         load("tfds:tiny_images", str(tmp_path))
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_a_pipe_in_a_set_is_refused(tmp_path: Path, linked: bool) -> None:
-    file = write_set(tmp_path) / "features.json"
-    file.unlink()
-    os.mkfifo(file)
-    if linked:
-        file.parent.rename(tmp_path / "elsewhere")
-        file.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(JaxpflError, match=r"features\.json: not a regular file"):
-        load("tfds:tiny_images", str(tmp_path))
 
 
 def test_an_unknown_name_and_a_set_that_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

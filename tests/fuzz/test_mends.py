@@ -196,7 +196,7 @@ def test_a_stored_capacity_beyond_all_numbers_is_damage(tmp_path: Path) -> None:
     told = json.loads(path.read_text())
     told["splits"]["train"]["capacity"] = float("inf")
     path.write_text(json.dumps(told))
-    with pytest.raises(JaxpflError, match=r"federation\.json is damaged: 'cannot convert float infinity"):
+    with pytest.raises(JaxpflError, match=r"federation\.json is damaged, .*cannot convert float infinity"):
         jaxpfl.open_federation(tmp_path / "f")
 
 
@@ -233,7 +233,7 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
 def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
     split = {"x_train": np.zeros((4, 3), np.float32), "y_train": np.zeros((4, 0), np.int64)}
     np.savez(tmp_path / "a.npz", **split, **{name.replace("train", "test"): value for name, value in split.items()})
-    with pytest.raises(JaxpflError, match=r"a\.npz: y_train of shape \(4, 0\) holds no value"):
+    with pytest.raises(JaxpflError, match=r"a\.npz, y_train: labels must be .*got shape \(4, 0\)"):
         jaxpfl.load(f"npz:{tmp_path / 'a.npz'}")
 
 

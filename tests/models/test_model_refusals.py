@@ -70,7 +70,7 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (lambda: resolve("huber:delta=0"), "huber:delta must be > 0, got 0"),
         (lambda: resolve("quantile:q=1"), "quantile:q must be > 0 and < 1, got 1"),
         (lambda: resolve("quantile:p=0.5"), "unknown argument of loss quantile 'p'"),
-        (lambda: resolve("squared:q=0.5"), "the loss squared takes no argument, got 'q'"),
+        (lambda: resolve("squared:q=0.5"), "unknown argument of loss squared 'q' .known: none"),
         (lambda: resolve("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
         (lambda: by_name("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
         (lambda: by_name("auc,"), "metrics are names with commas between them, got 'auc,'"),

@@ -259,7 +259,7 @@ def test_real_elections():
         (NetworkSettings(samples=1), "samples must be at least 2, to train and to validate, got 1"),
         (NetworkSettings(strengths=(0.1, -1.0)), "strengths must be > 0 and finite, got -1.0"),
         (NetworkSettings(methods=("fedprox",)), "unknown method of the study 'fedprox'"),
-        (NetworkSettings(dim=0), "planted:dim must be a whole number of at least 1, got 0"),
+        (NetworkSettings(dim=0), "planted:dim must be at least 1, got 0"),
         (CompressionSettings(compressors=("tv",)), "compressor tv needs gamma"),
     ],
 )

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     @classmethod
     def whole(cls, data: ClientData) -> Batch:
         """Batch of all examples of a client."""
-        return cls(*batching.take_all(data))
+        return cls(data.x, data.y, data.mask)
 
     def mean(self, values: Array) -> Array:
         """Mean of per-example values [b] over the real examples."""

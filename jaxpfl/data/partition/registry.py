@@ -41,13 +41,11 @@ class Assignment(NamedTuple):
       train: m disjoint lists.
       test: m disjoint lists, or None if no official test set fits these clients (there is none, or it is of other
         users).
-      users: [m, g] the users of each client, for "natural"; else None.
       labels: [m, num_classes] int32, each client's own label of each class, for "clusters"; None for the source's.
     """
 
     train: list[Indices]
     test: list[Indices] | None
-    users: np.ndarray | None = None
     labels: np.ndarray | None = None
 
 
@@ -93,14 +91,13 @@ def check_options(name: str, options: PartitionOptions) -> None:
 
 
 def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
-    """Assign the examples of a source to m clients by the partition of that name.
+    """Assign the examples of a source to m clients by the partition of that name, which takes the ``options``.
 
     The draws for the training set come first, so that its split does not depend on whether there is a test set.
 
     Raises:
-      JaxpflError: as `check_options`, for a missing option, and an impossible split.
+      JaxpflError: for a missing option, and an impossible split.
     """
-    check_options(name, options)
     if name == "natural":
         return _natural(source, m, options, rng)
     if m is None:
@@ -206,8 +203,8 @@ def _natural(source: Source, m: int | None, options: PartitionOptions, rng: np.r
     train = examples_of(source.users_train, groups)
     # A test set of other users does not fit these clients: each client's own examples are split then.
     if source.users_test is None or are_unseen(source).all():
-        return Assignment(train, None, groups)
-    return Assignment(train, examples_of(source.users_test, groups), groups)
+        return Assignment(train, None)
+    return Assignment(train, examples_of(source.users_test, groups))
 
 
 CLASSLESS = ("iid", "lognormal", "natural")

@@ -15,7 +15,6 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
-CANNOT_READ = "cannot read"
 _ENTRIES = 2**20
 """Number of entries checked or counted at once."""
 
@@ -75,15 +74,8 @@ def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
     """The line of a data set that `describe` locates, with the reason if it cannot be loaded."""
     try:
         return Entry(name, True, describe(name, root))
-    except JaxpflError as error:
+    except (JaxpflError, OSError) as error:
         return Entry(name, False, str(error))
-    except OSError as error:
-        return unreadable(name, error)
-
-
-def unreadable(name: str, error: OSError) -> Entry:
-    """The line of a data set that cannot be read."""
-    return Entry(name, False, f"{CANNOT_READ} {error.filename or name}: {error.strerror or error}")
 
 
 def data_directory(data_dir: str | None = None) -> Path:
@@ -168,13 +160,10 @@ def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Both arrays one after the other, in a file if the first one is."""
     if not host_memory.is_mapped(a):
         return np.concatenate([a, b])
-    whole = host_memory.empty((len(a) + len(b), *a.shape[1:]), a.dtype, like=a)
-    for there, part in ((0, a), (len(a), b)):
-        for old, new in zip(
-            host_memory.iterate(part), host_memory.iterate(whole[there : there + len(part)]), strict=True
-        ):
-            new[...] = old
-    return whole
+    joined = host_memory.Growing(in_file=True)
+    for part in (*host_memory.iterate(a), *host_memory.iterate(b)):
+        joined.append(part.astype(a.dtype, copy=False))
+    return joined.whole()
 
 
 def standardized(source: Source) -> Source:

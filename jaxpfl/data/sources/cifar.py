@@ -85,17 +85,11 @@ def load_cifar(name: str, root: Path) -> Source:
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]
     test_images, test_labels = batches[-1]
-    return Source(
-        name,
-        pixels(images),
-        labels[-1],
-        pixels(test_images),
-        test_labels[-1],
-        known.classes,
-        known.description,
-        superclasses=_superclasses(place, labels[0], labels[1], known.classes) if len(labels) > 1 else None,
-        inputs="pixels",
-    )
+    x, y, x_test, y_test = pixels(images), labels[-1], pixels(test_images), test_labels[-1]
+    source = Source(name, x, y, x_test, y_test, known.classes, known.description, inputs="pixels")
+    if len(labels) == 1:
+        return source
+    return source._replace(superclasses=_superclasses(place, labels[0], labels[1], known.classes))
 
 
 def describe_cifar(name: str, root: Path) -> str:

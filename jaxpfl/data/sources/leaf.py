@@ -133,16 +133,13 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
         check_windows(sum(found.sequences if every else found.places for found in tallies), length, folder)
         encode, classes = partial(windows, vocabulary=vocabulary, length=length, every=every), vocabulary.size
     names = sorted({user for own in users.values() for user, (_, y) in own.items() if y})
-    parts = {part: _concatenate(own, encode, names, train_folder.parent / part) for part, own in users.items()}
+    parts: dict[str, _Encoded] = {}
+    for part, own in users.items():
+        parts[part] = _concatenate(own, encode, names, train_folder.parent / part, parts.get("train"))
     holders = {names[i] for part in parts.values() for i in np.unique(part.users)}
     warn_of_empty(folder, set().union(*users.values()) - holders)
     parts, classes, own = _numbered(parts, classes, train_folder)
-    train, test = parts["train"], parts.get("test")
-    if test is not None and (test.x.shape[1:], test.x.dtype) != (train.x.shape[1:], train.x.dtype):
-        raise JaxpflError(
-            f"{train_folder}: test inputs are {test.x.shape[1:]} but training inputs {train.x.shape[1:]}, "
-            f"of {test.x.dtype} and {train.x.dtype}"
-        )
+    train = parts["train"]
     are_tokens, are_images = np.issubdtype(train.x.dtype, np.integer), train.x.shape[1:] == _IMAGE
     if are_images and not are_tokens:
         parts = {part: own_part._replace(x=own_part.x.reshape(-1, 28, 28, 1)) for part, own_part in parts.items()}
@@ -150,21 +147,11 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
         wide = lost_digits(train.x) is not None
         parts = {part: own_part._replace(x=narrowed(own_part.x, wide=wide)) for part, own_part in parts.items()}
     x, y, who = ({part: getattr(found, field) for part, found in parts.items()} for field in _Encoded._fields)
-    return Source(
-        name,
-        x["train"],
-        y["train"],
-        x.get("test"),
-        y.get("test"),
-        classes,
-        f"{description}; {len(names)} users",
-        users_train=who["train"],
-        users_test=who.get("test"),
-        user_names=np.array(names),
-        inputs="tokens" if are_tokens else "pixels" if are_images else "features",
-        class_names=own,
-        task="next-token" if every else "classification",
-    )
+    description = f"{description}; {len(names)} users"
+    source = Source(name, x["train"], y["train"], x.get("test"), y.get("test"), classes, description, class_names=own)
+    source = source._replace(task="next-token" if every else "classification", user_names=np.array(names))
+    inputs = "tokens" if are_tokens else "pixels" if are_images else "features"
+    return source._replace(inputs=inputs, users_train=who["train"], users_test=who.get("test"))
 
 
 def describe_leaf(name: str, root: Path) -> str:
@@ -277,21 +264,23 @@ def kind_of(users: Users, folder: Path) -> str:
     )
 
 
-def _concatenate(users: Users, encode: Callable[..., Any], names: list[str], folder: Path) -> _Encoded:
-    """All users' examples in the order of their names."""
+def _concatenate(
+    users: Users, encode: Callable[..., Any], names: list[str], folder: Path, usual: _Encoded | None
+) -> _Encoded:
+    """All users' examples in the order of their names, whose inputs must be like the usual ones."""
     parts: list[_Encoded] = []
     for number, name in enumerate(names):
         own_x, own_y = users.get(name, ([], []))
         if not own_y:
             continue
         x, y = encode(own_x, own_y, whose=f"{folder}: user {shown(name)}")
-        usual = parts[0].x if parts else x
-        if (x.shape[1:], x.dtype) != (usual.shape[1:], usual.dtype):
+        parts.append(_Encoded(x, y, np.full(len(y), number, np.int32)))
+        usual = usual or parts[0]
+        if (x.shape[1:], x.dtype) != (usual.x.shape[1:], usual.x.dtype):
             raise JaxpflError(
                 f"{folder}: user {shown(name)}: one input is {x.shape[1:]} of {x.dtype}, "
-                f"others are {usual.shape[1:]} of {usual.dtype}"
+                f"others are {usual.x.shape[1:]} of {usual.x.dtype}"
             )
-        parts.append(_Encoded(x, y, np.full(len(y), number, np.int32)))
     return _Encoded(*map(np.concatenate, zip(*parts, strict=True)))
 
 

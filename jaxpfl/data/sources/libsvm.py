@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -28,7 +27,7 @@ from jaxpfl.support.files import check_fits, opened
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""
 
-_MEMORY = 4  # times its length that the text takes as sparse numbers
+_MEMORY = 4  # times its length that a text takes more, as sparse numbers
 _MOST_INFLATED = 100  # times its length that a text of numbers may have been; bzip2 makes 15 kB of 3 GB of empty lines
 _SHORT = 2**26  # bytes that any file may inflate to
 _COMPRESSED = (".gz", ".bz2")
@@ -100,12 +99,9 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
         raise JaxpflError("LIBSVM files are read with scikit-learn: pip install scikit-learn") from error
-    for file in files:
-        _check_length(file)
+    texts = [_text(file) for file in files]
     try:
-        with ExitStack() as stack:
-            texts = [stack.enter_context(_text(file)) for file in files]
-            flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
+        flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
         hint = "" if several else " (lines of several labels are of task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}{hint}") from error
@@ -116,27 +112,23 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     return parts
 
 
-def _check_length(file: Path) -> None:
-    """Check that the text fits in memory; a compressed one is inflated once for it, a piece at a time."""
-    length = 0
+def _text(file: Path) -> IO[bytes]:
+    """The text of a file in memory, inflated a piece at a time as long as it fits."""
+    inflate: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
+    text = io.BytesIO()
     try:
         most = max(_MOST_INFLATED * file.stat().st_size, _SHORT)
-        with _text(file) as text:
-            for piece in iter(lambda: text.read(2**20), b""):
-                length += len(piece)
-                if length > most:
+        with opened(file) as raw:
+            inflated = raw if inflate is None else inflate(raw)
+            while piece := inflated.read(2**20):
+                text.write(piece)
+                if text.tell() > most:
                     raise JaxpflError(f"{file}: no LIBSVM text: it inflates to over {_MOST_INFLATED} times its length")
-                check_fits(file, _MEMORY * length)
+                check_fits(file, _MEMORY * text.tell())
     except (OSError, EOFError, zlib.error) as error:
         raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
-
-
-@contextmanager
-def _text(file: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a text, inflated as they are read."""
-    inflated = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
-    with opened(file) as raw:
-        yield raw if inflated is None else cast("IO[bytes]", inflated(raw))
+    text.seek(0)
+    return text
 
 
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:

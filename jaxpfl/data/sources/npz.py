@@ -121,6 +121,7 @@ def load_npz(
         labels without a task, tokens or their labels beyond 32 bits, and NaN.
     """
     headers = read_headers(path)
+    description = description or f"arrays in {path}"
     for key in ("x_train", "y_train"):
         if key not in headers:
             raise JaxpflError(
@@ -152,15 +153,9 @@ def load_npz(
         labels = {part: y.astype(np.float64) if y.dtype.kind != "f" else y for part, y in labels.items()}
     elif num_classes is None and inputs != "tokens" and all(y.ndim == 1 for y in labels.values()):
         labels, names_of_classes = _numbered(path, labels, task)
-    for part, y in labels.items():
-        if y.dtype.kind != "f":
-            _check_integers(path, f"y_{part}", y, 0 if y.ndim == 1 else -1)
     labels = {part: checked_labels(y, f"{path}, y_{part}") for part, y in labels.items()}
-    if (y := labels[parts[-1]]).shape[1:] != labels["train"].shape[1:] or y.dtype != labels["train"].dtype:
-        of = labels["train"]
-        raise JaxpflError(f"{path}: y_test is {y.shape[1:]} of {y.dtype}, y_train {of.shape[1:]} of {of.dtype}")
     wide = inputs == "features" and lost_digits(arrays["x_train"]) is not None
-    converted = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}", wide) for part in parts}
+    x = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}", wide) for part in parts}
     if are_classes(labels["train"]):
         largest = max(int(labels[part].max()) for part in parts)
         if num_classes is not None and largest >= num_classes:
@@ -170,27 +165,14 @@ def load_npz(
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
     found = task_for(labels["train"])
     if inputs == "tokens" and _at_each_position(labels["train"], first) and task in (None, "next-token"):
-        found, largest = "next-token", max(int(a.max()) for own in (labels, converted) for a in own.values())
+        found, largest = "next-token", max(int(a.max()) for own in (labels, x) for a in own.values())
         outputs = _check_vocabulary(path, arrays[_VOCABULARY], largest) if _VOCABULARY in arrays else largest + 1
-    task = task or found
-    train = test = names = None
-    if users_key is not None:
-        train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
-    return Source(
-        name,
-        converted["train"],
-        labels["train"],
-        converted.get("test"),
-        labels.get("test"),
-        outputs,
-        description or f"arrays in {path}",
-        users_train=train,
-        users_test=test,
-        user_names=names,
-        inputs=inputs,
-        task=task,
-        class_names=names_of_classes,
-    )
+    source = Source(name, x["train"], labels["train"], x.get("test"), labels.get("test"), outputs, description)
+    source = source._replace(inputs=inputs, task=task or found, class_names=names_of_classes)
+    if users_key is None:
+        return source
+    train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
+    return source._replace(users_train=train, users_test=test, user_names=names)
 
 
 def _numbered(
@@ -302,23 +284,15 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
     return key
 
 
-def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) -> None:
-    """Refuse integers below ``least``, or beyond 32 bits, and none at all."""
-    if not values.size:
-        raise JaxpflError(f"{path}: {key} of shape {values.shape} holds no value")
-    ends = [(int(part.min()), int(part.max())) for part in host_memory.iterate(values)]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    if low < least or high > _LARGEST:
-        wrong = low if low < least else high
-        raise JaxpflError(f"{path}: {key} must be integers >= {least} and at most {_LARGEST}, got {wrong}")
-
-
 def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) -> np.ndarray:
     if inputs == "features":
         check_finite(x, f"{path}, {key}")
         return narrowed(x, wide=wide)
     if inputs == "tokens":
-        _check_integers(path, key, x, -_LARGEST - 1)
+        ends = [(int(part.min()), int(part.max())) for part in host_memory.iterate(x)]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
+        if low < -_LARGEST - 1 or high > _LARGEST:
+            raise JaxpflError(f"{path}: {key} holds tokens of more than 32 bits, {low} to {high}")
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
     made = host_memory.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
     for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):

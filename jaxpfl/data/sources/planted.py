@@ -15,34 +15,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.core import choices
+from jaxpfl.core import choices, settings
+from jaxpfl.core.settings import COUNT, Range, setting
 from jaxpfl.data import portable
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
+@settings.read_help
 @dataclasses.dataclass(frozen=True)
 class PlantedSettings:
-    """Population of planted clients.
+    """Population of planted clients."""
 
-    Attributes:
-      clients: m.
-      clusters: k, at most m.
-      examples: n, training examples of each client.
-      test_examples: test examples of each client.
-      dim: d.
-      strength: r, the norm of every cluster's coefficients; large values give almost noiseless labels.
-      seed: seed for all draws.
-    """
-
-    clients: int = 50
-    clusters: int = 5
-    examples: int = 40
-    test_examples: int = 100
-    dim: int = 10
-    strength: float = 3.0
-    seed: int = 0
+    clients: int = setting(50, range=COUNT)
+    """Number of clients m."""
+    clusters: int = setting(5, range=COUNT)
+    """Number of clusters k, at most m."""
+    examples: int = setting(40, range=COUNT)
+    """Training examples n of each client."""
+    test_examples: int = setting(100, range=COUNT)
+    """Test examples of each client."""
+    dim: int = setting(10, range=COUNT)
+    """Number of features d."""
+    strength: float = setting(3.0, range=Range(0, math.inf, False, True))
+    """Norm r of every cluster's coefficients; large values give almost noiseless labels."""
+    seed: int = setting(0, range=Range(0))
+    """Seed of all draws."""
 
     def check(self) -> None:
         """Check that the settings are valid.
@@ -50,17 +49,9 @@ class PlantedSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "seed" else 1
-            if field.type == "int" and not (isinstance(value, int) and value >= least):
-                raise JaxpflError(
-                    f"planted:{field.name} must be a whole number of at least {least}, got {shown(value)}"
-                )
+        settings.check(self, prefix="planted:")
         if self.clusters > self.clients:
             raise JaxpflError(f"planted:clusters must be at most the {self.clients} clients, got {self.clusters}")
-        if not (math.isfinite(self.strength) and self.strength >= 0):
-            raise JaxpflError(f"planted:strength must be at least 0 and finite, got {self.strength}")
 
 
 class Planted(NamedTuple):
@@ -95,17 +86,8 @@ def draw_planted(given: PlantedSettings) -> Planted:
     theta = portable.normal(rng, given.clusters * d).reshape(-1, d)
     theta = theta * (given.strength / np.sqrt(_sums(theta * theta)))[:, None]
     users, x, y = zip(*(_draw(rng, theta[member], n) for n in (given.examples, given.test_examples)), strict=True)
-    source = Source(
-        "planted",
-        x[0],
-        y[0],
-        x[1],
-        y[1],
-        2,
-        f"{given.clusters} planted clusters of {m} clients, logistic regression in {d} dimensions",
-        users_train=users[0],
-        users_test=users[1],
-    )
+    description = f"{given.clusters} planted clusters of {m} clients, logistic regression in {d} dimensions"
+    source = Source("planted", x[0], y[0], x[1], y[1], 2, description, users[0], users[1])
     return Planted(source, member, theta)
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted, tables, tensorflow_sets, text
-from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, exhausted, standardized, unreadable
+from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, exhausted, standardized
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
@@ -135,7 +135,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
     try:
         entries += idx.idx_folder_entries(root)
     except OSError as error:
-        entries.append(unreadable("idx:FOLDER", error))
+        entries.append(Entry("idx:FOLDER", False, str(error)))
     return [*entries, tensorflow_sets.tfds_entry()]
 
 

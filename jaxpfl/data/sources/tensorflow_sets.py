@@ -46,7 +46,6 @@ def load_tfds(name: str, root: Path) -> Source:
     if matched is None:
         raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
     with _quiet(), _own_classes(tfds):
-        _check_files(root / matched["set"])
         builder = _builder(tfds, name, matched["set"], root)
         try:
             image, label, classes = _features(tfds, name, builder.info)
@@ -63,18 +62,9 @@ def load_tfds(name: str, root: Path) -> Source:
         }
     x_train, y_train = parts["train"]
     x_test, y_test = parts[test] if test is not None else (None, None)
-    if x_test is not None and x_test.shape[1:] != x_train.shape[1:]:
-        raise JaxpflError(f"tfds:{name}: images of {x_train.shape[1:]} in train but {x_test.shape[1:]} in {test}")
-    return Source(
-        f"tfds:{name}",
-        pixels(x_train),
-        y_train,
-        None if x_test is None else pixels(x_test),
-        y_test,
-        classes,
-        f"{builder.info.full_name} of tensorflow-datasets",
-        inputs="pixels",
-    )
+    x_train, x_test = pixels(x_train), None if x_test is None else pixels(x_test)
+    description = f"{builder.info.full_name} of tensorflow-datasets"
+    return Source(f"tfds:{name}", x_train, y_train, x_test, y_test, classes, description, inputs="pixels")
 
 
 def tfds_entry() -> Entry:
@@ -162,20 +152,6 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
     if min(labels) < 0:
         raise JaxpflError(f"{whose}: its labels are hidden (negative)")
     return np.stack(images), np.array(labels, np.int32)
-
-
-def _check_files(folder: Path) -> None:
-    """Refuse a pipe or device, which TFDS would read for ever, also behind links to folders."""
-    left, seen = [folder], set[Path]()
-    while left:
-        place = left.pop()
-        if not place.is_dir() or (real := place.resolve()) in seen:
-            continue
-        seen.add(real)
-        for path in place.iterdir():
-            if not (path.is_file() or path.is_dir()):
-                raise JaxpflError(f"cannot read {path}: not a regular file")
-            left.append(path)
 
 
 @contextmanager

@@ -59,20 +59,11 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         raise JaxpflError(f"{folder}: holds no text")
     windows = [_windows(folder / client, text, window) for client, text in texts.items()]
     whole = np.concatenate(windows).astype(np.int32)
-    return Source(
-        name,
-        np.ascontiguousarray(whole[:, :-1]),
-        np.ascontiguousarray(whole[:, 1:]),
-        None,
-        None,
-        BYTES,
-        f"the next byte of {len(texts)} clients' texts in {folder}, windows of {window}",
-        users_train=np.repeat(np.arange(len(windows), dtype=np.int32), [len(own) for own in windows]),
-        user_names=np.array(list(texts)),
-        inputs="tokens",
-        task="next-token",
-        ordered=True,
-    )
+    x, y = np.ascontiguousarray(whole[:, :-1]), np.ascontiguousarray(whole[:, 1:])
+    users = np.repeat(np.arange(len(windows), dtype=np.int32), [len(own) for own in windows])
+    description = f"the next byte of {len(texts)} clients' texts in {folder}, windows of {window}"
+    source = Source(name, x, y, None, None, BYTES, description, users, user_names=np.array(list(texts)))
+    return source._replace(inputs="tokens", task="next-token", ordered=True)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources import csv_text, leaf
-from jaxpfl.data.sources.base import data_directory, warn_of_empty, where_to_put_it
+from jaxpfl.data.sources.base import data_directory, one_line, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.files import check_fits
@@ -269,6 +269,8 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
     Raises:
       JaxpflError: if the file is missing (with advice), damaged, or not of the format.
     """
+    from scipy import sparse
+
     path = data_directory(data_dir).joinpath(*_IRC)
     if not path.is_file():
         raise JaxpflError(f"data set 'irc': no file {path}: {where_to_put_it()}")
@@ -277,23 +279,21 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
     if missing:
         raise JaxpflError(f"{path}: no array {missing[0]!r} (it holds {', '.join(sorted(arrays)) or 'nothing'})")
     indptr, indices, counts, vocabulary = (arrays[name] for name in _IRC_ARRAYS)
-    for name, array in (("indptr", indptr), ("indices", indices), ("counts", counts)):
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise JaxpflError(f"{path}: {name} must be integers [N], got {array.shape} of {array.dtype}")
-        if array.size and not (array.min() >= 0 and array.max() <= _MOST):
-            raise JaxpflError(f"{path}: {name} must be in 0 .. {_MOST}, got {array.min()} to {array.max()}")
-    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
-    if len(indptr) < 2 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or indptr[-1] != len(indices):
-        raise JaxpflError(f"{path}: indptr must rise from 0 to the {len(indices)} entries")
-    if len(counts) != len(indices) or vocabulary.ndim != 1 or vocabulary.dtype.kind not in "iufSU":
-        raise JaxpflError(f"{path}: needs as many counts as indices, and a vocabulary [d]")
-    if len(indices) and not (indices.min() >= 0 and indices.max() < len(vocabulary) and counts.min() > 0):
-        raise JaxpflError(f"{path}: indices must be in 0 .. {len(vocabulary) - 1}, and counts positive")
-    users = np.arange(len(indptr) - 1)
-    made = build(np.repeat(users, np.diff(indptr)), indices, counts, users, vocabulary)
-    if ((np.diff(made.indices) == 0) & (np.diff(made.rows) == 0)).any():
+    if any(array.dtype.kind not in "iu" for array in (indptr, indices, counts)):
+        raise JaxpflError(f"{path}: indptr, indices and counts must be integers")
+    try:
+        matrix = sparse.csr_array((counts, indices, indptr), shape=(len(indptr) - 1, len(vocabulary)))
+        matrix.check_format()
+    except (TypeError, ValueError) as error:
+        raise JaxpflError(f"{path}: not token counts in compressed rows: {one_line(error)}") from error
+    if not ((matrix.data > 0) & (matrix.data <= _MOST)).all():
+        raise JaxpflError(f"{path}: counts must be in 1 .. {_MOST}")
+    matrix.sort_indices()
+    if not matrix.has_canonical_format:
         raise JaxpflError(f"{path}: a user has a token twice")
-    return made.with_tokens(1)
+    users = np.arange(len(indptr) - 1)
+    rows = np.repeat(users, np.diff(matrix.indptr))
+    return build(rows, matrix.indices, matrix.data, users, vocabulary).with_tokens(1)
 
 
 def read_leaf_counts(folder: Path) -> TokenCounts:
