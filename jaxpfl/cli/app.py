@@ -21,7 +21,7 @@ from jaxpfl.support.console import settle
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
-BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
+BENCH = "Measure speed against peers and the machine: jaxpfl bench NAME; without a name, it lists the benchmarks."
 ALONE: dict[str, str] = {
     "sweep": "Train methods over a grid of settings, choose on validation examples, and report on test.",
     "recommend": "Describe a federation, and print the map's nearest cells, their best method and the command to run.",
@@ -31,7 +31,7 @@ FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
     "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
-    "check": "Check result folders: checksums, completeness, and that each summary is that of its files.",
+    "check": "Check result folders: checksums, completeness, and that each summary matches its files.",
     "completion": "Print the script that completes commands and flags in a shell: jaxpfl completion bash | zsh.",
 }
 """Commands about existing results, in ``jaxpfl.cli.folders``."""

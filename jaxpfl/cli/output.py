@@ -64,15 +64,15 @@ class Session(Written):
     json: bool = False
     """Print the summary as one JSON object, the only thing on standard output."""
     strict: bool = False
-    """Refuse what is otherwise warned about."""
+    """Turn warnings into errors."""
     profile: bool = False
     """Write a trace of a few rounds of each method to RUN/profile, for xprof or TensorBoard."""
     tensorboard: bool = False
     """Write TensorBoard's event files to RUN/tensorboard too: means over the seeds, by method and round."""
     mlflow: Annotated[str | None, arg(metavar="URI")] = None
-    """Tell MLflow of every method too: the address of its server, or a folder (pip install 'jaxpfl[mlflow]')."""
+    """Send each method's records to MLflow too: the address of its server, or a folder (needs the extra mlflow)."""
     wandb: Annotated[str | None, arg(metavar="PROJECT")] = None
-    """Tell this project of Weights & Biases of every method too (pip install 'jaxpfl[wandb]')."""
+    """Send each method's records to this project of Weights & Biases too (needs the extra wandb)."""
     explain_plan: bool = False
     """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
     distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
@@ -140,7 +140,7 @@ def claim(folder: Path | None, study: str) -> None:
         raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
     if others and _earlier(folder).get("study") != study:
         raise JaxpflError(
-            f"{folder} holds {others[0]}, and no results of jaxpfl estimate {study}: choose another --output"
+            f"{folder} holds {others[0]} but no results of jaxpfl estimate {study}: choose another --output"
         )
 
 
@@ -176,7 +176,7 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
         names = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
         for name in names:
             if (folder / name).exists() and not (isinstance(before, list) and name in before):
-                raise JaxpflError(f"{folder / name} exists, and is no earlier result: choose another --output")
+                raise JaxpflError(f"{folder / name} exists and is not an earlier result: choose another --output")
         result = result | {"plots": plots, "files": names}
         write_json(place / _SUMMARY, result)
         known = sorted({*names, *(before if isinstance(before, list) else [])})

@@ -24,6 +24,7 @@ from tyro.conf import DisallowNone, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from jaxpfl.core.settings import LARGEST
+from jaxpfl.runs.config import NAME_NOTES, NAMES_ELSEWHERE
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.output_paths import Place
 
@@ -207,6 +208,9 @@ def _parameter_texts(command: Callable[..., Any]) -> dict[str, str]:
 
 
 _MOST_LISTED = 12
+_SIMILAR = 0.75
+"""Least similarity of a suggestion: a name with two wrong letters of ten has it, another word has not."""
+_METHOD_FLAGS = ("method", "methods", "algorithm", "algorithms", "algo", "strategy")
 _LARGEST_SEED = 2**32 - 1
 _NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {
     int: ("a whole number, in digits", int),
@@ -247,7 +251,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
         name, equals, value = token.partition("=")
         name = name.replace("_", "-")
         if name not in named:
-            raise _unknown(name, named, command)
+            raise _unknown(name, named, places, command)
         flag = named[name]
         given.add(flag)
         switch = name if flag.kind is bool else None
@@ -290,7 +294,7 @@ def _is_negative(token: str) -> bool:
 
 def _check(flag: Flag, text: str) -> None:
     wanted = _wanted(flag)
-    refused = JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{_suggested(text, flag.choices)}")
+    refused = JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{_suggestion(text, flag.choices, 0.6)}")
     if not text.strip() or (flag.choices and text not in flag.choices):
         raise refused
     if flag.kind in _NUMBERS:
@@ -308,7 +312,7 @@ def _check(flag: Flag, text: str) -> None:
     try:
         trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
     except OSError as error:
-        raise JaxpflError(f"{flag.name} is no path: {error.strerror}: got {_short(text)}") from None
+        raise JaxpflError(f"{flag.name} must be a valid path ({error.strerror}), got {_short(text)}") from None
     if trouble is not None:
         raise JaxpflError(f"{flag.name} must be {trouble}: got {shown(text)}")
 
@@ -324,7 +328,7 @@ def _wanted(flag: Flag) -> str:
 def _check_loose(places: Sequence[Flag], loose: Sequence[str], command: str) -> None:
     if _left(places, loose) < 0:
         takes = " ".join(place.name for place in places) or "flags"
-        raise JaxpflError(f"{command} takes {takes} alone, got also {shown(loose[len(places)])}")
+        raise JaxpflError(f"{command} takes only {takes}, got also {shown(loose[len(places)])}")
     for i, text in enumerate(loose):
         _check(places[min(i, len(places) - 1)], text)
 
@@ -338,21 +342,29 @@ def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], 
         raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
 
 
-def _unknown(name: str, named: Iterable[str], command: str) -> JaxpflError:
+def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: str) -> JaxpflError:
     names = sorted(named)
-    said = _suggested(name, names)
-    if not said:
+    bare = name.strip("-").replace("-", "_")
+    meant = f"--{_dashed(NAMES_ELSEWHERE.get(bare, bare))}"
+    if meant in names:  # also -lr for --lr
+        note = NAME_NOTES.get(NAMES_ELSEWHERE.get(bare, ""), "")
+        hint = f": did you mean {meant}{f' ({note})' if note else ''}?"
+    elif bare in _METHOD_FLAGS and any(place.name in ("METHOD", "METHODS") for place in places):
+        hint = f": methods need no flag, as in {command} fedavg"
+    elif not (hint := _suggestion(name, names, _SIMILAR)):
         few = len(names) <= _MOST_LISTED
-        said = f" (known: {', '.join(names)})" if few else f": {command} --help-all lists what it takes"
-    return JaxpflError(f"unknown flag {name} of {command}{said}")
+        hint = f" (known: {', '.join(names)})" if few else f": {command} --help-all lists all flags"
+    return JaxpflError(f"unknown flag {name} of {command}{hint}")
 
 
-def _suggested(text: str, names: Iterable[str]) -> str:
-    """The end of an error message: the name that was probably meant, if any is near."""
+def _suggestion(text: str, names: Iterable[str], least: float) -> str:
+    """The end of an error message: the most similar name, if any has at least this similarity."""
     names = list(names)
-    inner = [name for name in names if name.endswith(f".{text.lstrip('-')}")]  # --epsilon for --privacy.epsilon
-    near = inner[:1] or difflib.get_close_matches(text, names, n=1, cutoff=0.6)
-    return f": did you mean {near[0]}?" if near else ""
+    whole = {name.lstrip("-"): name for name in names}
+    parts = {name.rpartition(".")[2]: name for name in names if "." in name}  # --epsilon for --privacy.epsilon
+    known = parts | whole
+    near = difflib.get_close_matches(text.lstrip("-"), known, n=1, cutoff=least)
+    return f": did you mean {known[near[0]]}?" if near else ""
 
 
 def _short(text: str) -> str:

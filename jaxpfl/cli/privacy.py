@@ -29,24 +29,24 @@ class _Claim:
     sampling_rate: float | None = None
     """q: each client takes part in a round with this probability (poisson); all of them in every round unless given."""
     clients: int | None = None
-    """m, needed with --cohort or --cap; a delta of 1 / m or more is warned of."""
+    """m, needed with --cohort or --cap; a delta of 1 / m or more causes a warning."""
     cohort: int | None = None
-    """Cohorts of exactly this many, uniformly without replacement: replace-one, by rdp."""
+    """Size of cohorts drawn uniformly without replacement; accounted by rdp under replace-one."""
     cap: int | None = None
     """Poisson cohorts are cut to at most this many."""
     cycle: int | None = None
-    """Rounds between two turns of a client, of which each takes part with the probability --sampling-rate (cyclic)."""
+    """Rounds between two turns of a client (cyclic); in a turn, it takes part with probability --sampling-rate."""
     bands: int | None = None
     """Bands of correlated noise, at most the cycle; independent noise unless given."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Neighbouring relation of data sets: with a user or without, or with another user's data; unless given, the first
-    if the sampling allows it."""
+    """Neighbouring data sets: one user added or removed, or one user's data replaced; unless given, the first if the
+    sampling allows it."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
     """pld (tight), rdp, or paper (Theorem 5 as printed: not a valid bound)."""
 
 
 _Shared = Annotated[_Claim, arg(name="")]
-_Json = Annotated[bool, arg(help="Print one JSON object, as these commands do in any case.")]
+_Json = Annotated[bool, arg(help="Print one JSON object; these commands always do.")]
 
 
 def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
@@ -121,16 +121,16 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if claim.cycle is not None:
         if cohort is not None or cap is not None:
-            raise JaxpflError("cycle (of turns) excludes cohort and cap: give sampling_rate, that of a turn")
+            raise JaxpflError("--cycle excludes --cohort and --cap: give --sampling-rate, the probability in a turn")
         sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate, clients)
     elif cohort is not None:
         if clients is None:
-            raise JaxpflError("cohort needs the number of clients: give clients")
+            raise JaxpflError("--cohort needs --clients")
         if rate is not None or cap is not None:
-            raise JaxpflError("cohort (of a fixed size) excludes sampling_rate and cap (poisson)")
+            raise JaxpflError("--cohort draws a fixed number of clients: leave out --sampling-rate and --cap")
         sampling = FixedSize(clients, cohort)
     elif cap is not None and rate is None:
-        raise JaxpflError("cap needs poisson participation: give sampling_rate")
+        raise JaxpflError("--cap needs --sampling-rate, as it is for Poisson sampling")
     else:
         sampling = Full(clients) if rate is None else Poisson(rate, clients, cap)
     if clients is not None:
@@ -252,13 +252,13 @@ def _print_audit(method: str, found: Audit) -> None:
     for name, claimed, bound, what in parts:
         say(
             f"{name} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
-            f"claimed at delta {bound.delta:g}; {what}; no more than {bound.ceiling:.3g} could be shown"
+            f"claimed at delta {bound.delta:g}; {what}; at most {bound.ceiling:.3g} could be shown"
         )
     if isinstance(noise, str):
         say(f"noise:    not compared: {noise}")
     else:
-        say(f"noise:    {noise.scale:.4f} ± {noise.error:.4f} of what is claimed")
+        say(f"noise:    {noise.scale:.4f} ± {noise.error:.4f} times the claimed scale")
     say(f"cohorts:  {', '.join(f'{finding.test} p = {finding.p_value:.2g}' for finding in found.cohorts)}")
     for line in found.against:
         say(f"against the claim: {line}")
-    say("refuted" if found.against else "not refuted, which is no proof")
+    say("refuted" if found.against else "not refuted, which does not prove the claim")

@@ -62,7 +62,7 @@ class _Session(Written):
     """Print the summary as one JSON object, the only thing on standard output."""
     ray: str | None = None
     """Have Ray run the groups of runs: the address of a cluster whose machines all see the folder, or local, which
-    starts one here, for several GPUs (pip install 'jaxpfl[ray]')."""
+    starts one here, for several GPUs (needs the extra ray)."""
 
 
 _SESSION = _Session()

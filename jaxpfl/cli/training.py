@@ -64,7 +64,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     ) -> None:
         """Train one method and score every client's personalised model."""
         if len(file.methods) > 1 and method == named:
-            raise JaxpflError(f"run takes one method, and {session.config} names {named}: name one, or use compare")
+            raise JaxpflError(f"run trains one method, but {session.config} names {named}: name one, or use compare")
         _experiment("run", (method,), settings, session, file)
 
     def compare(
@@ -224,15 +224,12 @@ def _start(settings: RunConfig, session: Session) -> None:
 
     if session.distributed is None:
         if (session.processes, session.process, session.distributed_token) != (None, None, None):
-            raise JaxpflError(
-                "--processes, --process and --distributed-token are flags of a distributed run: give --distributed "
-                "HOST:PORT too"
-            )
+            raise JaxpflError("--processes, --process and --distributed-token need --distributed HOST:PORT")
         use_cpu_cores()
         compile_cache.enable()
         return
     if session.profile:
-        raise JaxpflError("--profile shows one process: leave it out with --distributed")
+        raise JaxpflError("--profile traces a single process: leave it out with --distributed")
     from jaxpfl.support import distributed
 
     number, asked = session.processes or 1, settings.plan.devices

@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.models.layers import BatchNorm
-from jaxpfl.support.errors import JaxpflError, shown
+from jaxpfl.support.errors import JaxpflError, missing_extra, shown
 
 STATISTICS = "batch_stats"
 """Name of the collection, and of the part of the parameters."""
@@ -234,7 +234,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
     try:
         import equinox as eqx
     except ImportError:
-        raise JaxpflError("equinox is not installed: pip install 'jaxpfl[equinox]'") from None
+        raise missing_extra("from_equinox", "equinox", "equinox") from None
 
     instance = isinstance(made, eqx.Module)
     example: Any = made if instance else eqx.filter_eval_shape(made, jax.random.key(0))

@@ -86,7 +86,7 @@ class Checkpoints:
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
             discard_late(target)
-            remedy = "; --resume goes on from the one before" if self._resumed else ""
+            remedy = "; --resume continues from the previous one" if self._resumed else ""
             raise JaxpflError(
                 f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}{remedy}"
             ) from None
@@ -128,11 +128,11 @@ class Checkpoints:
                 problems.append(str(error))
                 continue
             if problems:
-                say(f"{'; '.join(problems)}: going on from round {round}")
+                say(f"{'; '.join(problems)}: continuing from round {round}")
             self._latest = round
             return found
         if problems:
-            remedy = f": delete {self._folder}, and --resume starts it anew" if self._resumed else ""
+            remedy = f": delete {self._folder}, then --resume starts the method again" if self._resumed else ""
             raise JaxpflError(f"{'; '.join(problems)}{remedy}")
         return like, 0.0
 
@@ -156,7 +156,7 @@ class Checkpoints:
             raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
         state = jax.tree.map(_typed, tree["state"], like)
         if (found := int(np.ravel(state.round)[0])) != round:
-            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it is one of round {found})")
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it holds round {found})")
         return state, float(tree["seconds"])
 
 
@@ -306,14 +306,14 @@ class Unfinished:
         try:
             found = files.read_checksummed(self._folder / _READ)
             if found.get("asked") != files.jsonable(self._asked):
-                raise JaxpflError(f"{self._folder} is of other settings, data, versions or devices")
+                raise JaxpflError(f"{self._folder} was saved with other settings, data, versions or devices")
             state, seconds = restore(self._checkpoints, simulation, first, stops[-1], warn)
             done = int(state.round[0])
             before = sum(stop <= done for stop in stops)
             if len(found["read"]) < before:
-                raise JaxpflError(f"{self._folder} lacks what was read before round {done}")
+                raise JaxpflError(f"{self._folder} lacks the results before round {done}")
         except JaxpflError as error:
-            warn(f"{error}: its runs begin anew")
+            warn(f"{error}: its runs start again")
             self.remove()
             return first, 0, 0.0, []
         return state, done, seconds, found["read"][:before]

@@ -136,8 +136,8 @@ class RunConfig(Settings, DataConfig):
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
     """Number of run seeds, all in one program."""
     time_to: float | None = setting(None, unless_given="none unless given", since="0.2")
-    """Score (mean over clients, of personalised models) for which results tell the simulated time (time_model) until
-    the first evaluation that has it."""
+    """Score to reach (mean over clients, of personalised models): results give the simulated time (time_model) until
+    the first evaluation that reaches it."""
     eval_every: int = setting(10, range=COUNT)
     """Score all clients after every so many rounds, and at the end."""
     checkpoint_every: int = setting(50, range=COUNT)
@@ -147,6 +147,45 @@ class RunConfig(Settings, DataConfig):
     plan: ExecutionPlan = field(default_factory=ExecutionPlan, metadata=about())
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
+
+_NAMES_ELSEWHERE = {
+    "data": "dataset data_set dataset_name data_name",
+    "data_dir": "data_path data_root data_folder dataset_dir dataset_path root",
+    "partition": "partitioner partition_method split_type distribution niid",
+    "alpha": "dirichlet_alpha partition_alpha dir_alpha beta",
+    "clients": "num_clients n_clients num_users total_clients client_num_in_total num_supernodes num_partitions",
+    "classes_per_client": "num_classes_per_client class_per_client",
+    "unseen_clients": "new_clients num_new_clients",
+    "model": "model_name arch architecture net network",
+    "rounds": "num_rounds n_rounds global_rounds num_server_rounds comm_round comm_rounds communication_rounds",
+    "cohort": "clients_per_round num_clients_per_round client_num_per_round join_ratio fraction_fit fraction_train "
+    "client_fraction frac sample_rate participation_rate",
+    "local_steps": "steps num_steps num_local_steps iterations local_iterations",
+    "local_epochs": "epochs epoch num_epochs n_epochs num_local_epochs client_epochs local_ep",
+    "batch_size": "batch bs train_batch_size local_batch_size client_batch_size",
+    "client_optimizer": "optimizer optim opt local_optimizer",
+    "lr": "learning_rate local_learning_rate client_learning_rate client_lr local_lr step_size eta",
+    "server_lr": "server_learning_rate global_learning_rate global_lr",
+    "seed": "random_seed random_state manual_seed",
+    "seeds": "num_seeds num_runs times repeats trials",
+    "eval_every": "eval_gap eval_interval eval_freq test_every",
+    "checkpoint_every": "save_every save_gap save_interval",
+    "patience": "early_stop early_stopping",
+    "compress": "compression compressor",
+    "dropout": "drop_rate client_drop_rate client_dropout",
+    "privacy.clipping_norm": "clip clip_norm l2_norm_clip max_grad_norm",
+    "plan.devices": "device device_id num_devices gpu gpus num_gpus cuda",
+    "output": "output_dir out_dir save_dir save_folder results_dir log_dir logdir",
+    "resume": "restore resume_from",
+}
+NAMES_ELSEWHERE = {other: name for name, others in _NAMES_ELSEWHERE.items() for other in others.split()}
+"""Names in Flower, PFLlib, FedML, FedJAX and papers -> the setting here, which errors suggest."""
+NAME_NOTES = {
+    "cohort": "a number of clients",
+    "client_optimizer": "the server has --server-optimizer",
+    "plan.devices": "auto uses all GPUs that JAX finds",
+}
+"""What users of these names also need to know."""
 
 ORDERS = 2
 """Version of the orders in which clients draw their examples, as stored runs record it; they did not before it."""
@@ -186,7 +225,7 @@ def resolve(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.clients_apart))
     if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
         beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
-        raise JaxpflError(f"unseen_clients = {TEST_USERS} is of partition = natural, not beside {beside}")
+        raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
     availability(
@@ -196,7 +235,7 @@ def resolve(config: RunConfig) -> RunConfig:
         time_model=config.time_model,
     )
     if config.time_to is not None and config.time_model is None:
-        raise JaxpflError(f"time_to = {config.time_to:g} is a time of the simulation: give time_model")
+        raise JaxpflError(f"time_to = {config.time_to:g} needs time_model, which simulates the seconds of a round")
     config.privacy.check()
     if config.compress is not None:
         compression.resolve(config.compress)
@@ -233,7 +272,7 @@ def _check_text(config: RunConfig) -> None:
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
             raise JaxpflError(
-                f"{one.name} of a stored run is text, got {shown(value)}: jaxpfl.fit takes it, and stores nothing"
+                f"{one.name} of a stored run must be text, got {shown(value)}: use jaxpfl.fit for Python objects"
             )
 
 
@@ -342,9 +381,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
         free = name in _FREE or (grown and not stretched and not planned)
         text = f"{name}: {was} -> {now}"
         if stretched:
-            text += f" (lr_schedule = {schedule} is of the whole run)"
+            text += f" (lr_schedule = {schedule} depends on the number of rounds)"
         if planned:
-            text += " (privacy.noise = banded is planned for the number of rounds)"
+            text += " (privacy.noise = banded depends on the number of rounds)"
         (allowed if free else semantic).append(text)
     return semantic, allowed
 
@@ -462,7 +501,7 @@ def _yaml(text: str) -> Any:
             names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for (_, name), times in names.items():
                 if times > 1:
-                    raise ValueError(f"{shown(name)} stands twice in one mapping")
+                    raise ValueError(f"{shown(name)} appears twice in one mapping")
             return node
 
     return yaml.load(text, Loader)
@@ -475,7 +514,7 @@ def _check_parts(value: Any, path: Path) -> None:
         part = rest.pop()
         parts += 1
         if parts > _MOST_PARTS:
-            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or one that holds itself")
+            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or one that contains itself")
         rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 
@@ -500,9 +539,9 @@ def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
     for raw, value in values.items():
         name, full = str(raw).replace("-", "_"), f"{table}.{raw}" if table else str(raw)
         if name not in fields:
-            raise unknown_name(f"field {f'of {table} ' * bool(table)}in {where}", str(raw), fields)
+            raise unknown_setting(f"field {f'of {table} ' * bool(table)}in {where}", str(raw), fields)
         if name in changes:
-            raise JaxpflError(f"{full} in {where} stands twice, with a dash and with an underscore")
+            raise JaxpflError(f"{full} in {where} appears twice, with a dash and with an underscore")
         if name in _TABLES:
             changes[name] = _read_fields(_TABLES[name], value, where, name)
         elif name == "set":
@@ -510,6 +549,14 @@ def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
         else:
             changes[name] = _typed(value, fields[name], f"{full} in {where}")
     return kind(**changes)
+
+
+def unknown_setting(kind: str, name: str, fields: Collection[str]) -> JaxpflError:
+    """The error for a name that is not a setting, which suggests the setting of another package's name."""
+    meant = NAMES_ELSEWHERE.get(name.replace("-", "_"), "")
+    if meant.partition(".")[0] in fields:
+        return JaxpflError(f"unknown {kind} {shown(name)}: did you mean {meant!r}?")
+    return unknown_name(kind, name, fields)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -545,7 +592,7 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise JaxpflError(f"{what} must be {annotation}, got a whole number that no float holds") from None
+            raise JaxpflError(f"{what} must be {annotation}, got a whole number too large for a float") from None
     if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
         try:
             return float(value)

@@ -126,7 +126,7 @@ class Patience:
             if found.get(round) is None:
                 raise JaxpflError(
                     f"{records.path} has lost the evaluation of {name} after round {round}, on which its patience "
-                    "depends: start the run anew"
+                    "depends: start a new run"
                 )
             self.add({key: found[round]})
 

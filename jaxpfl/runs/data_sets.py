@@ -64,7 +64,7 @@ def with_split(config: C) -> C:
             known[field.name] = given
         elif given not in (None, fixed) and not is_default(config, field.name):
             raise JaxpflError(
-                f"{field.name} = {given}: {config.data} is split already, with {field.name} = {fixed}: leave it out"
+                f"{field.name} = {given}: {config.data} was split with {field.name} = {fixed}, so leave it out"
             )
     return dataclasses.replace(config, **{field.name: known[field.name] for field in dataclasses.fields(Split)})
 
@@ -95,9 +95,9 @@ def convert(config: RunConfig, folder: Path) -> Stored:
       JaxpflError: as `data.load`, `data.federate` and `data.save_federation`.
     """
     if is_stored(config.data):
-        raise JaxpflError(f"{config.data} is a saved federation already")
+        raise JaxpflError(f"{config.data} is already a saved federation")
     if config.standardize:
-        raise JaxpflError("standardize is of a run, by the training examples of its clients: leave it out here")
+        raise JaxpflError("standardize applies when a run opens the federation: leave it out here")
     _refuse_test_users(config)
     check_new(folder)
     split: dict[str, Any] = dataclasses.asdict(part_of(Split, config))
@@ -115,7 +115,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
 def _refuse_test_users(config: DataConfig) -> None:
     if isinstance(config.unseen_clients, str):
         raise JaxpflError(
-            f"unseen_clients = {config.unseen_clients} is of a data set, and a saved federation is split already"
+            f"unseen_clients = {config.unseen_clients} needs a data set, and a saved federation is already split"
         )
 
 
@@ -271,7 +271,7 @@ def model_for(source: Source) -> str:
       JaxpflError: for inputs of several arrays, and tokens other than the classes, which no model takes.
     """
     if not hasattr(source.x_train, "shape"):
-        raise JaxpflError(f"data set {source.name!r} has inputs of several arrays: no model of jaxpfl takes them")
+        raise JaxpflError(f"data set {source.name!r} has inputs of several arrays, which no model of jaxpfl takes")
     shape = source.x_train.shape[1:]
     if source.inputs == "tokens":
         largest = int(source.x_train.max(initial=0))

@@ -171,9 +171,9 @@ def export(
         or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
-        raise JaxpflError("--global leaves the clients' models out: leave out --clients and --per-client, or --global")
+        raise JaxpflError("--global exports no clients' models: leave out --clients and --per-client, or --global")
     if wanted.clients is not None and not wanted.clients:
-        raise JaxpflError("clients must be at least one id, got none")
+        raise JaxpflError("clients must name at least one id, got none")
     stored = open_run(run)
     methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
     seed = stored.seeds[0] if wanted.seed is None else wanted.seed
@@ -282,7 +282,7 @@ def parameters_origin(where: str) -> Origin | None:
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():
             record = files.read_json(path / name)
-            with expecting(path / name, "that of a run"):
+            with expecting(path / name, "a run's config"):
                 asked = record["config"].get("privacy") or {}
                 private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))
                 return Origin(record["data"], private)
@@ -313,7 +313,7 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:
             raise JaxpflError(
-                f"{path} holds the models of several clients: jaxpfl export --per-client writes single ones"
+                f"{path} holds the models of several clients: jaxpfl export --per-client writes one file each"
             )
         return arrays
     if (path / MANIFEST).is_file():

@@ -229,7 +229,7 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
 def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     """Norms of private uploads before clipping, with the clipping norm dashed."""
     figure = _metric(
-        records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: C)"
+        records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: clipping norm)"
     )
     if figure is None:
         return None
@@ -254,7 +254,7 @@ def _by_bytes(
         return None
     from matplotlib.ticker import EngFormatter
 
-    figure, axes = new_axes("uploaded so far by all clients", ylabel, "What the uploads bought")
+    figure, axes = new_axes("uploaded so far by all clients", ylabel, "By uploaded bytes")
     scale = 100 if percent else 1
     for method, (bits, values) in curves.items():
         _line(axes, bits.mean(axis=1) / 8, scale * values, colors[method], method)

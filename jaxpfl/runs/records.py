@@ -137,7 +137,7 @@ def _read(path: Path) -> list[Record]:
             begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
-            raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
+            raise JaxpflError(f"{path} line {number} is damaged: delete the line, and its run is run again")
         with expecting(f"{path} line {number}", "the record of a run"):
             left = _count(values.pop(_LEFT, 0))
             if left != awaited:  # records before this one are missing
@@ -157,7 +157,7 @@ def _count(left: Any) -> int:
       TypeError: for anything else.
     """
     if type(left) is not int or left < 0:
-        raise TypeError(f"{left!r} is no number of records")
+        raise TypeError(f"{left!r} is not a number of records")
     return left
 
 
@@ -172,14 +172,14 @@ def _checked(record: Record) -> Record:
     texts = (record.method, record.reason, record.group, record.program, *record.settings, *record.metrics)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"{text!r} is no text")
+            raise TypeError(f"{text!r} is not text")
         text.encode()  # half of a surrogate pair cannot be encoded
     for value in record.settings.values():
         if not isinstance(value, bool | int | float | str):
-            raise TypeError(f"{value!r} is no setting")
+            raise TypeError(f"{value!r} is not a setting")
     for number in (record.seconds, *record.metrics.values()):
         if number is not None and type(number) not in (int, float):
-            raise TypeError(f"{number!r} is no number")
+            raise TypeError(f"{number!r} is not a number")
     if type(record.seed) is not int or type(record.rounds) is not int or record.rounds < 0:
         raise ValueError(f"seed {record.seed!r} after {record.rounds!r} rounds")
     return record
@@ -203,7 +203,7 @@ def load_sweep(folder: str | Path) -> pandas.DataFrame:
 
     folder = Path(folder)
     if not (folder / JOURNAL).is_dir():
-        raise JaxpflError(f"{folder} holds no sweep: there is no {JOURNAL} in it")
+        raise JaxpflError(f"{folder} is not a sweep folder: it has no {JOURNAL}")
     return pandas.DataFrame(rows(Journal(folder).read()))
 
 

@@ -26,7 +26,7 @@ from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn
 
 _ARRAYS = "arrays_sha256"
-_ANEW = "delete {}, and --resume makes it anew from the checkpoint"
+_ANEW = "delete {}, then --resume the run to recreate it from the checkpoint"
 
 
 def finished(folder: Path, method: str) -> dict[str, Any] | None:
@@ -168,7 +168,7 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
     said = path.with_suffix(".json")
     stored = finished(folder, method)
     if stored is None:
-        raise JaxpflError(f"{said} is missing: --resume makes it anew from the checkpoint")
+        raise JaxpflError(f"{said} is missing: --resume the run to recreate it from the checkpoint")
     content = files.contents(path) if path.exists() else b""
     if stored.pop(_ARRAYS, None) != hashlib.sha256(content).hexdigest():
         raise JaxpflError(f"{path} is damaged or missing: {_ANEW.format(said)}")
@@ -185,7 +185,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     records = files.Records(folder / "metrics.jsonl").read()
     lost = [name for name in stored if any(lost_records(records, name, stored[name], config).values())]
     if lost:
-        warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
+        warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds omit them")
     headline = experiment.headline
     local = arrays["local"][f"after_{headline.name}"] if "local" in arrays else None
     methods = {}

@@ -48,8 +48,8 @@ class Reporter(Protocol):
 
 
 _FIXED = {
-    "warm_start": "the parameters of --warm-start are not those of the run",
-    "noise": "an older version drew its noise in another way",
+    "warm_start": "the parameters of --warm-start have changed",
+    "noise": "an older version drew its noise differently",
     "orders": "another version drew clients' examples in another order",
 }
 """Entries of ``config.json`` that a resumed run may not change, with the reason."""
@@ -86,10 +86,10 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
         if not has_checksum(old["data"], experiment.federation, experiment.unseen):
-            semantic.append("the data are not those of the run")
+            semantic.append("the data have changed")
         semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
         if old.get("graph") not in (None, new["graph"]):
-            semantic.append("the graph of the clients is not that of the run")
+            semantic.append("the graph of the clients has changed")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
@@ -155,7 +155,7 @@ def run_methods(
             for name in experiment.methods:
                 interrupt.saves = False
                 if name in kept:
-                    reporter.say(f"{name}: finished before, kept")
+                    reporter.say(f"{name}: already finished")
                 else:
                     try:
                         with ended(trackers):
@@ -167,7 +167,7 @@ def run_methods(
         return processes.on_first(lambda: results.summarize(experiment, folder))
     except UnwritableError as error:
         stored = (folder / "config.json").exists()
-        raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * stored}") from None
+        raise JaxpflError(f"{error}{'; --resume continues from the last checkpoint' * stored}") from None
 
 
 def _run_method(
@@ -271,7 +271,7 @@ def _trace(folder: Path | None) -> Iterator[None]:
     try:
         jax.profiler.start_trace(folder, profiler_options=options)
     except Exception as error:  # another profiler is at work, or a driver refuses
-        warn(f"--profile: no trace: {' '.join(str(error).split())}")
+        warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
         yield
         return
     try:
@@ -329,4 +329,4 @@ def _evaluate(
 
 def _refusal(round: int) -> str:
     """Error message for continuing a run with secret noise that ended at that round."""
-    return f"privacy.noise_seed = secret: it is gone since round {round}, and no round can follow"
+    return f"privacy.noise_seed = secret: the seed was deleted after round {round}, so the run cannot continue"

@@ -89,7 +89,7 @@ def _lock(folder: Path) -> int | None:
             if error.errno not in _NONE_HERE:
                 raise
             path.unlink(missing_ok=True)
-            warn(f"{folder} is on a file system without locks: nothing keeps a second process out of it")
+            warn(f"{folder} is on a file system without locks: do not start a second process in it")
             return None
 
 
@@ -131,7 +131,7 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
     foreign = [path for path in inner if path.suffix not in _ENDINGS[path.parent.name]]
     for path in [*(path for path in sorted(folder.iterdir()) if path.name not in known), *foreign]:
         if not path.name.startswith("."):
-            raise JaxpflError(f"--force would delete {path}, which is no part of the results: move it away first")
+            raise JaxpflError(f"--force would delete {path}, which is not part of the results: move it away first")
 
 
 def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, resume: bool, force: bool) -> None:

@@ -157,7 +157,7 @@ def prepare(
     if not methods:
         raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
-        raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+        raise JaxpflError(f"name each method once, got {', '.join(methods)}")
     # Checks that need no data; a model that the data choose is filled in afterwards.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods

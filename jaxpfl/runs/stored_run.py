@@ -54,7 +54,7 @@ class StoredRun(NamedTuple):
         name = one_method(method, self.methods, str(self.folder))
         done = results.finished(self.folder, name)
         if done is None or done["rounds"] != self.config.rounds:
-            raise JaxpflError(f"{name} of {self.folder} has not finished its rounds: --resume the run first")
+            raise JaxpflError(f"{name} of {self.folder} has not finished: --resume the run first")
         return name
 
     def experiment(self, data_dir: str | None = None) -> Experiment:
@@ -76,11 +76,11 @@ class StoredRun(NamedTuple):
             experiment = prepare(config, tuple(self.methods))
         now = experiment.fingerprint()
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
-            raise JaxpflError(f"the data are not those of the run in {self.folder}")
+            raise JaxpflError(f"the data have changed since the run in {self.folder}")
         if now["hyper"] != self.record["hyper"]:
-            raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
+            raise JaxpflError(f"the methods' hyper-parameters differ from the run in {self.folder}")
         if now["graph"] != self.record.get("graph"):
-            raise JaxpflError(f"the graph of the clients is not that of the run in {self.folder}")
+            raise JaxpflError(f"the graph of the clients differs from the run in {self.folder}")
         return experiment
 
 
@@ -135,8 +135,8 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
     recorded = [name for name in experiment.methods if name in file.hyper]
     if changed := [name for name in recorded if file.hyper[name] != files.jsonable(experiment.all_hyper(name))]:
         raise JaxpflError(
-            f"hyper in {path} is not what its config gives for {', '.join(changed)}: set values by --set or in the "
-            "config, and take hyper out of the file"
+            f"hyper in {path} does not match its config for {', '.join(changed)}: set values by --set or in the "
+            "config, and remove hyper from the file"
         )
 
 
@@ -151,7 +151,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
         return
     if not has_checksum(file.data, experiment.federation, experiment.unseen):
-        warn(f"the data are not those of the run of {path}: its figures will not come again", strict=strict)
+        warn(f"the data differ from the run of {path}: its figures will not be reproduced", strict=strict)
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
@@ -163,7 +163,7 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
     simulation = experiment.simulation(method)
     folder, done = run.folder / "checkpoints" / method, results.finished(run.folder, method) or {}
     rounds = done.get("stopped_after") or require(run.config.rounds)
-    remedy = f"delete {run.folder / 'methods' / method}.json, and --resume makes it anew"
+    remedy = f"delete {run.folder / 'methods' / method}.json, then --resume the run to recreate it"
     if not (folder / str(rounds)).is_dir():
         raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
     simulation.keep_clients_in(run.folder / "clients" / method, [rounds])

@@ -114,7 +114,7 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
         parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
         written = " and ".join(parts) or "nothing: it has no global model"
         console.print(f"{name}, seed {manifest['seed']}, round {entry['round']}: {written}", highlight=False)
-    console.print(f"models: {folder} (manifest.json says what is where)", highlight=False, soft_wrap=True)
+    console.print(f"models: {folder} (manifest.json describes its files)", highlight=False, soft_wrap=True)
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
             against = f", against {row.get('aggregate', 'mean')}" if row["bytes_up"] else ""
             found.append(
                 f"{name}: {len(row['attackers'])} of {summary['clients']} clients attack by {row['attack']}{against}; "
-                "scores above are of the others, the attackers' own "
+                "scores above leave them out, their own "
                 f"{headline.words} is {_mean(row[f'attackers_{headline.name}'], headline)}"
             )
         if row["diverged_clients"]:
@@ -236,7 +236,7 @@ def _scores(summary: dict[str, Any]) -> Any:
     )
     if weighed:  # means that the table does not tell apart are not shown twice
         pooled = headline.name in ("accuracy", "rmse")
-        says += f"; examples: {'of all test examples together' if pooled else 'mean weighted by test examples'}"
+        says += f"; examples: {'over all test examples together' if pooled else 'mean weighted by test examples'}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
     columns: dict[str, _Cell] = {"personalised": lambda row: _mean(row[own], headline)}
     if weighed:
@@ -254,7 +254,7 @@ def _metrics(summary: dict[str, Any]) -> Any:
     """Table of metrics beside the headline, for personalised models and, in parentheses, the global model."""
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
-    says = f"mean over clients{', of R^2 the median' * ('r2' in names)}; in parentheses of the global model"
+    says = f"mean over clients{' (median for R^2)' * ('r2' in names)}; in parentheses: the global model"
     columns = {
         Headline(name).words: lambda row, name=name: _metric(row.get("metrics", {}).get(name), name in UNBOUNDED)
         for name in names
@@ -278,8 +278,8 @@ def _unseen(summary: dict[str, Any]) -> Any:
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
     return _of_methods(
         methods,
-        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
-        "part in",
+        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client "
+        "took part in",
         "grad: gradients evaluated in these rounds and for the personalised model; the rounds change nothing where a "
         "client keeps no model of its own",
         {
@@ -395,10 +395,10 @@ def print_explanation(console: Console, report: dict[str, Any]) -> None:
         for row in entry["choices"]:
             table.add_row(*row)
         held = {what: memory.readable(amount) for what, amount in entry["memory"].items()}
-        left = "free memory unknown" if entry["free"] is None else f"{memory.readable(entry['free'])} may be taken"
-        beside = f"beside {held['data']} of data, {held['states']} of client states; {left}"
+        left = "free memory unknown" if entry["free"] is None else f"{memory.readable(entry['free'])} available"
+        beside = f"beside {held['data']} of data and {held['states']} of client states; {left}"
         table.add_row("memory", f"{held['working']} for a round", beside)
         table.add_row("compiling", f"{entry['compile_seconds']:.1f} s", "one program, whatever the number of rounds")
         up, down = (memory.readable(entry["exchange"][way]) for way in ("up", "down"))
-        table.add_row("exchange", f"{up} up, {down} down", "of one client in one round, uncompressed")
+        table.add_row("exchange", f"{up} up, {down} down", "one client, one round, uncompressed")
         console.print(table)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from jaxpfl.runs.config import flat
 from jaxpfl.runs.stored_run import read_record
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, warn, writing
+from jaxpfl.support.errors import JaxpflError, missing_extra, warn, writing
 
 
 class Tracker(Protocol):
@@ -83,11 +83,6 @@ class TensorBoard:
             self._writer = None
 
 
-def missing_extra(flag: str, package: str, extra: str) -> JaxpflError:
-    """The error for a tracker whose package is not installed."""
-    return JaxpflError(f"{flag} needs the package {package}: pip install 'jaxpfl[{extra}]'")
-
-
 def means(record: Mapping[str, Any]) -> dict[str, float]:
     """Mean over the seeds of every metric of a record; metrics without a finite value are left out."""
     found = {}
@@ -143,7 +138,10 @@ class _Service(Tracker):
             do()
         except Exception as error:  # of any kind: a network's, the service's
             self._silent = True
-            warn(f"{self._flag}: {_line(error)}; it is told no more of this method, and {self._records} has all of it")
+            warn(
+                f"{self._flag}: {_line(error)}; it gets no more records of this method, all of which are in "
+                f"{self._records}"
+            )
 
     @abstractmethod
     def _start(self, method: str, settings: dict[str, Any]) -> None:
@@ -181,7 +179,7 @@ class MLflow(_Service):
         except ImportError:
             raise missing_extra(self._flag, "mlflow-skinny or mlflow", "mlflow") from None
         if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
-            raise JaxpflError(f"--mlflow {uri}: a database needs all of MLflow: pip install mlflow")
+            raise JaxpflError(f"--mlflow {uri}: a database needs the full package of MLflow: pip install mlflow")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxpfl"
         try:
             self._client = MlflowClient(uri)
@@ -244,7 +242,9 @@ class WandB(_Service):
             if wandb.setup().settings.mode in ("online", "shared"):
                 wandb.login()  # asks for a key on a terminal, now rather than after the first rounds
         except Exception as error:
-            raise JaxpflError(f"--wandb {project}: {_line(error)}; WANDB_MODE=offline keeps the run here") from None
+            raise JaxpflError(
+                f"--wandb {project}: {_line(error)}; WANDB_MODE=offline keeps the records on this machine"
+            ) from None
 
     def _start(self, method: str, settings: dict[str, Any]) -> None:
         self._run = self._wandb.init(

@@ -265,8 +265,8 @@ def check_possible(number: int) -> None:
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
-            f"a graph of {number} clients needs the package pynndescent (pip install 'jaxpfl[graph]'), as more "
-            f"than {MOST_EXACT} are not compared pair by pair; or give the graph"
+            f"a graph of {number} clients needs the package pynndescent (pip install '.[graph]' in a clone, "
+            f"or 'jaxpfl[graph]'), as more than {MOST_EXACT} are not compared pair by pair; or give the graph"
         )
 
 

@@ -120,6 +120,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {listed(names, name)})")
 
 
+def missing_extra(what: str, package: str, extra: str) -> JaxpflError:
+    """The error for a package that is not installed, one of an extra of this distribution."""
+    return JaxpflError(
+        f"{what} needs the package {package}: pip install '.[{extra}]' in a clone, or pip install 'jaxpfl[{extra}]'"
+    )
+
+
 def listed(names: Iterable[str], name: str) -> str:
     """Known names for a one-line message: all names if the list is short, else the nearest ones to ``name``.
 

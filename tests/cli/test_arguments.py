@@ -13,6 +13,7 @@ from command import jaxpfl
 from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
 from jaxpfl.cli.parsing import REGISTRY, Flag, checked, flags_of
+from jaxpfl.runs.config import NAMES_ELSEWHERE
 from jaxpfl.support.errors import JaxpflError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -147,9 +148,18 @@ def test_help_fits(capsys, monkeypatch, name, columns):
         ([], "jaxpfl needs a command: compare, run, data"),
         (["privacy"], "jaxpfl privacy needs a command: epsilon"),
         (["--rounds", "3"], "jaxpfl needs a command before --rounds"),
-        (["run", "local", "fedavg"], "jaxpfl run takes METHOD alone, got also 'fedavg'"),
+        (["run", "local", "fedavg"], "jaxpfl run takes only METHOD, got also 'fedavg'"),
         (["run", "local", "--strict", "yes"], "--strict takes no value, got 'yes'"),
         (["run", "local", "--epsilon", "3"], "did you mean --privacy.epsilon?"),
+        (["run", "local", "--learning-rate", "0.1"], "flag --learning-rate of jaxpfl run: did you mean --lr?"),
+        (["compare", "-lr", "0.1"], "did you mean --lr?"),
+        (["run", "local", "--epochs", "2"], "did you mean --local-epochs?"),
+        (["data", "describe", "--dataset", "mnist"], "did you mean --data?"),
+        (["sweep", "--num_clients", "9"], "flag --num-clients of jaxpfl sweep: did you mean --clients?"),
+        (["run", "local", "--join_ratio", "0.1"], "did you mean --cohort (a number of clients)?"),
+        (["run", "local", "--gpu", "0"], "did you mean --plan.devices (auto uses all GPUs that JAX finds)?"),
+        (["compare", "--methods", "local"], "methods need no flag, as in jaxpfl compare fedavg"),
+        (["run", "local", "--zebra", "1"], "flag --zebra of jaxpfl run: jaxpfl run --help-all lists all flags"),
         (["privacy", "epsilon"], "jaxpfl privacy epsilon needs --noise-multiplier, --rounds and --delta"),
         (["bench", "overhead", "--quik"], "overhead: unknown argument --quik: did you mean --quick?"),
         (["bench", "overhead", "--method", "x"], "invalid choice: 'x' (choose from "),
@@ -160,6 +170,13 @@ def test_one_line_from_end_to_end(capsys, args, said):
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith("error: ")
     assert said in result.err
+
+
+def test_names_of_other_packages_lead_to_flags_of_a_run():
+    names = {f"--{name.replace('_', '-')}" for name in NAMES_ELSEWHERE}
+    flags = {one.name for one in FLAGS["run"]}
+    assert {f"--{name.replace('_', '-')}" for name in NAMES_ELSEWHERE.values()} <= flags
+    assert not names & flags
 
 
 def test_an_error_of_the_parser_that_no_check_foresaw_is_one_line(capsys, monkeypatch):

@@ -88,7 +88,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "network-lasso", *SMALL, "--graph", "empty.csv"], "graph = empty.csv has no edges"),
         (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read latin.toml: 'utf-8' codec"),
         (["privacy", "epsilon", "--noise-multiplier", "1e300", "--rounds", "9", "--delta", "1e-3"], "too large"),
-        (["export", "run", "--global", "--clients", "1"], "--global leaves the clients' models out"),
+        (["export", "run", "--global", "--clients", "1"], "--global exports no clients' models"),
         (["data", "describe", "--plot", "/"], "--plot must be a file to write, and this is a folder: got '/'"),
         (["run", "local", *SMALL, "--output", ""], "--output must be a path, got ''"),
         (["run", "local", *SMALL, "--output", "empty.csv/r"], "--output must be in a folder, and"),
@@ -128,7 +128,7 @@ def test_a_refusal_before_the_first_round_is_one_line(capsys, tmp_path):
 def test_a_name_too_long_for_the_system_is_one_line(capsys):
     result = jaxpfl(capsys, "run", "fedavg", *SMALL, "--output", "a" * 300)
     assert (result.status, result.err.count("\n")) == (2, 1)
-    assert f"--output is no path: File name too long: got '{'a' * 40}... (300 characters)'" in result.err
+    assert f"--output must be a valid path (File name too long), got '{'a' * 40}... (300 characters)'" in result.err
     result = jaxpfl(capsys, "data", "describe", "--data", "npz:" + "a" * 300)
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert "Errno" not in result.err
@@ -146,5 +146,5 @@ def test_a_disk_that_is_full_is_named_with_the_way_on(capsys, tmp_path, monkeypa
     assert result.status == 2
     last = result.err.splitlines()[-1]
     assert f"{tmp_path / 'run' / 'methods' / 'local.npz'}" in last
-    assert last.endswith("No space left on device; --resume goes on from the last checkpoint")
+    assert last.endswith("No space left on device; --resume continues from the last checkpoint")
     assert jaxpfl(capsys, *args, "--resume").status == 0

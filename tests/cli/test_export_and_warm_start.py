@@ -53,7 +53,7 @@ def test_a_run_goes_on_where_another_ended(run, tmp_path, capsys):
     assert reached[0] == pytest.approx(reached[1])
     refused = jaxpfl(capsys, *args, "--resume")
     assert refused.status == 2
-    assert "the parameters of --warm-start are not those of the run" in refused.err
+    assert "the parameters of --warm-start have changed" in refused.err
 
 
 def test_a_start_that_does_not_fit_leaves_no_folder(run, tmp_path, capsys):

@@ -135,7 +135,9 @@ def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):
     shown = jaxpfl(capsys, "runs", folder.parent)
     assert shown.status == 0
     assert "damaged" in shown.out
-    assert jaxpfl(capsys, "runs", folder.parent / "nowhere").err == f"error: {folder.parent / 'nowhere'} is no folder\n"
+    assert (
+        jaxpfl(capsys, "runs", folder.parent / "nowhere").err == f"error: {folder.parent / 'nowhere'} is not a folder\n"
+    )
 
 
 def test_paired_runs_have_intervals(runs: Path, capsys):
@@ -249,7 +251,7 @@ def test_runs_whose_attackers_differ_are_not_paired(runs: Path, copied, capsys):
     record["config"] |= {"attack": "sign-flip", "attackers": 0.34}
     path.write_text(json.dumps(record))
     found = jaxpfl(capsys, "compare-runs", runs / "a", path.parent, "--json").json
-    assert found["unpaired"] == ["the attackers differ, who have no scores"]
+    assert found["unpaired"] == ["the attackers, which have no scores, differ"]
     assert found["methods"][0]["low"] is None
 
 
@@ -265,6 +267,6 @@ def test_other_data_in_the_place_of_a_runs_are_said(capsys, tmp_path: Path):
     table.write_text("\n".join(["city,x,z,y", *rows[:60]]) + "\n")
     again = jaxpfl(capsys, "run", "local", "--config", run / "config.json", "--output", tmp_path / "strict", "--strict")
     assert again.status == 2
-    assert f"the data are not those of the run of {run / 'config.json'}" in again.err
+    assert f"the data differ from the run of {run / 'config.json'}" in again.err
     assert jaxpfl(capsys, "report", run).status == 0
-    assert "Not drawn: the data that are found now" in (run / "report.html").read_text()
+    assert "Not drawn: the data have changed" in (run / "report.html").read_text()

@@ -43,7 +43,7 @@ def test_results_go_and_hidden_files_stay(folder: Path, tmp_path: Path):
 def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
     (folder / "notes.txt").touch()
     before = names(folder)
-    with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt, which is no part of the results"):
+    with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt, which is not part of the results"):
         run_folder.clear(folder, "config.json", run_folder.RUN_PARTS)
     assert names(folder) == before
 
@@ -62,7 +62,7 @@ def test_a_file_of_the_users_in_a_folder_of_results_stays(name: str, tmp_path: P
     (tmp_path / "sweep.json").write_text("{}")
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_text("mine")
-    with pytest.raises(JaxpflError, match=rf"--force would delete {tmp_path / name}, which is no part of the results"):
+    with pytest.raises(JaxpflError, match=rf"--force would delete {tmp_path / name}, which is not part of the results"):
         run_folder.clear(tmp_path, "sweep.json", ("journal", "best", "methods"))
     assert (tmp_path / name).read_text() == "mine"
 
@@ -93,7 +93,7 @@ def test_another_programs_config_is_no_run(content: str, tmp_path: Path, capsys)
 def test_a_file_that_is_no_sweeps_keeps_everything(tmp_path: Path, capsys):
     (tmp_path / "sweep.json").write_text('{"name": "another program\'s"}')
     refused = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", "--output", tmp_path, "--force")
-    assert "is not a sweep's, or damaged" in refused.err
+    assert "is not the definition of a sweep, or damaged" in refused.err
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     # and the only one that names the package.
     *others, said = done.stderr.splitlines()
     assert "cannot write the checkpoint of round 10 to" in said
-    assert said.endswith("File too large; --resume goes on from the one before")
+    assert said.endswith("File too large; --resume continues from the previous one")
     assert not [line for line in others if "jaxpfl" in line or line.startswith("error")]
     kept = {p.name for p in (folder / "checkpoints" / "adaped").iterdir()}
     assert kept - {".10.partial"} == {"5"}

@@ -50,7 +50,7 @@ def test_a_study_replaces_its_own_results_only(tmp_path):
 
     (out / "notes.txt").write_text("of the user's")
     before = contents(out)
-    with pytest.raises(JaxpflError, match=r"notes\.txt exists, and is no earlier result: choose another --output"):
+    with pytest.raises(JaxpflError, match=r"notes\.txt exists and is not an earlier result: choose another --output"):
         study(["plots/a.png", "notes.txt"], 2)(to=Output(output=out))
     assert contents(out) == before
     study(["plots/a.png"], 3)(to=Output(output=out))
@@ -114,7 +114,7 @@ def test_the_commands_tell_their_results_from_those_of_others(tmp_path, capsys):
     first = jaxpfl(capsys, *WHEN, "--output", tmp_path, "--json").json
     assert first["files"] == first["plots"] == ["plots/phases.png"]
     before = contents(tmp_path)
-    assert "holds plots, and no results of jaxpfl estimate gaussian" in refused(capsys, *GAUSSIAN, "--output", tmp_path)
+    assert "holds plots but no results of jaxpfl estimate gaussian" in refused(capsys, *GAUSSIAN, "--output", tmp_path)
     assert contents(tmp_path) == before
     again = jaxpfl(capsys, *WHEN, "--sigma-theta", "0.3", "--output", tmp_path, "--json").json
     assert json.loads((tmp_path / "summary.json").read_text()) == again != first

@@ -27,4 +27,4 @@ def test_an_audit(capsys, tmp_path):
     assert said["noise"]["over_claimed"] == pytest.approx(1, abs=0.05)
     assert (tmp_path / "a.png").stat().st_size > 1000
     again = jaxpfl(capsys, "privacy", "audit", *args)
-    assert again.out.splitlines()[-1] == "not refuted, which is no proof"
+    assert again.out.splitlines()[-1] == "not refuted, which does not prove the claim"

@@ -92,7 +92,7 @@ Z = ("--noise-multiplier", "2")
             ("epsilon", *Z, *RUN, "--accountant", "pdl"),
             "pld, rdp or paper, got 'pdl': did you mean pld?",
         ),
-        (("epsilon", *Z, *RUN, "--cohort", "5"), "cohort needs the number of clients"),
+        (("epsilon", *Z, *RUN, "--cohort", "5"), "--cohort needs --clients"),
         (("epsilon", *Z, *SAMPLED, "--cap", "3"), "a cap needs the number of clients"),
         (("paper", "--clients", "50", *PAPER, "--tau", "7"), "steps must be a multiple of tau (7), got 3000"),
     ],

@@ -112,7 +112,7 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     refused = jaxpfl(capsys, *args, "--output", folder, "--resume", "--rounds", "6")
     assert refused.status == 2
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-    assert "privacy.noise_seed = secret: it is gone since round 4" in refused.err
+    assert "privacy.noise_seed = secret: the seed was deleted after round 4" in refused.err
     assert jaxpfl(capsys, "run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "os").status == 2
 
 
@@ -140,4 +140,4 @@ def test_noise_of_an_older_version_is_not_continued(capsys, tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps(record))
     refused = jaxpfl(capsys, *args, "--resume")
     assert refused.status == 2
-    assert "an older version drew its noise in another way" in refused.err
+    assert "an older version drew its noise differently" in refused.err

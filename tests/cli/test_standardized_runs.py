@@ -76,8 +76,12 @@ def test_test_users_come_unseen(capsys, tmp_path):
     assert experiment.unseen.client_ids.tolist() == [4, 5]
     np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
     refusals = {
-        ("data", "convert", "--output", str(tmp_path / "made")): "a saved federation is split already",
-        ("data", "describe", "--pool-test"): "unseen_clients = test is of partition = natural, not beside pool_test",
+        ("data", "convert", "--output", str(tmp_path / "made")): "a saved federation is already split",
+        (
+            "data",
+            "describe",
+            "--pool-test",
+        ): "unseen_clients = test needs partition = natural and no pool_test, got pool_test",
     }
     for action, message in refusals.items():
         assert message in jaxpfl(capsys, *action, *flags).err

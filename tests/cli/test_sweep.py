@@ -113,7 +113,7 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "lr=.1", "--data", "digit"], "did you mean 'digits'?"),
         (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
-        (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster there"),
+        (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster answers"),
     ],
 )
 def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[str], message: str):

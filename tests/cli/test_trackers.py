@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from command import SMALL, jaxpfl
 
-LACKING = {
-    "mlflow": "--mlflow needs the package mlflow-skinny or mlflow: pip install 'jaxpfl[mlflow]'",
-    "wandb": "--wandb needs the package wandb: pip install 'jaxpfl[wandb]'",
-}
+LACKING = {"mlflow": "mlflow-skinny or mlflow", "wandb": "wandb"}
 
 
 @pytest.mark.parametrize("name", LACKING)
 def test_without_the_package_nothing_begins(name: str, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     result = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path / "run", f"--{name}", "x")
-    assert (result.status, result.err) == (2, f"error: {LACKING[name]}\n")
+    ways = f"pip install '.[{name}]' in a clone, or pip install 'jaxpfl[{name}]'"
+    assert (result.status, result.err) == (2, f"error: --{name} needs the package {LACKING[name]}: {ways}\n")
     assert not (tmp_path / "run").exists()

@@ -92,7 +92,7 @@ def test_an_older_one_is_taken_in_one_line(folder, damage):
     round, said = restored(folder)
     assert (round, len(said), said[0].count("\n")) == (2, 1, 0)
     assert "round 4 cannot be used" in said[0]
-    assert said[0].endswith("going on from round 2")
+    assert said[0].endswith("continuing from round 2")
     # The run comes to that round again, and what it saves there is whole.
     checkpoints = Checkpoints(folder)
     checkpoints.restore(state(0), 9, said.append)
@@ -103,7 +103,9 @@ def test_an_older_one_is_taken_in_one_line(folder, damage):
 def test_none_that_is_whole_is_an_error(folder):
     for round in ("2", "4"):
         (folder / round / "SHA256SUMS").write_text("")
-    with pytest.raises(JaxpflError, match=r"round 4 .*; .* round 2 .* is damaged.*: delete .*local, and --resume") as e:
+    with pytest.raises(
+        JaxpflError, match=r"round 4 .*; .* round 2 .* is damaged.*: delete .*local, then --resume"
+    ) as e:
         restored(folder)
     assert "\n" not in str(e.value)
 
@@ -118,7 +120,7 @@ def test_what_is_no_checkpoint_is_passed_over(folder):
 def test_one_beyond_the_run_is_passed_over(folder):
     assert restored(folder, most=3) == (
         2,
-        ["the checkpoint of round 4 is beyond the run's 3 rounds: going on from round 2"],
+        ["the checkpoint of round 4 is beyond the run's 3 rounds: continuing from round 2"],
     )
 
 

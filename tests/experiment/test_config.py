@@ -70,6 +70,7 @@ def test_files(tmp_path: Path, name: str, text: str):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"learning_rate": 0.1}, r"unknown field in here 'learning_rate': did you mean 'lr'\?$"),
         ({"roundz": 3}, r"did you mean 'rounds'\? \(known: rounds, .* of \d+\)$"),
         ({"zzz": 3}, r"unknown field in here 'zzz' \(known: adapt_rounds, .* of \d+\)$"),
         ({"rounds": "many"}, "rounds in here must be int"),
@@ -140,10 +141,14 @@ def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' stands twice in one object"),
-        ("a.yaml", "set: {adaped: {lam: 1, lam: 2}}\n", "'lam' stands twice in one mapping"),
-        ("a.toml", "local-steps = 3\nlocal_steps = 4\n", "local_steps in .* stands twice, with a dash"),
-        ("a.json", '{"plan": {"rounds_per_call": 3, "rounds-per-call": 4}}', "plan.rounds-per-call in .* stands twice"),
+        ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' appears twice in one object"),
+        ("a.yaml", "set: {adaped: {lam: 1, lam: 2}}\n", "'lam' appears twice in one mapping"),
+        ("a.toml", "local-steps = 3\nlocal_steps = 4\n", "local_steps in .* appears twice, with a dash"),
+        (
+            "a.json",
+            '{"plan": {"rounds_per_call": 3, "rounds-per-call": 4}}',
+            "plan.rounds-per-call in .* appears twice",
+        ),
         ("config.json", '{"methods": [], "config": {}, "rounds": 3}', "unknown entry of .*config.json 'rounds'"),
         (
             "config.json",

@@ -161,7 +161,7 @@ def test_a_lost_or_damaged_checkpoint(copied):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"data": 1}, "the data are not"), ({"hyper": {}}, "hyper-parameters are not")]
+    ("change", "message"), [({"data": 1}, "the data have changed"), ({"hyper": {}}, "hyper-parameters differ")]
 )
 def test_other_data_or_settings_than_the_runs(copied, change, message):
     path = copied / "config.json"

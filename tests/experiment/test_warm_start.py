@@ -111,7 +111,7 @@ def test_resuming_keeps_the_parameters_and_lets_the_path_change(flat, tmp_path):
     with np.load(moved) as arrays:
         np.savez(moved, **{key: array + 1 for key, array in arrays.items()})
     for other in (moved, None):
-        with pytest.raises(JaxpflError, match="the parameters of --warm-start are not those of the run"):
+        with pytest.raises(JaxpflError, match="the parameters of --warm-start have changed"):
             open_folder(folder, prepared(other, "local"), resume=True)
 
 

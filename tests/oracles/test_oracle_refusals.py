@@ -205,7 +205,8 @@ def test_what_is_no_factor(function, message):
 
 def test_stored_runs():
     refused(
-        "lr_schedule of a stored run is text, got .*jaxpfl.fit", lambda: resolve(RunConfig(lr_schedule=lambda r: 1.0))
+        "lr_schedule of a stored run must be text, got .*jaxpfl.fit",
+        lambda: resolve(RunConfig(lr_schedule=lambda r: 1.0)),
     )
     refused("label_smoothing must be", lambda: resolve(RunConfig(label_smoothing=1.0)))
 

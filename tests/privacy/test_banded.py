@@ -127,7 +127,7 @@ def test_mechanisms_that_cannot_be(given, match):
 
 def test_a_resumed_run_may_not_have_other_rounds():
     old, new = ({"rounds": rounds, "privacy": {"noise": "banded"}} for rounds in (10, 20))
-    said = "rounds: 10 -> 20 (privacy.noise = banded is planned for the number of rounds)"
+    said = "rounds: 10 -> 20 (privacy.noise = banded depends on the number of rounds)"
     assert said in differences(old, new)[0]
     assert "rounds: 10 -> 20" in differences({"rounds": 10}, {"rounds": 20})[1]
 

@@ -272,8 +272,7 @@ def test_a_study_replaces_its_own_folder_alone(capsys, tmp_path):
     refused = call(capsys, "ditto", "--output", folder)
     assert (refused.status, refused.out) == (2, "")
     assert (
-        refused.err
-        == f"error: {folder} holds plots, and no results of jaxpfl estimate ditto: choose another --output\n"
+        refused.err == f"error: {folder} holds plots but no results of jaxpfl estimate ditto: choose another --output\n"
     )
 
 

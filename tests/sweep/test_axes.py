@@ -43,13 +43,14 @@ def test_a_methods_own_name_is_enough_for_one_method():
     ("text", "message"),
     [
         ("lrr=1", "unknown axis 'lrr': did you mean 'lr'"),
+        ("learning_rate=1,2", "unknown axis 'learning_rate': did you mean 'lr'"),
         ("psi_init=1", "psi_init is a hyper-parameter of adaped: name it adaped.psi_init"),
         ("ditto.lam=1", "unknown method of --grid ditto.lam 'ditto'"),
-        ("seeds=1,2", "seeds is no axis of a sweep: use --seeds"),
+        ("seeds=1,2", "seeds cannot be an axis of a sweep: use --seeds"),
         ("lr=a", "lr in --grid must be float"),
         ("cohort=2m", "cohort must be a count, or a share"),
         ("lr=1,1.0", "lr has the value 1"),
-        ("task=binary,regression", "task is no axis of a sweep"),
+        ("task=binary,regression", "task cannot be an axis of a sweep"),
     ],
 )
 def test_what_is_no_axis_is_refused(text: str, message: str):
@@ -58,7 +59,7 @@ def test_what_is_no_axis_is_refused(text: str, message: str):
 
 
 def test_a_range_of_whole_numbers_is_refused():
-    with pytest.raises(JaxpflError, match=r"clients in --grid must be int.*: a range is for settings of any number"):
+    with pytest.raises(JaxpflError, match=r"clients in --grid must be int.*: list its values instead of a range"):
         named(Grid((parse("clients=log:10:100"),), 3), ("fedavg",))
 
 

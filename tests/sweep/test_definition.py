@@ -113,10 +113,10 @@ def test_a_sweep_may_grow(tmp_path: Path):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        (small("lr=.1"), "grid lr without 1.0"),
+        (small("lr=.1"), "values of lr dropped: 1.0"),
         (small("lr=.1,1", "clients=5"), "new axis clients"),
-        (small("adaped.c=1"), "grid without lr"),
-        (small("lr=.1,1", methods=("adaped",)), "methods without local"),
+        (small("adaped.c=1"), "axis dropped: lr"),
+        (small("lr=.1,1", methods=("adaped",)), "methods dropped: local"),
         (small("lr=.1,1", select="none"), "select: validation -> none"),
         (define(("local", "adaped"), RunConfig(rounds=5, seeds=2), Grid((parse("lr=.1,1"),))), "seeds: 3 -> 2"),
         (define(("local", "adaped"), RunConfig(rounds=5, seeds=3, model="linear"), Grid((parse("lr=.1,1"),))), "model"),

@@ -77,7 +77,7 @@ def test_noise_is_a_number_and_each_run_has_its_claim():
     assert private[0] > 3 * private[1]  # type: ignore[operator]
     assert [r.settings for r in found if r.method == "local"] == [{}]
     (caveat,) = caveats(found, select(found, [0]))
-    assert "epsilon is the claim of one run by itself" in caveat
+    assert "each epsilon covers one run alone" in caveat
     assert "(private ones: fedavg 2) and the choice of a setting" in caveat
 
 

@@ -108,7 +108,7 @@ def test_tasks_have_the_devices_that_the_sweep_began_with(stored: tuple[Sweep, l
 
 def test_a_group_that_is_lost_stops_no_other(stored: tuple[Sweep, list[str]]):
     sweep, ran = stored
-    with pytest.raises(JaxpflError, match=r"^\S+ is lost: It had no memory\.; --resume goes on with what is missing$"):
+    with pytest.raises(JaxpflError, match=r"^\S+ is lost: It had no memory\.; --resume runs what is missing$"):
         runner.run_on_ray(sweep, Reporter(), Cluster(lost=2))
     assert len(ran) == 5
     runner.run_on_ray(sweep, Reporter(), Cluster())
@@ -124,7 +124,7 @@ def test_tasks_are_cancelled_when_the_sweep_is_stopped(stored: tuple[Sweep, list
 def test_without_ray_the_command_to_install_it_is_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(JaxpflError, match=r"--ray needs the package ray: pip install 'jaxpfl\[ray\]'"),
+        pytest.raises(JaxpflError, match=r"--ray needs the package ray: pip install '\.\[ray\]' in a clone"),
         runner.ray_cluster("local"),
     ):
         pass

@@ -79,7 +79,7 @@ def test_a_changed_number_is_seen(tmp_path: Path):
     journal = Journal(tmp_path)
     journal.append([ONE, TWO])
     journal.path.write_bytes(journal.path.read_bytes().replace(b"0.5", b"0.6"))
-    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: without the line, its run is missing"):
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: delete the line, and its run"):
         journal.read()
 
 
@@ -106,7 +106,7 @@ def test_a_sweep_is_a_data_frame(tmp_path: Path):
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
-    with pytest.raises(JaxpflError, match="holds no sweep"):
+    with pytest.raises(JaxpflError, match="is not a sweep folder"):
         load_sweep(tmp_path)
 
 

@@ -59,7 +59,7 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
         both = [(names[0][0], names[1][0])]
     if not both:
         has, other = (printable(", ".join(of)) for of in names)
-        raise JaxpflError(f"{first} has {has}, and {second} {other}: none in common")
+        raise JaxpflError(f"{first} ({has}) and {second} ({other}) have no method in common")
     unpaired = _unpaired(runs)
     scores = [_scores(runs, summaries, one, headlines[0], not unpaired) for one in both]
     only = [[name for name in own if name not in {pair[i] for pair in both}] for i, own in enumerate(names)]
@@ -82,7 +82,9 @@ def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
     for one in found["settings"]:
         settings.add_row(*(unmarked(str(cell)) for cell in one.values()))
     console.print(settings)
-    how = f"difference: second less first, with {100 * CONFIDENCE:.0f} % intervals over clients, each by its mean over "
+    how = (
+        f"difference: second minus first, with {100 * CONFIDENCE:.0f} % intervals over clients, each by its mean over "
+    )
     how += "the seeds; better: clients better off in the second"
     why = f"not paired, so without intervals: {'; '.join(found['unpaired'])}"
     table = new_table(f"test {headline.words}{headline.unit}, mean over clients and seeds", how if paired else why)
@@ -122,10 +124,12 @@ def _unpaired(runs: tuple[StoredRun, StoredRun]) -> list[str]:
     if first.record["data"] != second.record["data"]:
         reasons.append("the examples of the clients differ")
     if first.seeds != second.seeds:
-        reasons.append(f"seeds {first.seeds[0]} to {first.seeds[-1]}, and {second.seeds[0]} to {second.seeds[-1]}")
+        reasons.append(
+            f"the seeds differ: {first.seeds[0]} to {first.seeds[-1]}, and {second.seeds[0]} to {second.seeds[-1]}"
+        )
     attacks = [{name: run.record["config"].get(name) for name in _ATTACK} for run in runs]
     if attacks[0] != attacks[1]:
-        reasons.append("the attackers differ, who have no scores")
+        reasons.append("the attackers, which have no scores, differ")
     return reasons
 
 

@@ -81,7 +81,7 @@ def below(path: Path) -> list[Folder]:
       JaxpflError: for a path that is not a folder or cannot be read.
     """
     if not path.is_dir():
-        raise JaxpflError(f"{path} is no folder")
+        raise JaxpflError(f"{path} is not a folder")
     found: list[Folder] = []
 
     def fail(error: OSError) -> None:
@@ -116,7 +116,7 @@ def _run(path: Path) -> Folder:
     rounds = config.get("rounds")
     if (path / SUMMARY).is_file():
         if set(files.read_json(path / SUMMARY)["methods"]) != set(methods):
-            raise JaxpflError(f"{path / SUMMARY} is not that of its config.json")
+            raise JaxpflError(f"{path / SUMMARY} does not match its config.json")
         return Folder(path, RUN, COMPLETE, methods, str(config["data"]), f"{rounds} rounds")
     last = dict.fromkeys(methods, 0)
     for one in files.Records(path / "metrics.jsonl").read():
@@ -231,11 +231,11 @@ def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list
         mean = files.jsonable(over_clients(own[f"after_{headline.name}"], lower=headline.lower)["mean"])
         summarized = (summary["methods"][name].get(headline.personalized) or {}).get("mean")
         if mean != summarized:
-            troubles.append(f"{path / SUMMARY} says {summarized} of {name}, and its clients {mean}")
+            troubles.append(f"{path / SUMMARY} gives {summarized} for {name}, but its clients give {mean}")
         for key, value in own.items():
             found = stored.get(f"{name}/{key}")
             if found is None or not np.array_equal(found, value, equal_nan=value.dtype.kind == "f"):
-                troubles.append(f"{path / 'clients.npz'} is not of these methods: {name}/{key} differs")
+                troubles.append(f"{path / 'clients.npz'} does not match the methods' files: {name}/{key} differs")
     return troubles
 
 

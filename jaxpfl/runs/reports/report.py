@@ -97,7 +97,7 @@ def _about(folder: Folder) -> dict[str, object]:
 
 
 _OVER_ROUNDS = ("psi", "uploads", "loss-by-bytes")
-_PRIVACY_OFF = "No noise was added: nothing is claimed about what the server learns of a client."
+_PRIVACY_OFF = "No noise was added: there is no claim about what the server learns of a client."
 
 
 def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
@@ -172,7 +172,7 @@ def _split(run: StoredRun, data_dir: str | None) -> list[str]:
         source, federation = load_federation(config)
         trained, unseen, _ = clients_of(config, source, federation)
         if not has_checksum(run.record["data"], trained, unseen):
-            return [paragraph("Not drawn: the data that are found now are not those of the run.")]
+            return [paragraph("Not drawn: the data have changed since the run.")]
         figure = data.split_figure(data.summary(federation, source.num_classes))
     except JaxpflError as error:
         return [paragraph(f"Not drawn: {error}")]

@@ -51,8 +51,8 @@ class Search:
     """Equal for all methods: rounds, or a client's gradients (steps), rounds x local_steps of them; methods that take
     more gradients in a round then run fewer rounds."""
     halving: int = setting(0, range=Range(0, 100))
-    """Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is
-    none."""
+    """Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0
+    for none."""
     halving_first: int | None = setting(
         None, unless_given="as many as leave one setting at the last unless given", range=COUNT, unit="rounds"
     )
@@ -108,7 +108,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     for name in methods:
         algorithms.get(name)
         if list(methods).count(name) > 1:
-            raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+            raise JaxpflError(f"name each method once, got {', '.join(methods)}")
     search = search or Search()
     check(search)
     if search.select not in SELECTIONS:
@@ -144,7 +144,7 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
     if halving == 1:
         raise JaxpflError("halving must be 0 or at least 2, got 1")
     if search.halving_first is not None and halving is None:
-        raise JaxpflError("halving_first is for --halving")
+        raise JaxpflError("halving_first needs --halving")
     exclusions.check(
         {
             "a sweep": True,
@@ -191,7 +191,7 @@ def read(folder: Path) -> Definition:
     """
     path = folder / FILE
     if not path.exists():
-        raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
+        raise JaxpflError(f"{folder} is not a sweep folder: it has no {FILE}")
     return from_stored(files.read_json(path), path)
 
 
@@ -210,7 +210,7 @@ def from_stored(stored: Any, path: Path) -> Definition:
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         if stored.get("orders") != ORDERS:
-            raise JaxpflError(f"{path}: another version drew clients' examples in another order: begin a new sweep")
+            raise JaxpflError(f"{path}: another version drew clients' examples in another order: start a new sweep")
         config = from_mapping(dict(stored["config"]), str(path))
         return define(methods, config, grid, search)
 
@@ -226,7 +226,7 @@ def grown(old: Definition, new: Definition, folder: Path) -> None:
     if len(new.seeds) < len(old.seeds):
         semantic.append(f"seeds: {len(old.seeds)} -> {len(new.seeds)}")
     if dropped := [name for name in old.methods if name not in new.methods]:
-        semantic.append(f"methods without {', '.join(dropped)}")
+        semantic.append(f"methods dropped: {', '.join(dropped)}")
     if old.search != new.search:
         ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
         semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
@@ -242,9 +242,9 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
     for axis in old.axes:
         other = axes.pop(axis.name, None)
         if other is None:
-            changes.append(f"grid without {axis.name}")
+            changes.append(f"axis dropped: {axis.name}")
         elif lost := [value for value in axis.values if value not in other.values]:
-            changes.append(f"grid {axis.name} without {', '.join(map(str, lost))}")
+            changes.append(f"values of {axis.name} dropped: {', '.join(map(str, lost))}")
         elif not axis.values and axis != other:
             changes.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
     changes += [f"new axis {name} (no run so far has a value of it)" for name in axes]
@@ -293,7 +293,7 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
         10 * in_cohort
     ):
         raise JaxpflError(
-            f"budget = steps with local_epochs needs gradients in proportion to the steps, not {method}'s"
+            f"budget = steps with local_epochs needs gradients in proportion to the steps, which {method} does not take"
         )
     if not outside:
         return in_cohort
@@ -317,7 +317,9 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:
-        raise JaxpflError(f"budget = steps needs a fixed number of gradients in a round; {method} draws it") from None
+        raise JaxpflError(
+            f"budget = steps needs a fixed number of gradients in a round, which {method} draws"
+        ) from None
     in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
     return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap
 

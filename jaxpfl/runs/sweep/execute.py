@@ -357,7 +357,7 @@ def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: 
     except Exception as error:
         if not is_exhausted(error):
             raise
-        reporter.say(f"what was saved on the way is not used: {error}")
+        reporter.say(f"saved states are not used: {error}")
         return begin
     return Stopped(state, done, (seconds, begin.seconds[1])) if done > begin.rounds else begin
 
@@ -369,7 +369,7 @@ def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Rep
     except Exception as error:
         if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
             raise
-        reporter.say(f"not saved on the way: {error}")
+        reporter.say(f"state not saved: {error}")
 
 
 _SHARE = 0.25

@@ -24,7 +24,7 @@ from jaxpfl.algorithms.parts.hyper import PAPER, rates
 from jaxpfl.core import choices
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs.config import RunConfig, from_mapping
+from jaxpfl.runs.config import RunConfig, from_mapping, unknown_setting
 from jaxpfl.runs.records import Value
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
@@ -82,7 +82,7 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
       JaxpflError: as `parse`.
     """
     if not name.isprintable() or len(name) > _LONGEST:
-        raise JaxpflError(f"an axis is the name of a setting, got {shown(name)}")
+        raise JaxpflError(f"an axis must be the name of a setting, got {shown(name)}")
     kind, colon, rest = given.partition(":") if isinstance(given, str) else ("", "", "")
     if colon and kind in _SPACED:
         return _spaced(name, kind == "log", rest.split(":"))
@@ -152,12 +152,16 @@ class Grid:
         names = [axis.name for axis in self.axes]
         for name in names:
             if names.count(name) > 1:
-                raise JaxpflError(f"--grid {name} stands twice: give all its values at once")
+                raise JaxpflError(f"--grid {name} is given twice: give all its values at once")
         ranges = [axis.name for axis in self.axes if not axis.values]
         if ranges and not self.draws:
-            raise JaxpflError(f"{ranges[0]} is a range: --random N says how many points to draw, or give it a third N")
+            raise JaxpflError(
+                f"{ranges[0]} is a range: give --random N to draw N points, or a third number N for even steps"
+            )
         if self.draws and not ranges:
-            raise JaxpflError("--random draws from ranges, such as --grid lr=log:1e-3:1, and no axis is one")
+            raise JaxpflError(
+                "--random draws from ranges, but no axis is a range: give one, such as --grid lr=log:1e-3:1"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The grid as JSON-able values."""
@@ -249,7 +253,7 @@ def _named(axis: Axis, methods: Sequence[str]) -> Axis:
             try:
                 _typed(name, end)
             except JaxpflError as error:
-                raise JaxpflError(f"{error}: a range is for settings of any number, --grid {name}=V,V lists") from None
+                raise JaxpflError(f"{error}: list its values instead of a range, --grid {name}=V,V") from None
         return dataclasses.replace(axis, name=name)
     values = tuple(_typed(name, value) for value in axis.values)
     return dataclasses.replace(axis, name=name, values=distinct(name, values))
@@ -263,7 +267,9 @@ def _name(given: str, methods: Sequence[str]) -> str:
         if own.replace("-", "_") not in fields:
             raise unknown_name(f"setting of {owner}", own, fields)
         if given == "privacy.unit":
-            raise JaxpflError("privacy.unit is no axis of a sweep: epsilons of different units are not comparable")
+            raise JaxpflError(
+                "privacy.unit cannot be an axis of a sweep: epsilons of different units are not comparable"
+            )
         return f"{owner}.{own.replace('-', '_')}"
     if dot:
         if owner not in methods:
@@ -274,7 +280,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
         return given
     field = given.replace("-", "_")
     if field in _OTHERWISE:
-        raise JaxpflError(f"{given} is no axis of a sweep: use {_OTHERWISE[field]}")
+        raise JaxpflError(f"{given} cannot be an axis of a sweep: use {_OTHERWISE[field]}")
     fields = [one.name for one in dataclasses.fields(RunConfig) if one.name not in _OTHERWISE]
     if field in fields:
         return field
@@ -283,7 +289,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
         return f"{owners[0]}.{given}"
     if owners:
         raise JaxpflError(f"{given} is a hyper-parameter of {', '.join(owners)}: name it {owners[0]}.{given}")
-    raise unknown_name(
+    raise unknown_setting(
         "axis", given, [*fields, *(f"{name}.{own}" for name in methods for own in _own(algorithms.get(name)))]
     )
 

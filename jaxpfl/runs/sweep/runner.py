@@ -25,7 +25,7 @@ from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepared
 from jaxpfl.runs.sweep.plan import Group
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import signals
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError, missing_extra
 
 LOCAL = "local"
 _THREADS = "NPROC"
@@ -123,7 +123,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
         ray.cancel(task, force=True)
     if lost:
         more = f" (and {len(lost) - 1} more)" * (len(lost) > 1)
-        raise JaxpflError(f"{lost[0]}{more}; --resume goes on with what is missing")
+        raise JaxpflError(f"{lost[0]}{more}; --resume runs what is missing")
     if not stopped():
         shutil.rmtree(sweep.folder / UNFINISHED, ignore_errors=True)
 
@@ -181,7 +181,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise JaxpflError("--ray needs the package ray: pip install 'jaxpfl[ray]'") from None
+        raise missing_extra("--ray", "ray", "ray") from None
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -213,4 +213,4 @@ def _check_listens(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
-            raise JaxpflError(f"--ray {address}: no cluster there ({error})") from None
+            raise JaxpflError(f"--ray {address}: no cluster answers ({error})") from None

@@ -86,7 +86,9 @@ def headline_of(records: Iterable[Record]) -> Headline:
     found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:
         names = " and ".join(sorted(one.words for one in found))
-        raise JaxpflError(f"runs of the sweep are scored by {names}, which do not compare: sweep their data apart")
+        raise JaxpflError(
+            f"runs of the sweep are scored by {names}, which are not comparable: sweep their data separately"
+        )
     return next(iter(found), ACCURACY)
 
 
@@ -100,7 +102,7 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
     metric = headline_of(records).validation
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
-        raise JaxpflError("a selection needs one seed of the search at least")
+        raise JaxpflError("a selection needs at least one seed of the search")
     found: dict[str, list[Tried]] = {}
     for (method, _), runs in by_setting(records).items():
         by_seed = {run.seed: run for run in runs}

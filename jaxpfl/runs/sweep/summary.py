@@ -237,7 +237,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         }
     note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
-    note += "; tries: settings that the choice was made of; compile, run: seconds of all their runs"
+    note += "; tries: settings to choose from; compile, run: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "compile", "run")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
 

@@ -85,7 +85,7 @@ class Sweep:
         """
         run_folder.check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
         if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
-            raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
+            raise JaxpflError(f"{folder / FILE} is not the definition of a sweep, or damaged: choose another --output")
         sweep = cls(folder, definition, data)
         sweep.check_runs()
         sums = sweep._checksums()
@@ -135,7 +135,7 @@ class Sweep:
             raise JaxpflError(f"{self.folder / FILE} is damaged: data must hold checksums, got {shown(stored)}")
         for name, now in checksums.items():
             if stored.get(name, now) != now:
-                raise JaxpflError(f"the data set {name} is not the one that the sweep in {self.folder} began with")
+                raise JaxpflError(f"the data set {name} has changed since the sweep in {self.folder} began")
 
     def _checksums(self) -> dict[str, int]:
         """Checksum of each data set."""
@@ -277,8 +277,8 @@ def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list
     most = ", ".join(f"{method} {count}" for method, count in runs.items())
     by_choice = " and the choice of a setting by their validation examples" * bool(chosen)
     return [
-        f"epsilon is the claim of one run by itself: the other runs on the same clients (private ones: {most})"
-        f"{by_choice} are not in it"
+        f"each epsilon covers one run alone: the other runs on the same clients (private ones: {most})"
+        f"{by_choice} are not covered"
     ]
 
 
