@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from jaxpfl.cli import help
-from jaxpfl.cli.app import by_name
+from jaxpfl.cli.app import command_table
 from jaxpfl.cli.parsing import flags_of
 from jaxpfl.core import exclusions
 
@@ -50,14 +50,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _commands() -> str:
     """Every command with its flags, as ``--help`` has them; those of ``jaxpfl run`` once."""
-    of_run = {flag.name for flag in flags_of(by_name()["jaxpfl run"])}
+    of_run = {flag.name for flag in flags_of(command_table()["jaxpfl run"])}
     sections = [_INTRODUCTION]
-    for name, command in by_name().items():
+    for name, command in command_table().items():
         flags = flags_of(command)
         own = [flag for flag in flags if name == "jaxpfl run" or flag.name not in of_run]
         sections += [f"## {name}", help.summary(command)]
         if own:
-            rows = "\n".join(f"| `{_cell(help.label(flag))}` | {_cell(help.said(flag))} |" for flag in own)
+            rows = "\n".join(f"| `{_cell(help.label(flag))}` | {_cell(help.flag_text(flag))} |" for flag in own)
             sections.append(f"| flag | meaning |\n|---|---|\n{rows}")
         if more := [flag for flag in flags if flag not in own]:
             named = ", ".join(f"`{flag.name}`" for flag in more)

@@ -169,7 +169,7 @@ def _run(experiment: Experiment, output: Path, quick: bool, data_dir: str | None
         use_cpu_cores()
         compile_cache.enable()
         planned = papers.units(experiment, quick=quick)
-        stack.enter_context(run_folder.held(folder))
+        stack.enter_context(run_folder.lock(folder))
         interrupt = stack.enter_context(Interrupt())
 
         def saves(on: bool) -> None:

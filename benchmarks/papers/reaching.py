@@ -12,7 +12,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.setup import Experiment
-from jaxpfl.runs.sweep.grid import applied
+from jaxpfl.runs.sweep.grid import apply_settings
 
 from .compare import Row, remark, row, spread
 from .declared import UNPRINTED, Contender, Reaching
@@ -68,7 +68,7 @@ def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
     values: dict[str, list[float]] = {ROUNDS: [], UPLOADED: []}
     try:
         settings = chosen(training, contender, config, way)
-        values, lost = _read(case, contender, applied(config, settings), way)
+        values, lost = _read(case, contender, apply_settings(config, settings), way)
     except Unchosen as error:
         lost = [remark(error)]
     notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)

@@ -11,7 +11,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.runs.config import resolve
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.setup import Experiment
-from jaxpfl.runs.sweep.grid import applied
+from jaxpfl.runs.sweep.grid import apply_settings
 
 from .compare import Row, remark, row, spread
 from .declared import Students, slug
@@ -39,7 +39,7 @@ def measure(case: Students, way: Way) -> list[Row]:
         settings = chosen(training, contender, config, way)
         found = kept(
             way.folder / "runs" / f"{slug(case.setting)}.json",
-            applied(config, settings),
+            apply_settings(config, settings),
             contender.method,
             way,
             _choices,

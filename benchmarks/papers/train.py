@@ -10,7 +10,7 @@ from typing import Any
 from jaxpfl.runs.config import RunConfig, from_mapping, resolve
 from jaxpfl.runs.records import DIVERGED, DONE, Record, Value
 from jaxpfl.runs.sweep.definition import FILE, Definition, Search, define
-from jaxpfl.runs.sweep.grid import Axis, Grid, applied
+from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings
 from jaxpfl.runs.sweep.plan import runs_of as runs_of_sweep
 from jaxpfl.runs.sweep.runner import run_missing
 from jaxpfl.runs.sweep.selection import select
@@ -154,7 +154,7 @@ def _on_the_way(
     case: Training, contender: Contender, config: RunConfig, settings: Mapping[str, Value], way: Way
 ) -> list[Row]:
     """The three rows of a contender that is scored on its way."""
-    config = applied(config, settings)
+    config = apply_settings(config, settings)
     path = folder_of(case, contender, way) / "curve.json"
     values, failures = board.measured(path, config, contender.method, 1 if way.quick else case.every or 1, way)
     notes = notes_of(settings, case, contender, quick=way.quick, failures=failures)
@@ -186,7 +186,7 @@ def _over_runs(
 def _over_users(
     folder: Path, contender: Contender, config: RunConfig, settings: Mapping[str, Value], way: Way
 ) -> _Final:
-    config = applied(config, settings)
+    config = apply_settings(config, settings)
     found = kept(folder / "users.json", config, contender.method, way, accuracies)
     way.reporter.finish(resolve(config).seeds or 1)
     accuracy = found["accuracy"]

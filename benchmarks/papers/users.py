@@ -57,7 +57,7 @@ def kept(
     found = files.read_checksummed(path) if path.exists() else None
     if found is not None and any(found.get(name) != value for name, value in asked.items()):
         raise JaxpflError(f"{path} is of other settings: choose another --output")
-    experiment = prepare(config, (method,), given=way.data.of(config))
+    experiment = prepare(config, (method,), given=way.data.split(config))
     data = data_checksum(experiment.federation)
     asked |= {"data": data}
     unfinished = Unfinished(path.with_suffix(".unfinished"), asked)

@@ -97,7 +97,7 @@ def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
         compile_cache.enable()
         check_folder(folder, quick=quick)
         plan = Plan(quick, data_dir)
-        stack.enter_context(run_folder.held(folder))
+        stack.enter_context(run_folder.lock(folder))
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))

@@ -101,5 +101,5 @@ def _number(run: Record | None, name: str) -> float:
 
 def _measures(cell: Cell, data: Drawn, data_dir: str | None) -> Measures:
     """Measures of a cell's first split."""
-    source, federation = data.of(resolve(config_of(cell, contenders(cell)[0], 0, data_dir)))
+    source, federation = data.split(resolve(config_of(cell, contenders(cell)[0], 0, data_dir)))
     return measures(federation, source.num_classes)

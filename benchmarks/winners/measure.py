@@ -35,16 +35,16 @@ class Drawn(Data):
         super().__init__()
         self._drawn: Last[tuple[data.Source, Federation]] = Last()
 
-    def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
+    def split(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split.
 
         Raises:
           JaxpflError: for missing data.
         """
         if not config.pool_test:
-            return super().of(config)
+            return super().split(config)
         split = part_of(Split, config)
-        return self._drawn.of((config.data, split), lambda: self._draw(config, split))
+        return self._drawn.get((config.data, split), lambda: self._draw(config, split))
 
     def _draw(self, config: RunConfig, split: Split) -> tuple[data.Source, Federation]:
         source = pooled(self.source(config))

@@ -56,7 +56,7 @@ def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[.
     return commands() if args is None else commands(args)
 
 
-def by_name() -> dict[str, Callable[..., None]]:
+def command_table() -> dict[str, Callable[..., None]]:
     """Every command by its full name (``jaxpfl papers run``), in the order of ``jaxpfl --help``; each is imported."""
     alone = [command for name in ALONE for command in commands_of(name, [name])]
     groups: dict[str, Iterable[Callable[..., None]]] = {"": [*training.commands([]), *commands_of("folders"), *alone]}
@@ -175,7 +175,7 @@ def _choose(
     if args[0] in (*parsing.HELP, parsing.HELP_ALL):
         from jaxpfl.cli import help
 
-        print(help.of_commands(prog, description, {n: help.summary(c) for n, c in known.items()} | dict(others)))
+        print(help.group_help(prog, description, {n: help.summary(c) for n, c in known.items()} | dict(others)))
         return
     name = args[0].replace("_", "-")
     if args[0].startswith("-"):
@@ -202,9 +202,9 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
 
         more = vars(command).get("more")
         whole = parsing.HELP_ALL in args
-        print(help.of_command(name, command, flags, more(args) if more else "", whole=whole))
+        print(help.command_help(name, command, flags, more(args) if more else "", whole=whole))
         return
-    parsing.bound(command, name, parsing.checked(flags, args, name))()
+    parsing.bind_arguments(command, name, parsing.check_arguments(flags, args, name))()
 
 
 def _show_warning(

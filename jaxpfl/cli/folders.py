@@ -111,10 +111,10 @@ def completion(
 
     Load it there: source <(jaxpfl completion bash), or from a file that it is written to once, which is faster.
     """
-    from jaxpfl.cli.app import by_name
+    from jaxpfl.cli.app import command_table
     from jaxpfl.cli.parsing import print_completion
 
-    print_completion(by_name(), shell)
+    print_completion(command_table(), shell)
 
 
 def _is_page(path: Path) -> bool:

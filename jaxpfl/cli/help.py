@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
-from jaxpfl.cli.output import Output, Session, Written
+from jaxpfl.cli.output import Output, Session, WriteFlags
 from jaxpfl.cli.parsing import REQUIRED, Flag
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
@@ -28,7 +28,7 @@ _GROUPS = {
     PrivacyConfig: "privacy",
     ExecutionPlan: "execution",
     Output: "output",
-    Written: "output",
+    WriteFlags: "output",
     Session: "output",
 }
 _SETTINGS, _OWN = "settings", "options"
@@ -44,14 +44,14 @@ _MOST_NEEDED = {
 """The flags of a run that ``--help`` shows; ``--help-all`` shows all."""
 
 
-def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
+def group_help(name: str, text: str, commands: dict[str, str]) -> str:
     """The help of a command group, with each command's purpose."""
     ending = f"{name} COMMAND --help explains a command's flags."
     lines = [*filled(f"usage: {name} COMMAND [flags]"), "", *filled(text), "", "commands"]
     return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])
 
 
-def of_command(
+def command_help(
     name: str, command: Callable[..., Any], flags: Sequence[Flag], more: str = "", *, whole: bool = False
 ) -> str:
     """The help of one command.
@@ -73,7 +73,7 @@ def of_command(
     groups: dict[str, list[tuple[str, str]]] = {}
     whole |= not any(flag.owner is RunConfig for flag in flags)
     for flag in flags if whole else [flag for flag in flags if flag.positional or flag.name in _MOST_NEEDED]:
-        groups.setdefault(_group(flag), []).append((label(flag), said(flag)))
+        groups.setdefault(_group(flag), []).append((label(flag), flag_text(flag)))
     column = _column(row for rows in groups.values() for row in rows)
     for group in sorted(groups, key=_ORDER.index):
         lines += [group, *table(groups[group], column), ""]
@@ -139,7 +139,7 @@ def label(flag: Flag) -> str:
     return f"{flag.name} {value if flag.place is None else flag.place.metavar}{' ...' * flag.many}"
 
 
-def said(flag: Flag) -> str:
+def flag_text(flag: Flag) -> str:
     """A flag's text, with its choices and its default."""
     text = flag.text
     if flag.choices and not all(choice in text for choice in flag.choices):

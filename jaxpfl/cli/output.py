@@ -21,7 +21,7 @@ QUIET = "--quiet"
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteFlags:
     """Treatment of earlier results, and of progress and notes."""
 
     force: bool = False
@@ -51,7 +51,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Session(Written):
+class Session(WriteFlags):
     """Destination of a run's results, and use of an earlier run."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None

@@ -218,7 +218,7 @@ _NUMBERS: dict[type, tuple[str, Callable[[str], float]]] = {
 }
 
 
-def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[str]:
+def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[str]:
     """The same arguments in one order: flags, then ``--`` and what is given by position.
 
     Args:
@@ -243,7 +243,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
             loose += queue
             break
         if not _is_flag(token):
-            if switch is not None and _left(places, loose) < 1:
+            if switch is not None and _places_left(places, loose) < 1:
                 raise JaxpflError(f"{switch} takes no value, got {shown(token)}")
             loose.append(token)
             switch = None
@@ -265,7 +265,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
         while len(queue) > reserved and (flag.many or not values) and not _is_flag(queue[0]) and queue[0] != "--":
             values.append(queue.popleft())
         if not values and not flag.many:
-            raise JaxpflError(f"{name} needs a value: {_wanted(flag)}")
+            raise JaxpflError(f"{name} needs a value: {_value_words(flag)}")
         for text in values:
             _check(flag, text)
         canonical += [f"{name}={values[0]}", *values[1:]] if values else [name]
@@ -274,7 +274,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
     return [*canonical, "--", *loose] if loose else canonical
 
 
-def _left(places: Sequence[Flag], loose: Sequence[str]) -> float:
+def _places_left(places: Sequence[Flag], loose: Sequence[str]) -> float:
     """Number of further arguments that can be given by position."""
     return float("inf") if any(place.many for place in places) else len(places) - len(loose)
 
@@ -293,7 +293,7 @@ def _is_negative(token: str) -> bool:
 
 
 def _check(flag: Flag, text: str) -> None:
-    wanted = _wanted(flag)
+    wanted = _value_words(flag)
     refused = JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{_suggestion(text, flag.choices, 0.6)}")
     if not text.strip() or (flag.choices and text not in flag.choices):
         raise refused
@@ -317,7 +317,7 @@ def _check(flag: Flag, text: str) -> None:
         raise JaxpflError(f"{flag.name} must be {trouble}: got {shown(text)}")
 
 
-def _wanted(flag: Flag) -> str:
+def _value_words(flag: Flag) -> str:
     if flag.choices:
         return _either(flag.choices)
     if flag.kind in _NUMBERS:
@@ -326,7 +326,7 @@ def _wanted(flag: Flag) -> str:
 
 
 def _check_loose(places: Sequence[Flag], loose: Sequence[str], command: str) -> None:
-    if _left(places, loose) < 0:
+    if _places_left(places, loose) < 0:
         takes = " ".join(place.name for place in places) or "flags"
         raise JaxpflError(f"{command} takes only {takes}, got also {shown(loose[len(places)])}")
     for i, text in enumerate(loose):
@@ -382,13 +382,13 @@ def _listed(names: Sequence[str], last: str) -> str:
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
-def with_more(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
+def extend_help(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
     """A command with additional help lines, which ``more`` builds from the arguments."""
     vars(command)["more"] = more
     return command
 
 
-def bound(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:
+def bind_arguments(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:
     """The call of a command with checked arguments.
 
     Raises:

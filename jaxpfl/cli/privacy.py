@@ -61,7 +61,7 @@ def epsilon(noise_multiplier: float, claim: _Shared, json: _Json = False) -> Non
     Args:
         noise_multiplier: z: the noise's standard deviation over the clipping norm.
     """
-    _print(_said(_plan(noise_multiplier, claim), claim))
+    _print(_claim_json(_plan(noise_multiplier, claim), claim))
 
 
 def noise(epsilon: float, claim: _Shared, json: _Json = False) -> None:
@@ -73,7 +73,7 @@ def noise(epsilon: float, claim: _Shared, json: _Json = False) -> None:
     from jaxpfl.privacy import accountant_named, calibrate
 
     plan = calibrate(_plan(1.0, claim), epsilon, claim.delta, accountant_named(claim.accountant))
-    _print({"noise_multiplier": plan.noise_multiplier, **_said(plan, claim)})
+    _print({"noise_multiplier": plan.noise_multiplier, **_claim_json(plan, claim)})
 
 
 def paper(
@@ -140,7 +140,7 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     return PrivacyPlan(noise, sampling, claim.rounds, relation_of(noise, sampling, claim.relation))
 
 
-def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
+def _claim_json(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
     from jaxpfl.privacy import accountant_named
     from jaxpfl.privacy.accounting import CAVEAT
 

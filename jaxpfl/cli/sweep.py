@@ -13,13 +13,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.output import Written
+from jaxpfl.cli.output import WriteFlags
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.core.settings import Range, check, part_of, read_help, setting
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import RunConfig, default_folder, from_mapping, preset_words, read_file, resolve
-from jaxpfl.runs.sweep.definition import Definition, Search, define, from_stored, is_stored
-from jaxpfl.runs.sweep.grid import Axis, Grid, axis, parse, with_privacy
+from jaxpfl.runs.sweep.definition import Definition, Search, define, is_stored, stored_definition
+from jaxpfl.runs.sweep.grid import Axis, Grid, axis, fill_privacy, parse
 from jaxpfl.support import signals
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.output_paths import NEW_FOLDER
@@ -48,7 +48,7 @@ class _Axes(Draws):
 
 
 @dataclass(frozen=True)
-class _Session(Written):
+class _Session(WriteFlags):
     """Destination of a sweep, and use of an earlier one."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
@@ -108,7 +108,7 @@ def _read(path: str) -> _File:
     """A config file: flags of a run and of the sweep, methods, and a table ``grid``; or a sweep folder's definition."""
     given = read_file(path)
     if is_stored(given):
-        stored = from_stored(given, Path(path))
+        stored = stored_definition(given, Path(path))
         drawn = Draws(stored.grid.draws, stored.grid.seed)
         return _File(stored.config, stored.methods, stored.grid.axes, stored.search, drawn)
     values = {str(name).replace("-", "_"): value for name, value in given.items()}
@@ -146,10 +146,10 @@ def _sweep(definition: Definition, session: _Session) -> None:
         ray = None if session.ray is None else stack.enter_context(runner.ray_cluster(session.ray))
         use_cpu_cores()
         compile_cache.enable()
-        stack.enter_context(run_folder.held(folder))
+        stack.enter_context(run_folder.lock(folder))
         sweep = Sweep.open(folder, definition, resume=session.resume, force=session.force)
         swept = [axis.name for axis in definition.grid.axes]
-        if words := preset_words(definition.config, resolve(with_privacy(definition.config, definition.grid)), swept):
+        if words := preset_words(definition.config, resolve(fill_privacy(definition.config, definition.grid)), swept):
             session.note(words)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         interrupt = stack.enter_context(Interrupt())

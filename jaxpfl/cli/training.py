@@ -15,7 +15,7 @@ from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl.cli.output import Session
-from jaxpfl.cli.parsing import with_more
+from jaxpfl.cli.parsing import extend_help
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import (
     TEST_USERS,
@@ -123,7 +123,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
         _export(run, output, data_dir, json, only_global=only_global, **wanted)
 
-    return with_more(compare, _methods), with_more(run, _methods), data, export
+    return extend_help(compare, _methods), extend_help(run, _methods), data, export
 
 
 def _methods(args: Sequence[str]) -> str:
@@ -189,7 +189,7 @@ def _experiment(
         folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
-        processes.on_first(lambda: stack.enter_context(run_folder.held(folder)))
+        processes.on_first(lambda: stack.enter_context(run_folder.lock(folder)))
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         # From here on there is something to resume.
         stack.enter_context(signals.noted(lambda: kept if writes and (folder / "config.json").exists() else ""))
@@ -254,13 +254,13 @@ def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
 
 def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.runs.export import Wanted, export
+    from jaxpfl.runs.export import Selection, export
     from jaxpfl.runs.terminal import print_export
     from jaxpfl.support.console import Console
 
     use_cpu_cores()
     compile_cache.enable()
-    folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir)
+    folder, manifest = export(run, output, Selection(**wanted), data_dir=data_dir)
     if as_json:
         print(json.dumps({"folder": str(folder), **manifest}))
     else:

@@ -206,10 +206,10 @@ def resolve(config: RunConfig) -> RunConfig:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
     metrics.by_name(config.metrics)
-    config = data_sets.with_split(config)
+    config = data_sets.adopt_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition
-    if partition is None and config.client is None and (is_table(config) or (classless and _by_classes(config))):
+    if partition is None and config.client is None and (is_table(config) or (classless and _deals_classes(config))):
         partition = "iid"
     values = preset(data_sets.origin(config), partition, config.users_per_client)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
@@ -261,7 +261,7 @@ def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = (
     return f"preset of {data_sets.origin(config)}: {here} (defaults of fit in Python: {there})"
 
 
-def _by_classes(config: RunConfig) -> bool:
+def _deals_classes(config: RunConfig) -> bool:
     """True if the data set's own partition deals examples by their classes."""
     return preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
 
@@ -349,7 +349,7 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def completed(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
+def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
     """JSON of a stored config, with the defaults of settings that are newer than it.
 
     Raises:
@@ -365,8 +365,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
     experiment.
     """
     semantic, allowed = [], []
-    old = completed(old)
-    new = completed(new)
+    old = fill_defaults(old)
+    new = fill_defaults(new)
     schedule, noise = str(new["lr_schedule"]), new["privacy"]["noise"]
     was, now = (config["plan"]["precision"] for config in (old, new))
     if was != now:  # the only setting of a plan that changes results

@@ -53,7 +53,7 @@ class Interrupt:
     def __exit__(self, *error: Any) -> None:
         self._offered.__exit__(*error)
 
-    def asked_of_any(self) -> int | None:
+    def stop_signal(self) -> int | None:
         """The signal that asked any process to stop; all processes must call this, and then all stop."""
         # Only exchanged signals count, as later ones differ between the processes.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)

@@ -46,7 +46,7 @@ def origin(config: DataConfig) -> str:
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
-def with_split(config: C) -> C:
+def adopt_split(config: C) -> C:
     """The config with the split that a saved federation has; unchanged for any other data set.
 
     Raises:

@@ -122,7 +122,7 @@ class Witness:
         return found[0] if found else None
 
 
-class Wanted(NamedTuple):
+class Selection(NamedTuple):
     """Selection of the models to export from a run.
 
     Attributes:
@@ -140,13 +140,13 @@ class Wanted(NamedTuple):
     per_client: bool = False
 
 
-EVERYTHING = Wanted()
+EVERYTHING = Selection()
 
 
 def export(
     run: Path,
     output: Path | None = None,
-    wanted: Wanted = EVERYTHING,
+    wanted: Selection = EVERYTHING,
     *,
     data_dir: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
@@ -202,7 +202,7 @@ def export(
     return output, manifest
 
 
-def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted) -> dict[str, Any]:
+def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection) -> dict[str, Any]:
     """Write one method's models, and return its entry in the manifest."""
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
     parameters = models.global_model()

@@ -54,7 +54,7 @@ def figures(
         ),
         _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
         _uploads(records, colors),
-        _by_bytes(
+        _bytes_plot(
             records,
             colors,
             "evaluation",
@@ -62,7 +62,7 @@ def figures(
             f"test {headline.words}, mean over clients",
             percent=headline.percent,
         ),
-        _by_bytes(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
+        _bytes_plot(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
     ]
     names = (headline.name, "clients", "unseen", "psi", "uploads", f"{headline.name}-by-bytes", "loss-by-bytes")
     return {name: figure for name, figure in zip(names, drawn, strict=True) if figure is not None}
@@ -241,7 +241,7 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     return figure
 
 
-def _by_bytes(
+def _bytes_plot(
     records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
 ) -> Any:
     """A metric over the bytes uploaded by all clients, for methods with compressed uploads; None without any."""

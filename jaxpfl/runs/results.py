@@ -183,7 +183,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     for name in experiment.methods:
         stored[name], arrays[name] = read_arrays(folder, name)
     records = files.Records(folder / "metrics.jsonl").read()
-    lost = [name for name in stored if any(lost_records(records, name, stored[name], config).values())]
+    lost = [name for name in stored if any(count_missing(records, name, stored[name], config).values())]
     if lost:
         warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds omit them")
     headline = experiment.headline
@@ -221,7 +221,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     return files.jsonable(result)
 
 
-def lost_records(
+def count_missing(
     records: Iterable[Mapping[str, Any]], method: str, stored: Mapping[str, Any], config: RunConfig
 ) -> dict[str, int]:
     """Numbers of rounds and evaluations that a run's records lack of a finished method."""

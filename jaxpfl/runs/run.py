@@ -1,6 +1,6 @@
 """Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
 
-Only one run at a time may do so, which `run_folder.held` around `open_folder` and `run_methods` ensures. Of several
+Only one run at a time may do so, which `run_folder.lock` around `open_folder` and `run_methods` ensures. Of several
 processes of one run the first reads and writes the folder; all of them call `run_methods`.
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
@@ -33,7 +33,7 @@ from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.stored_run import read_record
-from jaxpfl.runs.tracking import Tracker, ended
+from jaxpfl.runs.tracking import Tracker, end_trackers
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, UnwritableError, warn, writing
 
@@ -158,7 +158,7 @@ def run_methods(
                     reporter.say(f"{name}: already finished")
                 else:
                     try:
-                        with ended(trackers):
+                        with end_trackers(trackers):
                             _run_method(experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced)
                     except JaxpflError:
                         if processes.is_first():
@@ -221,7 +221,7 @@ def _run_method(
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         if patience.over:
             break
-        while done < stop and not interrupt.asked_of_any():
+        while done < stop and not interrupt.stop_signal():
             with pace.call(stop - done) as length, _trace(folder / "profile" / name if traced and calls == 1 else None):
                 state, history = simulation.advance(state, length)
             calls += 1
@@ -236,7 +236,7 @@ def _run_method(
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
-        asked = interrupt.asked_of_any()  # a later signal finds its rounds saved at the next stop
+        asked = interrupt.stop_signal()  # a later signal finds its rounds saved at the next stop
         ended = done == rounds or patience.over
         if asked or done % config.checkpoint_every == 0 or ended:
             kept = noise_keys.without_key(state) if secret and ended else state
@@ -244,7 +244,7 @@ def _run_method(
         interrupt.saves = not ended
         if asked:
             break
-    if asked := interrupt.asked_of_any():
+    if asked := interrupt.stop_signal():
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
     if secret and checkpoints is not None:
         checkpoints.keep_only(done)

@@ -21,7 +21,7 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """Create a run folder if needed, and lock it for this process while the block runs.
 
     Folders created here, those above it among them, that are still empty at the end are removed.
@@ -45,7 +45,7 @@ def held(folder: Path) -> Iterator[None]:
                 one.rmdir()
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """True if a process is at work in a run folder, as far as locks tell; nothing is written."""
     if fcntl is None:
         return False

@@ -14,7 +14,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
-from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, completed, from_mapping, resolve, to_json
+from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
 from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, prepare, require
@@ -112,7 +112,7 @@ def read_record(path: Path) -> dict[str, Any]:
     methods = record["methods"]
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
         raise JaxpflError(f"{path} is damaged: its methods are {methods}")
-    return record | {"config": completed(record["config"], path)}
+    return record | {"config": fill_defaults(record["config"], path)}
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:

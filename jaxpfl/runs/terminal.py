@@ -247,7 +247,7 @@ def _scores(summary: dict[str, Any]) -> Any:
     if compared:
         columns["hurt"] = lambda row: "-" if row["fraction_hurt"] is None else f"{100 * row['fraction_hurt']:.0f}%"
     title += f"{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round"
-    return _of_methods(methods, title, says, columns)
+    return _method_table(methods, title, says, columns)
 
 
 def _metrics(summary: dict[str, Any]) -> Any:
@@ -259,7 +259,7 @@ def _metrics(summary: dict[str, Any]) -> Any:
         Headline(name).words: lambda row, name=name: _metric(row.get("metrics", {}).get(name), name in UNBOUNDED)
         for name in names
     }
-    return _of_methods(methods, "other metrics of the same models", says, columns)
+    return _method_table(methods, "other metrics of the same models", says, columns)
 
 
 def _metric(entry: dict[str, Any] | None, median: bool) -> str:
@@ -276,7 +276,7 @@ def _unseen(summary: dict[str, Any]) -> Any:
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
     headline = stored_headline(summary)
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
-    return _of_methods(
+    return _method_table(
         methods,
         f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client "
         "took part in",
@@ -295,7 +295,7 @@ def _unseen(summary: dict[str, Any]) -> Any:
 
 def _costs(summary: dict[str, Any]) -> Any:
     """Table of gradients, bytes and seconds."""
-    return _of_methods(
+    return _method_table(
         summary["methods"],
         "what it took",
         "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
@@ -315,7 +315,7 @@ def _costs(summary: dict[str, Any]) -> Any:
 _Cell = Callable[[dict[str, Any]], str]
 
 
-def _of_methods(methods: Mapping[str, dict[str, Any]], title: str, caption: str, columns: Mapping[str, _Cell]) -> Any:
+def _method_table(methods: Mapping[str, dict[str, Any]], title: str, caption: str, columns: Mapping[str, _Cell]) -> Any:
     """A table with a row per method and columns of numbers."""
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)

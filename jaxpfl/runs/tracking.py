@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 
 @contextmanager
-def ended(trackers: Sequence[Tracker]) -> Iterator[None]:
+def end_trackers(trackers: Sequence[Tracker]) -> Iterator[None]:
     """End a method in every tracker, however the block ends in which it began."""
     complete = False
     try:

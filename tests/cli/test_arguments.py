@@ -12,7 +12,7 @@ from command import jaxpfl
 
 from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
-from jaxpfl.cli.parsing import REGISTRY, Flag, checked, flags_of
+from jaxpfl.cli.parsing import REGISTRY, Flag, check_arguments, flags_of
 from jaxpfl.runs.config import NAMES_ELSEWHERE
 from jaxpfl.support.errors import JaxpflError
 
@@ -36,7 +36,7 @@ def taking(name: str, *kinds: type) -> list[Flag]:
 def refusal(name: str, *args: str) -> str:
     """Error message for the arguments of a command."""
     with pytest.raises(JaxpflError) as error:
-        checked(FLAGS[name], args, f"jaxpfl {name}")
+        check_arguments(FLAGS[name], args, f"jaxpfl {name}")
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -58,7 +58,7 @@ def test_the_list_is_that_of_the_parser(name, tmp_path, monkeypatch):
     assert set(re.findall(r"(?m)^ {1,2}(--[a-z][\w.-]*)", shown.getvalue())) == flags.keys()
     given = [f"{f.name}={a_value(f)}" for f in flags.values() if f.kind is not bool] + [f.name for f in switches]
     given += [a_value(flag) for flag in FLAGS[name] if flag.positional]
-    assert parsing.bound(COMMANDS[name], name, checked(FLAGS[name], given, name))
+    assert parsing.bind_arguments(COMMANDS[name], name, check_arguments(FLAGS[name], given, name))
 
 
 @every
@@ -180,7 +180,7 @@ def test_names_of_other_packages_lead_to_flags_of_a_run():
 
 
 def test_an_error_of_the_parser_that_no_check_foresaw_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(parsing, "checked", lambda flags, args, name: list(args))
+    monkeypatch.setattr(parsing, "check_arguments", lambda flags, args, name: list(args))
     result = jaxpfl(capsys, "run", "local", "--colour", "red")
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert "--colour" in result.err
@@ -189,9 +189,9 @@ def test_an_error_of_the_parser_that_no_check_foresaw_is_one_line(capsys, monkey
 
 def test_what_is_given_by_position_may_stand_anywhere():
     def order(*args: str) -> list[str]:
-        return checked(FLAGS["compare"], args, "jaxpfl compare")
+        return check_arguments(FLAGS["compare"], args, "jaxpfl compare")
 
     assert order("local", "--rounds", "3", "fedavg") == ["--rounds=3", "--", "local", "fedavg"]
     assert order("--lr", "-0.5", "--strict", "local") == ["--lr=-0.5", "--strict", "--", "local"]
-    export = checked(FLAGS["export"], ["--clients", "3", "7", "RUN"], "jaxpfl export")
+    export = check_arguments(FLAGS["export"], ["--clients", "3", "7", "RUN"], "jaxpfl export")
     assert export == ["--clients=3", "7", "--", "RUN"]

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from command import jaxpfl
 
-from jaxpfl.cli.app import by_name
+from jaxpfl.cli.app import command_table
 from jaxpfl.cli.parsing import flags_of
 
 
@@ -18,7 +18,7 @@ def test_the_script_is_valid_and_names_every_command_and_flag(capsys, shell: str
     if program := shutil.which(shell):
         told = subprocess.run([program, "-n"], input=found.out, capture_output=True, text=True, timeout=60)
         assert (told.returncode, told.stderr) == (0, "")
-    for name, command in by_name().items():
+    for name, command in command_table().items():
         assert name.split()[-1] in found.out
         given = {flag.name for flag in flags_of(command) if not flag.positional and flag.default is not True}
         assert [flag for flag in given if flag not in found.out] == [], name

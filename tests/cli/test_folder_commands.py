@@ -129,7 +129,7 @@ def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):
     folder = unfinished(copied("a"))
     (one,) = jaxpfl(capsys, "runs", folder, "--json").json["folders"]
     assert (one["status"], one["done"]) == ("unfinished", "of 4 rounds: local 4, fedavg 3")
-    with run_folder.held(folder):
+    with run_folder.lock(folder):
         assert jaxpfl(capsys, "runs", folder, "--json").json["folders"][0]["status"] == "running"
     (folder / "config.json").write_text("{")
     shown = jaxpfl(capsys, "runs", folder.parent)

@@ -6,7 +6,7 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl.cli import training
-from jaxpfl.cli.parsing import bound, checked, flags_of
+from jaxpfl.cli.parsing import bind_arguments, check_arguments, flags_of
 
 KNOWN = ["--clients", "20", "--classes-per-client", "3", "--cohort", "20", "--model", "linear", "--steps", "400"]
 KEYS = ["federation", "recommended", "nearest", "far", "beyond", "caveats", "command", "search"]
@@ -37,7 +37,7 @@ def test_the_commands_are_those_of_jaxpfl(capsys):
     assert {"local", "fedavg-ft", found["recommended"]} <= set(words)
     assert words[words.index("--alpha") + 1] == "0.3"
     compare = next(one for one in training.commands([]) if one.__name__ == "compare")
-    bound(compare, "jaxpfl compare", checked(flags_of(compare), words[2:], "jaxpfl compare"))
+    bind_arguments(compare, "jaxpfl compare", check_arguments(flags_of(compare), words[2:], "jaxpfl compare"))
     assert shlex.split(found["search"])[:2] == ["jaxpfl", "sweep"]
     assert all(near["epsilon"] is None for near in found["nearest"])
 

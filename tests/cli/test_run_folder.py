@@ -201,7 +201,7 @@ def test_a_changed_experiment_is_refused_and_nothing_lost(finished, capsys):
 
 def test_a_folder_in_which_a_process_is_at_work_is_refused(finished, capsys):
     folder, _ = finished
-    with run_folder.held(folder):
+    with run_folder.lock(folder):
         result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert f"process {os.getpid()} on" in result.err

@@ -14,7 +14,7 @@ from finished_run import SETTINGS, Silent, run
 from jaxpfl import JaxpflError, load_models
 from jaxpfl.runs import stored_run
 from jaxpfl.runs.config import RunConfig, read, resolve
-from jaxpfl.runs.export import Wanted, export, read_parameters
+from jaxpfl.runs.export import Selection, export, read_parameters
 from jaxpfl.runs.run import open_folder, run_methods
 from jaxpfl.runs.setup import prepare
 
@@ -131,7 +131,7 @@ def sweep(finished: Path, exported: Path, experiment, tmp_path: Path, most: int)
         return run_methods(experiment, folder, Silent())
 
     def export_global() -> Path:
-        return export(folder, tmp_path / "models", Wanted("fedavg", only_global=True))[0]
+        return export(folder, tmp_path / "models", Selection("fedavg", only_global=True))[0]
 
     commands = {
         "resume": lambda: one_line_or(lambda summary: scores(summary) == scores(original), resume),

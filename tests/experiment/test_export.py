@@ -11,7 +11,7 @@ from finished_run import run
 
 from jaxpfl import JaxpflError, load, load_models
 from jaxpfl.runs import export as export_module
-from jaxpfl.runs.export import Wanted, export
+from jaxpfl.runs.export import Selection, export
 from jaxpfl.runs.stored_run import open_run
 
 pytestmark = pytest.mark.slow  # the run of three methods that they export
@@ -87,7 +87,7 @@ def test_the_manifest_says_what_is_needed_to_use_them(exported):
 
 
 def test_one_seed_some_clients_a_file_each(finished, tmp_path):
-    wanted = Wanted("fedavg-ft", clients=(5, 2), seed=1, per_client=True)
+    wanted = Selection("fedavg-ft", clients=(5, 2), seed=1, per_client=True)
     folder, _ = export(finished, tmp_path / "some", wanted)
     assert sorted(p.name for p in (folder / "fedavg-ft" / "clients").iterdir()) == ["2.npz", "5.npz"]
     models, experiment = load_models(folder), open_run(finished).experiment()
@@ -118,9 +118,9 @@ def test_groups_of_other_models_have_files_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Wanted(method="adapd"), "did you mean 'adaped'"),
-        (Wanted(seed=7), r"unknown seed 7 \(known: 0 to 1\)"),
-        (Wanted(clients=(0, 9)), r"unknown client 9: did you mean 6\?"),
+        (Selection(method="adapd"), "did you mean 'adaped'"),
+        (Selection(seed=7), r"unknown seed 7 \(known: 0 to 1\)"),
+        (Selection(clients=(0, 9)), r"unknown client 9: did you mean 6\?"),
     ],
 )
 def test_what_the_run_does_not_have(finished, tmp_path, wanted, message):
@@ -143,7 +143,7 @@ def test_an_unfinished_method(copied):
     path.write_text(json.dumps(stored))
     (copied / "methods" / "adaped.json").unlink()
     with pytest.raises(JaxpflError, match=r"adaped of .* has not finished"):
-        export(copied, wanted=Wanted("adaped"))
+        export(copied, wanted=Selection("adaped"))
 
 
 def test_a_lost_or_damaged_checkpoint(copied):
@@ -152,11 +152,11 @@ def test_a_lost_or_damaged_checkpoint(copied):
         if path.is_file():
             path.write_bytes(b"")
     with pytest.raises(JaxpflError, match=r"checkpoint of round 3 cannot be used \(.* is damaged"):
-        export(copied, wanted=Wanted("local"))
+        export(copied, wanted=Selection("local"))
     assert place.is_dir(), "only a run that goes on may delete it"
     shutil.rmtree(place)
     with pytest.raises(JaxpflError, match="holds no checkpoint of round 3"):
-        export(copied, wanted=Wanted("local"))
+        export(copied, wanted=Selection("local"))
     assert not (copied / "models").exists()
 
 
@@ -182,9 +182,9 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
     with monkeypatch.context() as patched:
         patched.setattr(export_module, "_write_stack", stop)
         with pytest.raises(KeyboardInterrupt):
-            export(finished, output, Wanted("local"))
+            export(finished, output, Selection("local"))
     assert not list(tmp_path.iterdir())
-    export(finished, output, Wanted("local"))
+    export(finished, output, Selection("local"))
     assert sorted(p.name for p in output.rglob("*")) == ["SHA256SUMS", "local", "manifest.json", "personal.npz"]
 
 

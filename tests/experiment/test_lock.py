@@ -39,7 +39,7 @@ def holder(tmp_path):
 
 
 def take(folder: Path) -> None:
-    with run_folder.held(folder):
+    with run_folder.lock(folder):
         pass
 
 
@@ -76,7 +76,7 @@ def test_the_lock_of_a_file_that_is_gone_keeps_nobody_out(tmp_path, monkeypatch)
         return descriptor
 
     monkeypatch.setattr(run_folder.os, "open", open_and_lose)
-    with run_folder.held(tmp_path):
+    with run_folder.lock(tmp_path):
         assert path.exists()
         with pytest.raises(JaxpflError, match=f"process {os.getpid()} on"):
             take(tmp_path)

@@ -18,9 +18,9 @@ from jaxpfl.engine.spec import Settings
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import (
     RunConfig,
-    completed,
     default_folder,
     differences,
+    fill_defaults,
     from_mapping,
     resolve,
     spec_for,
@@ -175,7 +175,7 @@ def test_a_stored_run_is_read_and_not_resumed_in_other_orders(tmp_path):
     """Its config is today's; as clients drew their examples in another order, it is not continued."""
     record = json.loads(STORED.read_text())
     config = resolve(from_mapping(record["config"], "config.json"))
-    assert to_json(config) == completed(record["config"])
+    assert to_json(config) == fill_defaults(record["config"])
     shutil.copy(STORED, tmp_path / "config.json")
     assert open_run(tmp_path).config == config
     with pytest.raises(JaxpflError, match="another version drew clients' examples in another order"):

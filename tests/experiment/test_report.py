@@ -89,4 +89,4 @@ def test_means_over_examples_have_a_column_where_they_are_others():
     assert "examples" not in shown({"local": same}, seeds=1)
     text = shown({"local": other}, seeds=1)
     assert ["local", "98.77", "90.00"] in [line.split()[:3] for line in text.splitlines()]
-    assert "examples: of all test examples together" in " ".join(text.split())
+    assert "examples: over all test examples together" in " ".join(text.split())

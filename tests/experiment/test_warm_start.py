@@ -11,7 +11,7 @@ from finished_run import SETTINGS, run
 import jaxpfl
 from jaxpfl import JaxpflError
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.export import Wanted, export, read_parameters
+from jaxpfl.runs.export import Selection, export, read_parameters
 from jaxpfl.runs.run import open_folder
 from jaxpfl.runs.setup import prepare
 
@@ -23,7 +23,7 @@ def first(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(first) -> Path:
-    return export(first, wanted=Wanted(per_client=True))[0]
+    return export(first, wanted=Selection(per_client=True))[0]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_what_cannot_be_read(first, exported, place: str, message: str):
 
 @pytest.mark.slow
 def test_the_models_of_several_clients_are_no_start(first, tmp_path):
-    folder, _ = export(first, tmp_path / "stacked", Wanted("local"))
+    folder, _ = export(first, tmp_path / "stacked", Selection("local"))
     with pytest.raises(JaxpflError, match="models of several clients"):
         read_parameters(str(folder / "local" / "personal.npz"))
 

@@ -27,7 +27,7 @@ from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.reports.folders import check
 from jaxpfl.runs.reports.page import page
-from jaxpfl.runs.results import lost_records
+from jaxpfl.runs.results import count_missing
 from jaxpfl.runs.sweep.grid import parse
 from jaxpfl.studies.bernoulli import parse_prior
 from jaxpfl.support import files
@@ -209,9 +209,9 @@ def test_lost_rounds_are_counted_without_a_list_of_all() -> None:
         missing = [at for at in due if at not in held]
         records = [{"method": "local", "kind": "evaluation", "round": at} for at in held]
         config = RunConfig(eval_every=step)
-        assert lost_records(records, "local", {"rounds": rounds}, config)["evaluation"] == len(missing)
+        assert count_missing(records, "local", {"rounds": rounds}, config)["evaluation"] == len(missing)
     records = [{"method": "local", "kind": "round", "round": at} for at in (1, 2, 4)]
-    assert lost_records(records, "local", {"rounds": 10**15}, RunConfig())["round"] == 10**15 - 3
+    assert count_missing(records, "local", {"rounds": 10**15}, RunConfig())["round"] == 10**15 - 3
 
 
 def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:

@@ -5,7 +5,7 @@ import pytest
 from jaxpfl import METHODS
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.sweep.grid import Grid, applied, cohort_of, concerns, is_traced, named, parse
+from jaxpfl.runs.sweep.grid import Grid, apply_settings, cohort_of, concerns, is_traced, named, parse
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -84,7 +84,7 @@ def test_numbers_are_rows_and_shapes_are_programs():
 
 
 def test_settings_take_their_place():
-    config = applied(RunConfig(set=("adaped.lr=1",)), {"lr": 0.5, "adaped.lr": 2.0, "privacy.epsilon": 3.0})
+    config = apply_settings(RunConfig(set=("adaped.lr=1",)), {"lr": 0.5, "adaped.lr": 2.0, "privacy.epsilon": 3.0})
     assert config.lr == 0.5
     assert config.privacy.epsilon == 3.0
     assert config.set == ("adaped.lr=1", "adaped.lr=2.0")
@@ -94,4 +94,4 @@ def test_a_share_of_the_clients():
     assert cohort_of({"cohort": ".1m"}, 25) == 2
     assert cohort_of({"cohort": ".01m"}, 25) == 1
     assert cohort_of({"cohort": 5}, 25) is None
-    assert applied(RunConfig(), {"cohort": ".1m"}).cohort is None
+    assert apply_settings(RunConfig(), {"cohort": ".1m"}).cohort is None

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.sweep.definition import FILE, SHARE, Definition, Search, define, grown, read
+from jaxpfl.runs.sweep.definition import FILE, SHARE, Definition, Search, check_growth, define, read
 from jaxpfl.runs.sweep.grid import Grid, parse
 from jaxpfl.runs.sweep.plan import groups_of, runs_of
 from jaxpfl.support.errors import JaxpflError
@@ -69,7 +69,7 @@ def test_an_impossible_search_is_refused(given: dict[str, Any], message: str):
 def test_methods_are_known_and_named_once():
     with pytest.raises(JaxpflError, match="unknown method 'adapd'"):
         small("lr=.1", methods=("adapd",))
-    with pytest.raises(JaxpflError, match="named once"):
+    with pytest.raises(JaxpflError, match="each method once"):
         small("lr=.1", methods=("local", "local"))
     with pytest.raises(JaxpflError, match="at least one method"):
         small("lr=.1", methods=())
@@ -106,7 +106,7 @@ def test_a_sweep_may_grow(tmp_path: Path):
     more = define(
         ("local", "adaped", "fedavg"), dataclasses.replace(CONFIG, seeds=5, rounds=9), Grid((parse("lr=.1,1,2"),))
     )
-    grown(old, more, tmp_path)
+    check_growth(old, more, tmp_path)
     assert {run.id for run in runs_of(old)} < {run.id for run in runs_of(more)}
 
 
@@ -124,7 +124,7 @@ def test_a_sweep_may_grow(tmp_path: Path):
 )
 def test_another_sweep_is_refused(tmp_path: Path, new: Definition, message: str):
     with pytest.raises(JaxpflError, match=message):
-        grown(small("lr=.1,1"), new, tmp_path)
+        check_growth(small("lr=.1,1"), new, tmp_path)
 
 
 def private(*axes: str, methods: tuple[str, ...]) -> Definition:

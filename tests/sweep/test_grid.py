@@ -64,7 +64,7 @@ def test_a_grid_that_cannot_be_is_refused():
         Grid((parse("lr=log:.1:1"),))
     with pytest.raises(JaxpflError, match="no axis is a range"):
         Grid((parse("lr=.1"),), draws=3)
-    with pytest.raises(JaxpflError, match="stands twice"):
+    with pytest.raises(JaxpflError, match="is given twice"):
         Grid((parse("lr=.1"), parse("lr=.2")))
 
 
@@ -74,7 +74,7 @@ def test_even_steps_are_exact():
     assert parse("clients=log:10:1000:3").values == (10, 100, 1000)
     assert all(type(value) is int for value in parse("clients=log:10:1000:3").values)
     assert parse("dropout=linear:0:.9999999:3").values == (0.0, 0.5, 0.9999999)
-    assert Axis("dropout", (), 0.0, 0.9999999).at(0.99999999) < 1
+    assert Axis("dropout", (), 0.0, 0.9999999).value_at(0.99999999) < 1
 
 
 def test_a_large_axis_is_quick_and_a_grid_that_is_too_large_is_refused():

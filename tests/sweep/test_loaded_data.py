@@ -54,5 +54,5 @@ def test_a_sweep_of_its_own_sees_that_a_file_has_changed(tmp_path: Path):
     )
     Sweep.open(folder, definition, resume=False)
     table.write_text("\n".join(["client,x,y", *rows[:-1], "d,11.5,1"]))
-    with pytest.raises(JaxpflError, match="is not the one that the sweep"):
+    with pytest.raises(JaxpflError, match="has changed since the sweep"):
         Sweep.open(folder, definition, resume=True)

@@ -33,7 +33,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Sweep, list[st
         record([Record(r.method, r.settings, r.seed, rounds=3, group=group.name) for r in group.runs])
 
     monkeypatch.setattr(runner, "run_group", run)
-    monkeypatch.setattr(runner, "prepared", lambda *given: None)
+    monkeypatch.setattr(runner, "prepare_group", lambda *given: None)
     return Sweep(tmp_path, sweep_of("clients=5,6,7", methods=("fedavg", "local"))), ran
 
 
@@ -140,7 +140,7 @@ COMMAND = [
 def test_a_second_process_is_kept_out_of_the_folder(tmp_path: Path):
     folder = tmp_path / "s"
     Sweep.open(folder, sweep_of("clients=5,6"), resume=False)
-    with run_folder.held(folder):
+    with run_folder.lock(folder):
         done = subprocess.run([*COMMAND, "--output", str(folder), "--resume"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "is at work in" in done.stderr.splitlines()[-1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.runs.records import DIVERGED, FAILED, STOPPED, Record
-from jaxpfl.runs.sweep.selection import Tried, choose, in_grid_order, select, setting_key
+from jaxpfl.runs.sweep.selection import Tried, choose, select, setting_key, sort_records
 
 SEEDS = (0, 1, 2)
 
@@ -76,7 +76,7 @@ def test_equal_means_go_to_the_first_in_the_grid_wherever_its_records_stand():
         records += runs("local", {"lr": lr, "clients": clients}, scores)
     for seed in range(5):
         random.Random(seed).shuffle(records)
-        found = select(in_grid_order(records, ["local"], grid), SEEDS)["local"]
+        found = select(sort_records(records, ["local"], grid), SEEDS)["local"]
         assert found.settings == {"clients": 100, "lr": 0.3}
         assert len(found.level_with) == 3
 
@@ -146,6 +146,6 @@ def test_grid_order_puts_what_is_new_last():
         for lr in (3.0, 0.1, 0.3)
         for method in ("local", "other", "adaped")
     ]
-    found = in_grid_order(records, ("adaped", "local"), {"lr": (0.1, 0.3)})
+    found = sort_records(records, ("adaped", "local"), {"lr": (0.1, 0.3)})
     expected = itertools.product(("adaped", "local", "other"), (0.1, 0.3, 3.0), (0, 1))
     assert [(one.method, one.settings["lr"], one.seed) for one in found] == list(expected)

@@ -59,7 +59,7 @@ def drawn_by(found: list[Record], name: str, best: Any = None) -> Any:
     points = points_of(summary(found, best))
     axes = axes_of(itertools.chain(*points.values()))
     styles = {method: {"color": "C0", "marker": "o"} for method in points}
-    return plots._by_axis(points, axes[name], axes, styles)
+    return plots._axis_plot(points, axes[name], axes, styles)
 
 
 def test_one_axis_gives_lines_and_the_chosen_settings(tmp_path: Path):

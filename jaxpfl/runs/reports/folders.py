@@ -71,7 +71,7 @@ def look(path: Path) -> Folder:
             found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
     except JaxpflError as error:
         return Folder(path, kind, DAMAGED, (), "", str(error))
-    return found._replace(status=RUNNING) if found.status == UNFINISHED and run_folder.is_held(path) else found
+    return found._replace(status=RUNNING) if found.status == UNFINISHED and run_folder.is_locked(path) else found
 
 
 def below(path: Path) -> list[Folder]:
@@ -209,7 +209,7 @@ def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
         except JaxpflError as error:
             troubles.append(str(error))
             continue
-        for kind, lost in results.lost_records(records, name, stored, run.config).items():
+        for kind, lost in results.count_missing(records, name, stored, run.config).items():
             if lost:
                 troubles.append(f"{path / 'metrics.jsonl'} has lost {lost} {kind}s of {name}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]

@@ -20,7 +20,7 @@ from jaxpfl.engine.spec import Settings
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
-from jaxpfl.runs.sweep.grid import Axis, Grid, applied, concerns, named, with_privacy
+from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings, concerns, fill_privacy, named
 from jaxpfl.runs.sweep.selection import problem_axes
 from jaxpfl.similarity.graphs import from_edges
 from jaxpfl.support import files
@@ -78,7 +78,7 @@ class Definition:
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds, the search's first."""
-        config = resolve(with_privacy(self.config, self.grid))
+        config = resolve(fill_privacy(self.config, self.grid))
         return tuple(range(config.seed, config.seed + (config.seeds or 1)))
 
     @property
@@ -121,7 +121,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     if search.budget == "steps":
         for name in methods:
             # Refuses a method whose gradients are not known.
-            rounds_of(with_privacy(config, grid), name, tuple(methods), share=1.0)
+            rounds_of(fill_privacy(config, grid), name, tuple(methods), share=1.0)
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         if not data_sets.is_stored(config.data):
             config = dataclasses.replace(config, validation_share=SHARE)
@@ -166,7 +166,7 @@ def _check_values(definition: Definition, method: Method) -> None:
     for axis in definition.grid.axes:
         if concerns(axis.name, method, definition.config):
             for value in _ends(axis):
-                config = applied(with_privacy(definition.config, definition.grid), {axis.name: value})
+                config = apply_settings(fill_privacy(definition.config, definition.grid), {axis.name: value})
                 if axis.name.startswith("privacy."):
                     check(config.privacy)
                     continue  # the others of its table may be axes too
@@ -192,7 +192,7 @@ def read(folder: Path) -> Definition:
     path = folder / FILE
     if not path.exists():
         raise JaxpflError(f"{folder} is not a sweep folder: it has no {FILE}")
-    return from_stored(files.read_json(path), path)
+    return stored_definition(files.read_json(path), path)
 
 
 def is_stored(values: Any) -> bool:
@@ -200,7 +200,7 @@ def is_stored(values: Any) -> bool:
     return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
 
 
-def from_stored(stored: Any, path: Path) -> Definition:
+def stored_definition(stored: Any, path: Path) -> Definition:
     """Definition from the values of a file.
 
     Raises:
@@ -215,7 +215,7 @@ def from_stored(stored: Any, path: Path) -> Definition:
         return define(methods, config, grid, search)
 
 
-def grown(old: Definition, new: Definition, folder: Path) -> None:
+def check_growth(old: Definition, new: Definition, folder: Path) -> None:
     """Refuse a sweep that is not the stored one with more methods, values, draws or seeds.
 
     Raises:

@@ -33,7 +33,7 @@ from jaxpfl.runs.inputs import protection_of
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.runs.scores import over_clients, undefined
 from jaxpfl.runs.setup import Experiment, load_federation, prepare
-from jaxpfl.runs.sweep.grid import applied, cohort_of
+from jaxpfl.runs.sweep.grid import apply_settings, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run
 from jaxpfl.runs.sweep.selection import DATA_FIELDS
 from jaxpfl.support import host_memory
@@ -84,14 +84,14 @@ class Prepared(NamedTuple):
         return _stacked(self.runs[rows]).simulation()
 
 
-def prepared(group: Group, loaded: Data) -> Prepared:
+def prepare_group(group: Group, loaded: Data) -> Prepared:
     """Load the data of a group and assemble its runs.
 
     Raises:
       JaxpflError: for settings that the data or the method do not allow.
     """
     config, method = resolve(group.config), group.method
-    given = loaded.of(config)
+    given = loaded.split(config)
     cohort = cohort_of(group.static, given[1].num_clients - config.clients_apart)
     if cohort is not None:
         config = dataclasses.replace(config, cohort=cohort)
@@ -112,7 +112,7 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
     method, first = group.method, experiment.runs[group.method]
     if not traced:
         return first
-    config = applied(experiment.config, traced)
+    config = apply_settings(experiment.config, traced)
     config.privacy.check()
     if first.mechanism is not None or config.privacy.on:  # noise is calibrated for each
         run = experiment.under(config, (method,), group.among).runs[method]
@@ -175,7 +175,7 @@ def run_group(
         from which it is continued.
     """
     try:
-        ready = ready or prepared(group, loaded)
+        ready = ready or prepare_group(group, loaded)
     except (JaxpflError, MemoryError) as error:
         record([_failed(run, group, str(error)) for run in group.runs])
         return
@@ -267,7 +267,7 @@ def _run(
         done += length
         loss = history.get("train_loss", loss[:, None])[:, -1]
         reporter.progress(done, float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"))
-    scores = measured(ready.experiment, simulation, state, loss)
+    scores = measure(ready.experiment, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
         claim = protection_of(run, ready.experiment.caveats)
         row["compile_seconds"] = compile_seconds()
@@ -300,7 +300,7 @@ class Last(Generic[_T]):
     def __init__(self) -> None:
         self._kept: tuple[Any, _T] | None = None
 
-    def of(self, key: Any, make: Callable[[], _T]) -> _T:
+    def get(self, key: Any, make: Callable[[], _T]) -> _T:
         """The value of a key, made unless it is the last one's."""
         if self._kept is None or self._kept[0] != key:
             self._kept = None  # not two of them at a time
@@ -320,9 +320,9 @@ class Data:
         self._checksum: Last[int] = Last()
         self._split: Last[tuple[data.Source, Federation]] = Last()
 
-    def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
+    def split(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split."""
-        return self._split.of(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
+        return self._split.get(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
 
     def source(self, config: RunConfig) -> data.Source:
         """The data set of a config."""
@@ -332,14 +332,14 @@ class Data:
             self._checksum.clear()
             return data_sets.source_of(config)
 
-        return self._source.of(_fields(config, data_sets.FIELDS), load)
+        return self._source.get(_fields(config, data_sets.FIELDS), load)
 
     def checksum(self, config: RunConfig) -> int:
         """Checksum of the data set of a config."""
         if data_sets.is_stored(config.data):
             return data_sets.checksum(config.data, config.data_dir)
         arrays = [leaf for leaf in jax.tree.leaves(tuple(self.source(config))) if isinstance(leaf, np.ndarray)]
-        return self._checksum.of(_fields(config, data_sets.FIELDS), lambda: checksum(arrays))
+        return self._checksum.get(_fields(config, data_sets.FIELDS), lambda: checksum(arrays))
 
 
 def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def splits_of(experiment: Experiment) -> tuple[Part, ...]:
     return ("test", "validation") if experiment.federation.validation.capacity else ("test",)
 
 
-def measured(
+def measure(
     experiment: Experiment, simulation: Simulation, state: RunState, loss: np.ndarray
 ) -> list[dict[str, float | None]]:
     """Results of each run, by name: means over clients unless the name says otherwise.

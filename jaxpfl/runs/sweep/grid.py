@@ -49,7 +49,7 @@ class Axis:
     high: float = 0.0
     log: bool = False
 
-    def at(self, share: float) -> float:
+    def value_at(self, share: float) -> float:
         """The value at a share of the way through the range, to six digits; the ends as given."""
         if share in (0, 1):
             return (self.low, self.high)[int(share)]
@@ -128,7 +128,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
     if not log and low.is_integer() and high.is_integer() and (high - low) % (count - 1) == 0:
         step = int(high - low) // (count - 1)  # exact, whatever the number of digits
         return axis(name, range(int(low), int(high) + 1, step))
-    found = [range_.at(share) for share in np.linspace(0, 1, count).tolist()]
+    found = [range_.value_at(share) for share in np.linspace(0, 1, count).tolist()]
     if log and all(value.is_integer() for value in found):
         return axis(name, [int(value) for value in found])
     return axis(name, found)
@@ -195,7 +195,11 @@ class Grid:
         drawn: list[Mapping[str, Value]] = [{}]
         if ranges:
             drawn = [
-                {axis.name: axis.at(share) for axis, share in zip(ranges, row, strict=True) if concerns(axis.name)}
+                {
+                    axis.name: axis.value_at(share)
+                    for axis, share in zip(ranges, row, strict=True)
+                    if concerns(axis.name)
+                }
                 for row in self._shares(len(ranges))
             ]
             drawn = list({tuple(point.items()): point for point in drawn}.values())  # a narrow range repeats values
@@ -351,7 +355,7 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
     return name in _TRACED
 
 
-def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
+def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
     """The config with settings of a grid in their place; a share of the clients needs `cohort_of`."""
     for name, value in settings.items():
         owner, dot, own = name.partition(".")
@@ -366,10 +370,10 @@ def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
     return config
 
 
-def with_privacy(config: RunConfig, grid: Grid) -> RunConfig:
+def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
     """The config with one value of each axis of noise: a run cannot have delta without the epsilon on an axis."""
     axes = [axis for axis in grid.axes if axis.name in _TRACED_NOISE]
-    return applied(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
+    return apply_settings(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 
 
 def share_of(settings: Mapping[str, Value]) -> float | None:

@@ -20,7 +20,7 @@ from jaxpfl import algorithms
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Record, Value, run_id
 from jaxpfl.runs.sweep.definition import Definition, rounds_of
-from jaxpfl.runs.sweep.grid import applied, concerns, is_traced, share_of, with_privacy
+from jaxpfl.runs.sweep.grid import apply_settings, concerns, fill_privacy, is_traced, share_of
 from jaxpfl.runs.sweep.selection import headline_of, setting_key, validation_scores
 from jaxpfl.support.errors import JaxpflError
 
@@ -96,7 +96,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
     for run in runs:
         method = algorithms.get(run.method)
         private = {name: value for name, value in run.settings.items() if name.startswith("privacy.")}
-        config = applied(definition.config, private)  # the kind of noise may be an axis too
+        config = apply_settings(definition.config, private)  # the kind of noise may be an axis too
         static = {name: value for name, value in run.settings.items() if not is_traced(name, method, config)}
         text = json.dumps([run.method, dict(sorted(static.items()))])
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -109,7 +109,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
 
 def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
     """The config of a group, with as many rounds as the budget allows."""
-    config = applied(with_privacy(definition.config, definition.grid), static)
+    config = apply_settings(fill_privacy(definition.config, definition.grid), static)
     if definition.search.budget == "rounds":
         return config
     rounds = rounds_of(config, method, definition.methods, share_of(static))
@@ -126,7 +126,7 @@ def rungs(definition: Definition, method: str) -> tuple[float, ...]:
     one setting is left at the last rung.
     """
     by, settings = definition.search.halving, len(settings_of(definition, method))
-    rounds = resolve(with_privacy(definition.config, definition.grid)).rounds or 1
+    rounds = resolve(fill_privacy(definition.config, definition.grid)).rounds or 1
     if definition.search.halving_first is not None:
         first = definition.search.halving_first / rounds
     else:
@@ -213,7 +213,7 @@ def check_rungs(old: Definition, new: Definition) -> None:
     """
     if not old.search.halving:
         return
-    rounds = [resolve(with_privacy(one.config, one.grid)).rounds or 1 for one in (old, new)]
+    rounds = [resolve(fill_privacy(one.config, one.grid)).rounds or 1 for one in (old, new)]
     for method in old.methods:
         shares = rungs(old, method)[:-1], rungs(new, method)[:-1]
         ends = [[math.ceil(of * share - 1e-9) for share in own] for of, own in zip(rounds, shares, strict=True)]

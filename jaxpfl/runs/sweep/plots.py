@@ -39,7 +39,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     looks = zip(shades(len(points)), itertools.cycle(MARKERS), strict=False)
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
-    drawn = {f"by-{name.replace('/', '-')}": _by_axis(points, axis, axes, styles) for name, axis in axes.items()}
+    drawn = {f"by-{name.replace('/', '-')}": _axis_plot(points, axis, axes, styles) for name, axis in axes.items()}
     for method, own in points.items():
         figure = draw_pairs(method, own, axes_of(own))
         if figure is not None:
@@ -47,7 +47,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     return drawn
 
 
-def _by_axis(
+def _axis_plot(
     points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
 ) -> Any:
     """Score over one axis: on validation examples, and on test."""
@@ -97,7 +97,7 @@ def _lines(
     for method, own in series.items():
         shown = [(axis.places[number], point) for number, point in own.picked]
         x = [place for place, _ in shown]
-        mean = np.array([_shown_score(point, test) for _, point in shown])
+        mean = np.array([_score_value(point, test) for _, point in shown])
         std = np.array([point.headline.scale * (point.test if test else point.validation).std for _, point in shown])
         style = {**styles[method], "linewidth": 1.6, "markersize": 5 if len(x) <= 15 else 3.5}
         panel.plot(x, mean, label=method, **style, linestyle="-" if own.joined else "none")
@@ -108,7 +108,7 @@ def _lines(
             panel.errorbar(x, mean, std, fmt="none", ecolor=color, alpha=0.5, capsize=2)
         for place, point in shown:
             if point.chosen:
-                panel.plot(place, _shown_score(point, test), "o", markersize=12, zorder=5, **RING)
+                panel.plot(place, _score_value(point, test), "o", markersize=12, zorder=5, **RING)
 
 
 def _headline(points: Mapping[str, Sequence[Point]]) -> Headline:
@@ -363,11 +363,11 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
     cells = [_best_cells(points, x, y) for x, y in pairs]
     shown = [point for of_pair in cells for point in of_pair.values() if point is not None]
     headline = next((point.headline for point in points), ACCURACY)
-    finite = [score for point in shown for score in (_shown_score(point, test) for test in (False, True))]
+    finite = [score for point in shown for score in (_score_value(point, test) for test in (False, True))]
     finite = [score for score in finite if math.isfinite(score)]
     if not finite or is_drawn(points, axes):
         return None
-    parts = [False, True] if any(math.isfinite(_shown_score(point, False)) for point in shown) else [True]
+    parts = [False, True] if any(math.isfinite(_score_value(point, False)) for point in shown) else [True]
     heights = [min(1.7 + 0.36 * len(y.values), 9.0) for _, y in pairs]
     wide = min(max(0.56 * max(len(x.values) for x, _ in pairs), 3.0), 9.0)
     width, height = len(parts) * (wide + 0.9) + 0.9, sum(heights) + 0.7
@@ -386,7 +386,7 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
     return figure
 
 
-def _shown_score(point: Point, test: bool) -> float:
+def _score_value(point: Point, test: bool) -> float:
     """The mean score of a setting, in percent where it is a share."""
     return point.headline.scale * (point.test if test else point.validation).mean
 
@@ -421,7 +421,7 @@ def _cells(panel: Any, cells: Mapping[tuple[int, int], Point | None], x: Axis, y
         if best is None:
             panel.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="///"))
             continue
-        values[i, j] = _shown_score(best, test)
+        values[i, j] = _score_value(best, test)
         if written and math.isfinite(values[i, j]):
             color = "white" if norm(values[i, j]) < 0.55 else "black"
             panel.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=small, color=color)

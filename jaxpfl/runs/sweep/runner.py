@@ -21,7 +21,7 @@ from jaxpfl.engine import use_cpu_cores
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.records import Record
 from jaxpfl.runs.sweep.definition import UNFINISHED
-from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepared, run_group
+from jaxpfl.runs.sweep.execute import Data, Prepared, Reporter, States, prepare_group, run_group
 from jaxpfl.runs.sweep.plan import Group
 from jaxpfl.runs.sweep.sweep import Sweep
 from jaxpfl.support import signals
@@ -46,7 +46,7 @@ def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool]
     again = sweep.failed()
     while groups := sweep.missing(journal.read(), again):
         states.only(run for group in groups for run in group.runs)
-        for group, ready in _prepared_ahead(groups, sweep.data):
+        for group, ready in _prepare_ahead(groups, sweep.data):
             if stopped():
                 return
             more = {"ready": ready, "states": states, "unfinished": sweep.folder / UNFINISHED / group.name}
@@ -57,23 +57,23 @@ def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool]
     shutil.rmtree(sweep.folder / UNFINISHED, ignore_errors=True)
 
 
-def _prepared_ahead(groups: Sequence[Group], loaded: Data) -> Iterator[tuple[Group, Prepared | None]]:
+def _prepare_ahead(groups: Sequence[Group], loaded: Data) -> Iterator[tuple[Group, Prepared | None]]:
     """Each group with its data, None where they cannot be had; a thread compiles the next while the caller runs one."""
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
         compiling: Future[Prepared] | None = None
         for group, following in zip(groups, [*groups[1:], None], strict=True):
             ready = None
             with contextlib.suppress(Exception):  # it fails once more where the group is run, and is recorded there
-                ready = prepared(group, loaded) if compiling is None else compiling.result()
+                ready = prepare_group(group, loaded) if compiling is None else compiling.result()
             compiling = None
             with contextlib.suppress(RuntimeError):  # no memory for a thread
-                compiling = None if following is None else thread.submit(_compiled, following, loaded)
+                compiling = None if following is None else thread.submit(_compile_group, following, loaded)
             yield group, ready
 
 
-def _compiled(group: Group, loaded: Data) -> Prepared:
+def _compile_group(group: Group, loaded: Data) -> Prepared:
     """A group with its data, its programs compiled and in the process's cache."""
-    ready = prepared(group, loaded)
+    ready = prepare_group(group, loaded)
     with contextlib.suppress(Exception):
         ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
     return ready

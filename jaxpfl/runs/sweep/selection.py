@@ -63,7 +63,7 @@ def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]
     """The best setting of each method by its task's headline on validation examples, mean over the search's seeds.
 
     A setting is chosen only if its runs with all of these seeds are done and have a finite score. Of settings with the
-    same mean, the first in the order of the records is chosen (`in_grid_order`).
+    same mean, the first in the order of the records is chosen (`sort_records`).
 
     Args:
       records: records of the sweep; records with other seeds are ignored.
@@ -104,7 +104,7 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
     if not seeds:
         raise JaxpflError("a selection needs at least one seed of the search")
     found: dict[str, list[Tried]] = {}
-    for (method, _), runs in by_setting(records).items():
+    for (method, _), runs in group_by_setting(records).items():
         by_seed = {run.seed: run for run in runs}
         of_search = [by_seed.get(seed) for seed in seeds]
         scores = np.array([math.nan if run is None else _number(run.metrics.get(metric)) for run in of_search])
@@ -191,7 +191,7 @@ def setting_key(settings: Mapping[str, Value]) -> str:
     return json.dumps(dict(sorted(settings.items())))
 
 
-def in_grid_order(
+def sort_records(
     records: Iterable[Record], methods: Sequence[str] = (), axes: Mapping[str, Sequence[Value]] | None = None
 ) -> list[Record]:
     """The records by method, then by their values on the axes, the first axis slowest, then by seed.
@@ -218,7 +218,7 @@ def in_grid_order(
     return sorted(records, key=place)
 
 
-def by_setting(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+def group_by_setting(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
     """The records of each method and setting, in the order of their first ones."""
     found: dict[tuple[str, str], list[Record]] = {}
     for one in records:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value
 from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
-from jaxpfl.runs.sweep.selection import Choice, by_setting, headline_of, setting_key
+from jaxpfl.runs.sweep.selection import Choice, group_by_setting, headline_of, setting_key
 from jaxpfl.support.console import format_seconds, new_table, unmarked
 from jaxpfl.support.errors import printable
 from jaxpfl.support.files import jsonable
@@ -51,7 +51,7 @@ def summarize(
       and ``status`` is the worst of them.
     """
     records = list(records)
-    seeds, groups, headline = list(dict.fromkeys(seeds)), by_setting(records), headline_of(records)
+    seeds, groups, headline = list(dict.fromkeys(seeds)), group_by_setting(records), headline_of(records)
     rows = {key: _row(runs, seeds, headline) for key, runs in groups.items()}
     best = {method: _best(method, choice, rows, headline) for method, choice in choices.items()}
     found = {"rows": list(rows.values()), "best": best, "programs": programs, "seconds": seconds}

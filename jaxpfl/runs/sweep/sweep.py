@@ -24,8 +24,8 @@ from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, r
 from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.definition import FILE, Definition
-from jaxpfl.runs.sweep.execute import UNDEFINED, Data, prepared
-from jaxpfl.runs.sweep.grid import applied, with_privacy
+from jaxpfl.runs.sweep.execute import UNDEFINED, Data, prepare_group
+from jaxpfl.runs.sweep.grid import apply_settings, fill_privacy
 from jaxpfl.runs.sweep.plan import (
     Group,
     Run,
@@ -38,7 +38,7 @@ from jaxpfl.runs.sweep.plan import (
     runs_of,
 )
 from jaxpfl.runs.sweep.plots import figures
-from jaxpfl.runs.sweep.selection import Choice, in_grid_order, select, select_each
+from jaxpfl.runs.sweep.selection import Choice, select, select_each, sort_records
 from jaxpfl.runs.sweep.summary import summarize
 from jaxpfl.support import files
 from jaxpfl.support.console import save, signed
@@ -90,7 +90,7 @@ class Sweep:
         sweep.check_runs()
         sums = sweep._checksums()
         if resume:
-            definitions.grown(old := definitions.read(folder), definition, folder)
+            definitions.check_growth(old := definitions.read(folder), definition, folder)
             check_rungs(old, definition)
             sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # the old summary is incomplete now
@@ -112,7 +112,7 @@ class Sweep:
         groups, first = self.groups, None
         for group in groups[:_FIRST]:
             try:
-                prepared(group, self.data)
+                prepare_group(group, self.data)
             except JaxpflError as error:
                 first = first or error
             else:
@@ -122,7 +122,7 @@ class Sweep:
                 raise first
         named = {(name, value): group for group in groups for name, value in group.static.items() if _is_name(value)}
         for group in {group.name: group for group in named.values()}.values():
-            prepared(group, self.data)
+            prepare_group(group, self.data)
 
     def _check_data(self, checksums: Mapping[str, int]) -> None:
         """Refuse data sets whose checksums have changed since the sweep began.
@@ -177,18 +177,18 @@ class Sweep:
         found = {record.id: record for record in records}
         if self.definition.search.halving and (groups := missing_at_rungs(self.definition, found)):
             return groups
-        left = [] if self.definition.search.halving else self._left(runs_of(self.definition), found)
+        left = [] if self.definition.search.halving else self._unfinished(runs_of(self.definition), found)
         if not left and len(self.definition.searched) < len(self.definition.seeds):
-            left = self._left(self._final(records), found)
+            left = self._unfinished(self._final(records), found)
         return groups_of(self.definition, left)
 
-    def _left(self, runs: Sequence[Run], found: dict[str, Record]) -> list[Run]:
+    def _unfinished(self, runs: Sequence[Run], found: dict[str, Record]) -> list[Run]:
         groups = groups_of(self.definition, runs)
         return [run for group in groups for run in group.runs if is_left(found.get(run.id), group.rounds)]
 
     def _final(self, records: Sequence[Record]) -> list[Run]:
         """Runs of each problem's chosen settings from the seeds that the search left out."""
-        problems = select_each(self.in_order(records), self.definition.searched)
+        problems = select_each(self.grid_order(records), self.definition.searched)
         return [
             Run(method, choice.settings, seed)
             for _, _, best in problems
@@ -204,10 +204,10 @@ class Sweep:
         runs = {run.id for run in runs_of(self.definition)}
         return sum(record.id in runs for record in records), len(runs)
 
-    def in_order(self, records: Sequence[Record]) -> list[Record]:
+    def grid_order(self, records: Sequence[Record]) -> list[Record]:
         """The records in the order of the grid."""
         axes = {axis.name: axis.values for axis in self.definition.grid.axes}
-        return in_grid_order(records, self.definition.methods, axes)
+        return sort_records(records, self.definition.methods, axes)
 
 
 def _is_name(value: Value) -> bool:
@@ -225,7 +225,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     import pandas
 
     seeds = sweep.definition.searched
-    records = sweep.in_order(sweep.journal().read())
+    records = sweep.grid_order(sweep.journal().read())
     chosen = select(records, seeds) if sweep.definition.search.select == "validation" else {}
     each = select_each(records, seeds) if chosen else []
     for problem, _, best in each:
@@ -254,7 +254,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
 
 def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
     """Sentences on metrics that some clients lack, and weaknesses of private runs' claims."""
-    return [*_undefined(records), *_of_private(records, chosen)]
+    return [*_undefined(records), *_privacy_caveats(records, chosen)]
 
 
 def _undefined(records: Sequence[Record]) -> list[str]:
@@ -268,7 +268,7 @@ def _undefined(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
+def _privacy_caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
     """Weaknesses of private runs' claims: each claim covers its run alone."""
     private = [record for record in records if record.metrics.get("epsilon") is not None]
     if not private:
@@ -287,7 +287,7 @@ def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: S
     ran = next(r for r in records if r.method == method and r.settings == settings and r.status == DONE)
     share = isinstance(settings.get("cohort"), str)
     counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
-    base = with_privacy(sweep.definition.config, sweep.definition.grid)
+    base = fill_privacy(sweep.definition.config, sweep.definition.grid)
     return best_config(base, method, {**settings, **counts}, ran.rounds)
 
 
@@ -303,7 +303,7 @@ def best_config(
         (``adaped.psi_init``); counts are numbers, not shares of the clients.
       rounds: number of rounds, where the sweep set them.
     """
-    config = applied(base, settings)
+    config = apply_settings(base, settings)
     values = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
     values["set"] = [f"{method}.{name}={text}" for name, text in method_settings(config, method, None).items()]
     return {"methods": [method], **_changed(values, to_json(RunConfig()))}
