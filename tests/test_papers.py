@@ -15,7 +15,7 @@ import jaxpfl
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.benchmarks.papers import registry
 from jaxpfl.cli import app, training
-from jaxpfl.cli.parsing import checked, flags_of
+from jaxpfl.cli.parsing import check_arguments, flags_of
 from jaxpfl.uploads.compression import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,7 @@ def check_call(command: str) -> None:
         prog, known = f"jaxpfl {group}", app.commands_of(group)
     name, *args = args
     chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
-    checked(flags_of(chosen), args, f"{prog} {name}")
+    check_arguments(flags_of(chosen), args, f"{prog} {name}")
     if prog == "jaxpfl papers":
         registry.get(args[0])
     for flag in {"--compress", "--compressors"} & set(args):

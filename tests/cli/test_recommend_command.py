@@ -49,7 +49,7 @@ def test_the_commands_are_those_of_jaxpfl(capsys):
         (["--clients", "10", "--cohort", "11"], "number of clients (10), got 11"),
         (["--epsilon", "201"], "epsilon must be > 0 and <= 200, got 201.0"),
         (["--epsilno", "3"], "did you mean --epsilon"),
-        (["digits"], "flags alone"),
+        (["digits"], "only flags"),
     ],
 )
 def test_errors_are_one_line(capsys, args, said):

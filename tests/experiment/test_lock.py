@@ -15,8 +15,8 @@ from jaxpfl.support.errors import JaxpflWarning
 HOLD = """
 import sys, time
 from pathlib import Path
-from jaxpfl.runs.run_folder import held
-with held(Path(sys.argv[1])):
+from jaxpfl.runs.run_folder import lock
+with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

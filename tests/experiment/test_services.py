@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxpfl.runs.tracking import MLflow, WandB, ended
+from jaxpfl.runs.tracking import MLflow, WandB, end_trackers
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning
 from jaxpfl.support.files import Records
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def tell(tracker: Any, done: int = 0) -> None:
     """A method whose later records are told now, and whose first ``done`` rounds stand in the folder."""
-    with ended([tracker]):
+    with end_trackers([tracker]):
         tracker.begin("fedavg", done)
         for record in RECORDS:
             if record["round"] > done:
