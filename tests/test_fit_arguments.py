@@ -1,5 +1,7 @@
 """Arguments of ``fit``: one meaning of a rate, and a one-line error for each wrong type or range."""
 
+import inspect
+
 import flax.linen as nn
 import numpy as np
 import optax
@@ -108,6 +110,16 @@ def test_wrong_arguments_are_one_line(federation, name, value, message):
     with pytest.raises(JaxpflError, match=message) as error:
         jaxpfl.fit(**settings | {name: value})
     assert "\n" not in str(error.value)
+
+
+def test_keywords_are_the_settings_of_a_run():
+    own, settings = (dict(inspect.signature(one).parameters) for one in (jaxpfl.fit, RunSpec))
+    del settings["method"]
+    assert list(own)[4:] == list(settings)
+    for name, setting in settings.items():
+        assert own[name].default == setting.default
+        assert setting.annotation.removesuffix(" | None") in own[name].annotation
+        assert f"\n  {name}: " in str(jaxpfl.fit.__doc__)
 
 
 def test_lr_moves_every_rate():

@@ -17,6 +17,9 @@ from jaxpfl.data import Source
 def names(federation: Federation) -> None:
     result = fit("local", federation)
     assert_type(result, Fit)
+    fit("local", federation, rounds=3, lr=[0.1, 0.3], seeds=2)
+    fit("local", federation, round=3)  # pyright: ignore[reportCallIssue]
+    fit("local", federation, rounds="3")  # pyright: ignore[reportArgumentType]
     assert_type(jaxpfl.fit("local", federation).personalized_accuracy, np.ndarray)
     assert_type(jaxpfl.load("digits"), Source)
     assert_type(jaxpfl.data.load("digits"), Source)

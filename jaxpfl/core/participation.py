@@ -328,7 +328,7 @@ class Failures:
     """
     same_stragglers: bool = setting(False)
     """The same clients are slow in every round, each with its own number of steps; else drawn anew in each round."""
-    time_model: str | None = setting(None, unless_given="none unless given", since="0.2")
+    time_model: str | None = setting(None, unless_given="none unless given")
     """Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or
     lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its slowest
     client, or until the next clients arrive (fedbuff); results have the time."""

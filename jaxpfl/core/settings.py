@@ -12,7 +12,7 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import MappingProxyType, ModuleType
@@ -117,7 +117,6 @@ def about(
     unit: str = "",
     kind: Kind | None = None,
     text: Any = None,
-    since: str = "0.1",
 ) -> dict[str, Any]:
     """The metadata of a `setting`; a required one is declared ``name: kind = field(metadata=about(...))``.
 
@@ -132,10 +131,8 @@ def about(
       kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
       text: the annotation of its form as text, for flags and files, where Python accepts more (``str | None`` for a
         setting that may also be a function).
-      since: the version of jaxpfl that had it first: runs stored by older ones used its default.
     """
     more: dict[str, Any] = {
-        "since": since,
         "unless_given": unless_given,
         "python": python,
         "range": range,
@@ -285,7 +282,7 @@ def keywords_of(settings: type) -> Callable[[F], F]:
             return function(*args, **kwargs)
 
         call.__signature__ = own.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-        call.__doc__ = documented(function.__doc__ or "", settings, leave_out=own.parameters)
+        call.__doc__ = documented(function.__doc__ or "", settings)
         return cast(F, call)
 
     return decorate
@@ -298,12 +295,12 @@ def documents_itself(settings: type[T]) -> type[T]:
     return settings
 
 
-def documented(doc: str, settings: type, leave_out: Collection[str] = ()) -> str:
-    """A docstring with the settings in its section ``Args``, before ``Raises`` where it has one."""
+def documented(doc: str, settings: type) -> str:
+    """A docstring with the settings that it lacks in its section ``Args``, before ``Raises`` where it has one."""
     doc, fields = inspect.cleandoc(doc), _fields(settings)
     lines = [] if "\nArgs:\n" in doc else ["", "Args:"]
     for name in inspect.signature(settings).parameters:
-        if "help" in fields[name].metadata and name not in leave_out:
+        if "help" in fields[name].metadata and f"\n  {name}: " not in doc:
             text = f"{name}: {described(fields[name])}"
             lines += textwrap.wrap(text, 120, initial_indent=" " * 2, subsequent_indent=" " * 4)
     said = "\n".join(lines)

@@ -75,7 +75,7 @@ class ExecutionPlan:
     round before computes; disk, the same with states in memory-mapped files; auto takes the first of these that has
     room for them."""
 
-    folder: str | None = setting(None, unless_given="that of the system unless given, for at most 1 GiB", since="0.2")
+    folder: str | None = setting(None, unless_given="that of the system unless given, for at most 1 GiB")
     """Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; a
     run that is stored keeps states in its own folder instead."""
 

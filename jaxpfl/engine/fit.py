@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.algorithms import Method
+from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.core import exclusions
-from jaxpfl.core.settings import Kind, check_kind, instance_of, keywords_of, part_of
-from jaxpfl.core.types import Federation
+from jaxpfl.core.settings import Kind, check_kind, documented, instance_of, part_of
+from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.build import assemble
 from jaxpfl.engine.evaluate import (
     Scores,
@@ -23,6 +23,7 @@ from jaxpfl.engine.evaluate import (
     mean_over_examples,
     milestones,
 )
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
@@ -31,6 +32,7 @@ from jaxpfl.models import Task
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (
     Accountant,
+    Mechanism,
     PrivacyConfig,
     PrivacyPlan,
     SiloMechanism,
@@ -38,8 +40,10 @@ from jaxpfl.privacy import (
     noise,
 )
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
+from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import processes
 from jaxpfl.support.errors import JaxpflError, unknown_name
+from jaxpfl.uploads.compression import Compressor
 
 
 class Fit(NamedTuple):
@@ -282,14 +286,56 @@ _FEDERATION = instance_of("a Federation (jaxpfl.federate and jaxpfl.stack_client
 _CALLBACKS = Kind("a sequence of functions", lambda value: isinstance(value, Sequence) and all(map(callable, value)))
 
 
-@keywords_of(RunSpec)
 def fit(
     method: str | Method,
     federation: Federation,
     *,
     unseen: Federation | None = None,
     callbacks: Sequence[Callable[[Evaluated], None]] = (),
-    **settings: Any,
+    model: Any = "mlp",
+    task: str | Task | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    label_smoothing: float = 0.0,
+    metrics: Any = None,
+    rounds: int = 100,
+    eval_every: int | None = None,
+    patience: int | None = None,
+    cohort: int | None = None,
+    participation: str | None = None,
+    cohort_cap: int | None = None,
+    cycle: int | None = None,
+    local_steps: int = 10,
+    local_epochs: int | None = None,
+    batch_size: int = 20,
+    draw: str = "epoch",
+    augment: str | None = None,
+    client_optimizer: Optimizer = "sgd",
+    keep_optimizer: bool = False,
+    lr: float | Sequence[float] | None = None,
+    clip_gradients: float | None = None,
+    lr_schedule: str | Callable[..., Any] = "decay",
+    weighting: str | None = None,
+    server_optimizer: Optimizer = "sgd",
+    server_lr: float | Sequence[float] | None = None,
+    aggregate: str = "mean",
+    attack: str | None = None,
+    attackers: float = 0.0,
+    attack_seed: int = 0,
+    dropout: Any = 0.0,
+    stragglers: Any = 0.0,
+    same_stragglers: bool = False,
+    time_model: str | None = None,
+    compress: str | Compressor | None = None,
+    adapt_rounds: int = 10,
+    graph: str | Graph | None = None,
+    neighbours: int | None = None,
+    seeds: int | Sequence[int] = 1,
+    hyper: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    warm_start: PyTree | None = None,
+    privacy: Mechanism | PrivacyConfig | None = None,
+    plan: ExecutionPlan | None = None,
 ) -> Fit:
     """Train a method and score every client on its test examples.
 
@@ -310,7 +356,10 @@ def fit(
       JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
         allow.
     """
-    spec = RunSpec(method=cast(Any, method), **settings)  # which takes names too
+    settings = dict(locals())
+    for name in ("federation", "unseen", "callbacks"):
+        del settings[name]
+    spec = RunSpec(**settings)
     check_kind("federation", federation, _FEDERATION)
     check_kind("callbacks", callbacks, _CALLBACKS)
     if unseen is not None:
@@ -356,6 +405,9 @@ def fit(
         patience,
         None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
     )
+
+
+fit.__doc__ = documented(fit.__doc__ or "", RunSpec)
 
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:

@@ -83,7 +83,6 @@ class Settings:
         unless_given="classification unless given, or what the data set's labels are",
         kind=_TASK,
         text=str | None,
-        since="0.2",
     )
     """Task: classification, regression, next-token (a label at each position of a sequence), binary (one logit,
     labels 0 and 1), ranking (the same, scored by the area under the ROC curve) or multilabel (a label of several 0
@@ -92,17 +91,17 @@ class Settings:
     Also a Task of your own, with its model, loss and metrics.
     """
     loss: str | Callable[..., Any] | None = setting(
-        None, unless_given="the task's own unless given", kind=_LOSS, text=str | None, since="0.2"
+        None, unless_given="the task's own unless given", kind=_LOSS, text=str | None
     )
     """Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a
     rate).
 
     Also a function of predictions and labels with one value per example, for any task.
     """
-    label_smoothing: float = setting(0.0, range=SHARE, since="0.2")
+    label_smoothing: float = setting(0.0, range=SHARE)
     """Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, and
     the terms by which a method distils, are not smoothed."""
-    metrics: Any = setting(None, unless_given="none unless given", kind=_METRICS, text=str | None, since="0.2")
+    metrics: Any = setting(None, unless_given="none unless given", kind=_METRICS, text=str | None)
     """Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or
     calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.
 
@@ -113,9 +112,7 @@ class Settings:
     """Federated rounds."""
     eval_every: int | None = setting(None, unless_given="at the end alone unless given", range=COUNT, unit="rounds")
     """Score all clients after every so many rounds, and at the end."""
-    patience: int | None = setting(
-        None, unless_given="all rounds unless given", range=COUNT, unit="evaluations", since="0.2"
-    )
+    patience: int | None = setting(None, unless_given="all rounds unless given", range=COUNT, unit="evaluations")
     """Stop a method once each of its seeds has had so many evaluations in a row without a better validation score.
     The best round on validation is reported with or without it; test examples have no part in either."""
     cohort: int | None = setting(None, unless_given="all unless given", range=COUNT, unit="clients")
@@ -133,15 +130,13 @@ class Settings:
     )
     """Slots of a Poisson cohort: clients beyond it are left out and counted."""
     cycle: int | None = setting(
-        None, unless_given="unless given ceil(m/K), and all of them take part", range=COUNT, unit="rounds", since="0.2"
+        None, unless_given="unless given ceil(m/K), and all of them take part", range=COUNT, unit="rounds"
     )
     """Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each
     takes part independently, at the rate K cycle/m."""
     local_steps: int = setting(10, range=COUNT, unit="mini-batches")
     """Local steps (mini-batches) of a client in a round."""
-    local_epochs: int | None = setting(
-        None, unless_given="local_steps unless given", range=COUNT, unit="epochs", since="0.2"
-    )
+    local_epochs: int | None = setting(None, unless_given="local_steps unless given", range=COUNT, unit="epochs")
     """Passes of a client over its own training examples in a round, in place of local_steps: with n examples it
     takes ceil(epochs n / b) steps of b = min(batch_size, n) examples. A method's own number of steps in training
     (ditto.personal_steps) is cut to these; rates decay by the steps of the client with the most."""
@@ -150,7 +145,7 @@ class Settings:
     draw: str = setting("epoch")
     """Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without
     replacement in a batch) or replacement."""
-    augment: str | None = setting(None, unless_given="none unless given", since="0.2")
+    augment: str | None = setting(None, unless_given="none unless given")
     """Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by
     +, such as flip+crop. Scores are of the examples as they are."""
     client_optimizer: Optimizer = setting("sgd", kind=_OPTIMIZER, text=str)
@@ -159,7 +154,7 @@ class Settings:
 
     Also a function of the learning rate, optax.adam.
     """
-    keep_optimizer: bool = setting(False, since="0.2")
+    keep_optimizer: bool = setting(False)
     """Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, however
     long it was out of the cohort. They never leave the client; rounds alone and personalisation begin anew."""
     lr: float | Sequence[float] | None = setting(
@@ -171,13 +166,11 @@ class Settings:
 
     Also a list, one for each run of a sweep. A rate in ``hyper`` sets the rate of that name alone, and wins.
     """
-    clip_gradients: float | None = setting(
-        None, unless_given="gradients are not clipped unless given", range=POSITIVE, since="0.2"
-    )
+    clip_gradients: float | None = setting(None, unless_given="gradients are not clipped unless given", range=POSITIVE)
     """Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with
     its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm,
     which bounds an upload."""
-    lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str, since="0.2")
+    lr_schedule: str | Callable[..., Any] = setting(schedules.OWN, kind=_SCHEDULE, text=str)
     """Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine,
     linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any;
     cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.
@@ -200,15 +193,15 @@ class Settings:
 
     Also a list, one for each run of a sweep.
     """
-    aggregate: str = setting("mean", since="0.2")
+    aggregate: str = setting("mean")
     """Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2,
     krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count the same."""
-    attack: str | None = setting(None, unless_given="none unless given", since="0.2")
+    attack: str | None = setting(None, unless_given="none unless given")
     """Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, or
     label-flip in their training data. Scores cover the honest clients; the attackers' stand apart."""
-    attackers: float = setting(0.0, range=SHARE, since="0.2")
+    attackers: float = setting(0.0, range=SHARE)
     """Share of the clients that attack, rounded to a number of them."""
-    attack_seed: int = setting(0, range=Range(0, 2**32 - 1), since="0.2")
+    attack_seed: int = setting(0, range=Range(0, 2**32 - 1))
     """Seed of the draw of the attackers, who are the same in every run."""
     dropout: Any = restated(Failures, "dropout", 0.0)
     stragglers: Any = restated(Failures, "stragglers", 0.0)

@@ -70,7 +70,7 @@ class NoiseSettings:
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
     """Source of cohorts and noise: run (its seed and all its settings, so that it can be repeated), or secret (the
     operating system; only the run's state and checkpoints hold it, until the run ends), for a model to be published."""
-    bands: int | None = setting(None, unless_given="the cycle of the cohorts unless given", since="0.2")
+    bands: int | None = setting(None, unless_given="the cycle of the cohorts unless given")
     """For banded: bands b of the matrix whose inverse correlates the noise, at most the rounds from one turn of a
     client to the next. The server's state holds b - 1 models of noise."""
 

@@ -34,7 +34,7 @@ class _Budget:
 class PrivacyConfig(NoiseSettings, _Budget):
     """Differential privacy of users or of examples; off unless epsilon or noise_multiplier is given."""
 
-    unit: Literal["user", "example"] = setting("user", text=str, since="0.2")
+    unit: Literal["user", "example"] = setting("user", text=str)
     """Unit of privacy: user (a client with all its examples, against the server's observers) or example (of its
     silo, against everyone outside the silo: DP-SGD in every client, with C the clipping norm of an example's
     gradient, Poisson batches, and noise by the client's own number of examples)."""

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -68,21 +68,21 @@ class _Source:
     list shows them. federation: and a folder is what jaxpfl data convert saved there."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
-    target: str | None = setting(None, since="0.2")
+    target: str | None = setting(None)
     """Column of the labels, of a table csv:FILE; several with commas between them."""
-    client: str | None = setting(None, since="0.2")
+    client: str | None = setting(None)
     """Column that names the clients, of a table csv:FILE; without it a partition makes them."""
-    missing: str = setting("refuse", since="0.2")
+    missing: str = setting("refuse")
     """Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning."""
-    ignore: str | None = setting(None, since="0.2")
+    ignore: str | None = setting(None)
     """Columns of a table csv:FILE that are not features, separated by commas."""
-    missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given", since="0.2")
+    missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
     """Words of a table csv:FILE for missing values, separated by commas."""
-    encoding: str | None = setting(None, unless_given="UTF-8 unless given", since="0.2")
+    encoding: str | None = setting(None, unless_given="UTF-8 unless given")
     """Encoding of a table csv:FILE, such as latin-1."""
-    window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes", since="0.2")
+    window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes")
     """Length of the windows of texts text:FOLDER."""
-    tokens: bool = setting(False, since="0.2")
+    tokens: bool = setting(False)
     """Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers."""
 
 
@@ -135,7 +135,7 @@ class RunConfig(Settings, DataConfig):
     """First run seed."""
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
     """Number of run seeds, all in one program."""
-    time_to: float | None = setting(None, unless_given="none unless given", since="0.2")
+    time_to: float | None = setting(None, unless_given="none unless given")
     """Score to reach (mean over clients, of personalised models): results give the simulated time (time_model) until
     the first evaluation that reaches it."""
     eval_every: int = setting(10, range=COUNT)
@@ -390,14 +390,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
 
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
     """``runs/COMMAND-DATA-HASH``, a hash of all that may not change on resume; numbered if the name is taken."""
-    fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
+    fixed = to_json(config)
+    for name in ("rounds", "checkpoint_every", "data_dir"):
+        del fixed[name]
     precision = fixed.pop("plan")["precision"]
     if precision != "float32":
         fixed["precision"] = precision
     for part, table in ((config, fixed), (config.privacy, fixed["privacy"])):
-        for one in dataclasses.fields(part):  # a new setting at its default does not rename the folders of older runs
-            if one.metadata.get("since", "0.1") != "0.1" and is_default(part, one.name):
-                del table[one.name]
+        for name in set(table) & vars(part).keys():  # a later setting does not rename the folders of runs without it
+            if is_default(part, name):
+                del table[name]
     text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
     data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
     first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
