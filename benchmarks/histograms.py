@@ -98,7 +98,7 @@ def work(settings: dict[str, Any]) -> Contender:
     rng = np.random.default_rng(0)
     population = token_counts.zipf_mixture(rng, d, k, ALPHA)
     drawn = token_counts.draw_users(rng, population, np.full(min(n, DRAWN), SAMPLES)).counts
-    counts = drawn.of_users(np.arange(n) % DRAWN if n > DRAWN else np.arange(n))
+    counts = drawn.select_users(np.arange(n) % DRAWN if n > DRAWN else np.arange(n))
     users = histogram.from_sparse(counts.indptr, counts.indices, counts.counts, d)
     start = jnp.asarray(population.centers, jnp.float32)
 

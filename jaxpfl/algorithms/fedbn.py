@@ -55,7 +55,7 @@ def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
     norm, statistics = task.model.norm, task.statistics
     if statistics is None:
         return norm or (lambda path: False)
-    paths = jax.tree.leaves_with_path(statistics.of(shapes))
+    paths = jax.tree.leaves_with_path(statistics.select(shapes))
     layers = {trees.names(path)[1:-1] for path, _ in paths}  # without the name of the collection
 
     def own(path: tuple[str, ...]) -> bool:

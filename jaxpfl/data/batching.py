@@ -26,7 +26,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.protocol import LocalEpochs
 from jaxpfl.core.types import EQUAL, Array, ClientData, Key, PyTree, Scalar
 from jaxpfl.data.orders import ANY, SHORT, Sizes, order_at, orders_at
-from jaxpfl.data.passes import at_own_length
+from jaxpfl.data.passes import switch_length
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]
@@ -114,14 +114,14 @@ def plan_batches(
     epochs = _epochs(sizes[sizes > 0], each, slots) if draw == "epoch" and not full else np.ones(1, int)
     ragged = bool(sizes.min() < slots)
     classes = _classes(sizes[sizes > 0], epochs) if draw != "replacement" and not full else ()
-    return Batching(steps, slots, draw, int(epochs.max()), full, ragged, Sizes.of(sizes), own, classes)
+    return Batching(steps, slots, draw, int(epochs.max()), full, ragged, Sizes.cover(sizes), own, classes)
 
 
 def _classes(sizes: np.ndarray, epochs: np.ndarray) -> tuple[DrawClass, ...]:
     """Classes of clients with these sizes, which touch so many epochs; none where one would do."""
 
     def class_of(bound: int, own: np.ndarray) -> DrawClass:
-        return DrawClass(bound, int(np.broadcast_to(epochs, sizes.shape)[own].max()), Sizes.of(sizes[own]))
+        return DrawClass(bound, int(np.broadcast_to(epochs, sizes.shape)[own].max()), Sizes.cover(sizes[own]))
 
     def sorted_by(classes: list[DrawClass]) -> int:  # all clients together
         below = np.searchsorted([of.largest for of in classes], sizes[sizes <= SHORT])
@@ -160,16 +160,16 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
     def alike() -> Array:
         return _indices(batching, key, participations, size)
 
-    def of_class(largest: int) -> Array:
+    def class_indices(largest: int) -> Array:
         (of,) = (of for of in batching.classes if of.largest == largest)
         own = dataclasses.replace(batching, max_epochs=of.max_epochs, sizes=of.sizes)
         return _indices(own, key, participations, size)
 
-    def by_class() -> Array:
-        return at_own_length(of_class, size, tuple(of.largest for of in batching.classes), at_once=_AT_ONCE)
+    def indices_by_size() -> Array:
+        return switch_length(class_indices, size, tuple(of.largest for of in batching.classes), at_once=_AT_ONCE)
 
     # An accelerator draws for a whole cohort in the time of a loop's few steps.
-    indices = lax.platform_dependent(cpu=by_class, default=alike) if batching.classes else alike()
+    indices = lax.platform_dependent(cpu=indices_by_size, default=alike) if batching.classes else alike()
     used = jnp.minimum(size, batching.batch_size)
     valid = jnp.broadcast_to(jnp.arange(batching.batch_size) < used, indices.shape)
     return jnp.where(valid, indices, 0), valid

@@ -16,7 +16,7 @@ from jaxpfl.data.labels import are_classes, check_finite, checked_labels
 from jaxpfl.data.partition.deals import ClientClusters, Indices, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, assign, check_options
 from jaxpfl.data.sources.base import Source, are_unseen, pooled, unseen
-from jaxpfl.data.stack import Dealt, alike, chosen, kept_clients, stack_dealt, warn_of_shared
+from jaxpfl.data.stack import Dealt, alike, chosen, nonempty_clients, stack_dealt, warn_of_shared
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -133,7 +133,7 @@ def federate(source: Source, **settings: Any) -> Federation:
             f"{'several each' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
-    dealt = assign(given.partition, source if classes else _of_one_class(source), clients, given.options, rng)
+    dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)
     train, test = dealt.train, dealt.test
     if given.partition == "natural" and source.users_test is not None:
         _warn_of_unseen(source, split=test is None and test_share > 0.0)
@@ -148,7 +148,7 @@ def federate(source: Source, **settings: Any) -> Federation:
         # Clients without training examples are kept here: `stack_dealt` checks them.
         untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
         lack, remedy = "have too few examples to be tested", "put more users in a client"
-        kept = np.flatnonzero(kept_clients(untested, kept, drop_empty, lack, remedy))
+        kept = np.flatnonzero(nonempty_clients(untested, kept, drop_empty, lack, remedy))
 
     x_train, x_test = alike(source.x_train, x_test, source.name)
 
@@ -253,7 +253,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
     )
 
 
-def _of_one_class(source: Source) -> Source:
+def _single_class(source: Source) -> Source:
     """The source with one class in place of its labels, to deal its examples by their number alone."""
     y_test = None if source.y_test is None else np.zeros(len(source.y_test), np.int32)
     return source._replace(y_train=np.zeros(len(source.y_train), np.int32), y_test=y_test, num_classes=1)

@@ -43,7 +43,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise JaxpflError(f"{whose}: labels must be [n], or [n, d] for several each, got shape {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
-        if y.dtype.itemsize > 4 and (lost := lost_digits(y)) is not None:
+        if y.dtype.itemsize > 4 and (lost := digit_loss(y)) is not None:
             warn(f"{whose}, labels: {lost}: subtract an offset from them")
         check_finite(y, whose, "the label")
         return y.astype(np.float32, copy=False)
@@ -81,7 +81,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
             passed += len(part)
 
 
-def numbered(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Number the classes in the order of their labels.
 
     Args:
@@ -115,7 +115,7 @@ def task_for(y: np.ndarray) -> str:
 _FAR = 1e4
 
 
-class Lost(NamedTuple):
+class DigitLoss(NamedTuple):
     """A feature (by its place in a flattened input) that float32 holds fewer distinct values of, and both numbers."""
 
     feature: int
@@ -126,7 +126,7 @@ class Lost(NamedTuple):
         return f"{self.before} distinct values become {self.after} in single precision"
 
 
-def lost_digits(x: np.ndarray) -> Lost | None:
+def digit_loss(x: np.ndarray) -> DigitLoss | None:
     """The first feature of inputs [N, ...] of which single precision loses values; None if it is fine enough for all.
 
     Only features far from zero for their spread are counted, such as times since 1970; the others lose no digit that
@@ -141,7 +141,7 @@ def lost_digits(x: np.ndarray) -> Lost | None:
             values = np.unique(flat[:, feature])
             after = len(np.unique(values.astype(np.float32)))
             if after < len(values):
-                return Lost(int(feature), len(values), after)
+                return DigitLoss(int(feature), len(values), after)
     return None
 
 
@@ -161,7 +161,7 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
     """
     if x.dtype == np.float32:
         return x
-    wide = lost_digits(x) is not None if wide is None else wide
+    wide = digit_loss(x) is not None if wide is None else wide
     made = host_memory.empty(x.shape, np.float64 if wide else np.float32, like=x)
     for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):
         new[...] = old

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     long: bool
 
     @classmethod
-    def of(cls, sizes: np.ndarray) -> Sizes:
+    def cover(cls, sizes: np.ndarray) -> Sizes:
         """Bounds of these sizes, by powers of two, so that sizes that differ little share programs."""
         short = int(sizes[sizes <= SHORT].max(initial=0))
         return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
@@ -86,11 +86,11 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     def network() -> Array:
         shifts, salts = jax.vmap(_rounds, (0, None), 1)(jax.vmap(_words)(keys), size)
 
-        def of_each(row: Array) -> Array:
+        def row_values(row: Array) -> Array:
             return row.at[nth].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
         def step(r: Array, x: Array) -> Array:
-            return _swap_or_not(x, of_each(shifts[r]), of_each(salts[r]), size)
+            return _swap_or_not(x, row_values(shifts[r]), row_values(salts[r]), size)
 
         return lax.fori_loop(0, ROUNDS, step, place)
 

@@ -39,7 +39,9 @@ def total(of: OfChunk, data: ClientData) -> PyTree:
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))
-    return _in_chunks(of, data, lambda old, client, first, new: old.at[client].add(new, mode="drop"), lambda a: a.shape)
+    return _chunk_results(
+        of, data, lambda old, client, first, new: old.at[client].add(new, mode="drop"), lambda a: a.shape
+    )
 
 
 def each(of: OfChunk, data: ClientData) -> PyTree:
@@ -57,7 +59,7 @@ def each(of: OfChunk, data: ClientData) -> PyTree:
         places = first[..., None] + jnp.arange(new.shape[client.ndim], dtype=jnp.int32)
         return old.at[client[..., None], places].set(new, mode="drop")
 
-    return _in_chunks(of, data, put, lambda a: (data.capacity, *a.shape[1:]))
+    return _chunk_results(of, data, put, lambda a: (data.capacity, *a.shape[1:]))
 
 
 def _length(data: ClientData) -> int:
@@ -109,7 +111,7 @@ def _chunks(data: ClientData, size: Array) -> list[_Chunks]:
     return found
 
 
-def _in_chunks(
+def _chunk_results(
     of: OfChunk,
     data: ClientData,
     put: Callable[[Array, Array, Array, Array], Array],
@@ -130,7 +132,9 @@ def _in_chunks(
     traced = [jax.make_jaxpr(of, return_shape=True)(*one) for one in given]
     result = traced[-1][1]
 
-    def of_one(nth: int, examples: Examples, start: Array, size: Array, first: Array, held: list[Array]) -> list[Array]:
+    def chunk_result(
+        nth: int, examples: Examples, start: Array, size: Array, first: Array, held: list[Array]
+    ) -> list[Array]:
         leaves = jax.tree.leaves(_chunk(examples, start, size, first, lengths[nth]))
         return jaxpr_as_fun(ClosedJaxpr(traced[nth][0].jaxpr, held))(*leaves)
 
@@ -143,7 +147,7 @@ def _in_chunks(
 
             def body(t: Array, done: list[Array], nth: int = nth, chunks: _Chunks = chunks) -> list[Array]:
                 first = chunks.first + t * chunks.length
-                new = of_one(nth, examples, start, size, first, held[nth])
+                new = chunk_result(nth, examples, start, size, first, held[nth])
                 return [put(a, jnp.int32(0), first, b) for a, b in zip(done, new, strict=True)]
 
             done = jax.lax.fori_loop(0, chunks.number, body, done)
@@ -177,7 +181,7 @@ def _in_chunks(
                 own = [
                     _rows(a, client) if by_client else a for a, by_client in zip(held[nth], of_held[nth], strict=True)
                 ]
-                of_each = jax.vmap(partial(of_one, nth), in_axes=(None, 0, 0, 0, held_axes[nth]))
+                of_each = jax.vmap(partial(chunk_result, nth), in_axes=(None, 0, 0, 0, held_axes[nth]))
                 new = of_each(examples, start[client], jnp.where(there, size[client], 0), first, own)
                 beyond = jnp.where(there, client, clients)  # dropped
                 return [put(a, beyond, first, b) for a, b in zip(done, new, strict=True)]
@@ -233,7 +237,7 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 
 
-def at_own_length(
+def switch_length(
     of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...], *, at_once: int | None = None
 ) -> PyTree:
     """Result of a function at the least of some static lengths that holds a client's size.
@@ -255,14 +259,14 @@ def at_own_length(
     result = traced[0][1]
     held = [list(closed.consts) for closed, _ in traced]
 
-    def at(nth: int, held: list[Array]) -> list[Array]:
+    def length_result(nth: int, held: list[Array]) -> list[Array]:
         return jaxpr_as_fun(ClosedJaxpr(traced[nth][0].jaxpr, held))()
 
     def class_at(size: Array) -> Array:
         return (size[..., None] > jnp.asarray(lengths[:-1])).sum(axis=-1)
 
     def alone(size: Array, held: list[list[Array]]) -> list[Array]:
-        branches = [lambda held, nth=nth: at(nth, held[nth]) for nth in range(len(lengths))]
+        branches = [lambda held, nth=nth: length_result(nth, held[nth]) for nth in range(len(lengths))]
         return jax.lax.switch(class_at(size), branches, held)
 
     chosen = custom_vmap(alone)
@@ -288,7 +292,7 @@ def at_own_length(
                 own = t * several + jnp.arange(several)
                 client = order[jnp.minimum(begins[nth] + own, clients - 1)]
                 rows = [a[client] if yes else a for a, yes in zip(held[nth], of_held[nth], strict=True)]
-                new = jax.vmap(lambda _, rows: at(nth, rows), in_axes=(0, axes[nth]))(client, rows)
+                new = jax.vmap(lambda _, rows: length_result(nth, rows), in_axes=(0, axes[nth]))(client, rows)
                 into = jnp.where(own < counts[nth], client, clients)  # beyond: dropped
                 return [a.at[into].set(b, mode="drop") for a, b in zip(done, new, strict=True)]
 

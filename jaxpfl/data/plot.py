@@ -55,7 +55,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     shown = np.arange(num_classes)
     if num_classes > _MOST_CLASSES:
         shown = np.sort(np.argsort(-counts.class_counts.sum(axis=0), kind="stable")[:_MOST_CLASSES])
-    order = np.arange(m) if m <= _MOST_NAMED else _by_class(counts.class_counts)
+    order = np.arange(m) if m <= _MOST_NAMED else _class_order(counts.class_counts)
 
     height = 2.6 + min(max(0.22 * len(shown), 1.6), 5.2)
     figure = Figure(figsize=(10, height), layout="constrained")
@@ -76,7 +76,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     return figure
 
 
-def _by_class(class_counts: np.ndarray) -> np.ndarray:
+def _class_order(class_counts: np.ndarray) -> np.ndarray:
     """Order of the clients by their most frequent class, and within a class by their share of it."""
     shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     top = shares.argmax(axis=1)

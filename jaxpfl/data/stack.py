@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl.core import types as store
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import check_finite, checked_labels, lost_digits, narrowed
+from jaxpfl.data.labels import check_finite, checked_labels, digit_loss, narrowed
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
@@ -72,7 +72,7 @@ def stack_clients(
             for i, (x, y) in zip(ids, () if own is None else own, strict=False)
         ]
 
-    kept = kept_clients(np.array([len(y) == 0 for _, y in parts["train"]]), ids, drop_empty)
+    kept = nonempty_clients(np.array([len(y) == 0 for _, y in parts["train"]]), ids, drop_empty)
     if not kept.all():
         parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
         ids = ids[kept]
@@ -81,7 +81,7 @@ def stack_clients(
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
     check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(own, len(ids), feature, label) for split, own in parts.items()}
-    wide = jax.tree.map(lambda leaf: lost_digits(leaf) is not None, stacked["train"].examples.x)
+    wide = jax.tree.map(lambda leaf: digit_loss(leaf) is not None, stacked["train"].examples.x)
     for split, made in stacked.items():
         stacked[split] = made.with_examples(x=jax.tree.map(narrowed_floats, made.examples.x, wide))
     return warn_of_shared(Federation(client_ids=ids, **stacked))
@@ -114,7 +114,7 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     return ids.astype(np.int32)
 
 
-def kept_clients(
+def nonempty_clients(
     empty: np.ndarray,
     ids: np.ndarray,
     drop_empty: bool,
@@ -199,7 +199,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     if len(y) == 0:
         return x, y.astype(np.int32)
     check_finite(x, whose)
-    return jax.tree.map(lambda leaf: stored_leaf(leaf, whose), x), checked_labels(y, whose)
+    return jax.tree.map(lambda leaf: store_leaf(leaf, whose), x), checked_labels(y, whose)
 
 
 def _arrays(x: Any) -> Any:
@@ -259,7 +259,7 @@ def listed(ids: Sequence[Any] | np.ndarray, most: int = 10, mark: str = ", ") ->
     return mark.join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
 
 
-def stored_leaf(x: np.ndarray, whose: str) -> np.ndarray:
+def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
     """Convert one array of finite inputs to int32 or float32; float64 stays, for `narrowed_floats`."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
@@ -300,7 +300,7 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
       UnwritableError: if there is no room for the files.
     """
 
-    def of_split(split: ClientData) -> ClientData:
+    def split_rows(split: ClientData) -> ClientData:
         if not any(host_memory.is_mapped(leaf) for leaf in jax.tree.leaves(split.examples)):
             return split.rows(np.flatnonzero(mask))
         start, size = np.asarray(split.start)[mask], np.asarray(split.size)[mask]
@@ -310,7 +310,7 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
         return ClientData.stacked(examples, size).bounded(split.capacity)
 
     ids, *splits = federation
-    return Federation(np.asarray(ids)[mask], *map(of_split, splits))
+    return Federation(np.asarray(ids)[mask], *map(split_rows, splits))
 
 
 class Dealt(NamedTuple):
@@ -340,7 +340,7 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
       JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.
     """
     if train is test:
-        stored = jax.tree.map(lambda leaf: narrowed_floats(stored_leaf(leaf, f"data set {name!r}, train")), train)
+        stored = jax.tree.map(lambda leaf: narrowed_floats(store_leaf(leaf, f"data set {name!r}, train")), train)
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
         found, given = jax.tree.structure(test), jax.tree.structure(train)
@@ -351,8 +351,8 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
             raise JaxpflError(
                 f"data set {name!r}: one test input has shape {b.shape[1:]}, those of training {a.shape[1:]}"
             )
-        a = narrowed_floats(stored_leaf(a, f"data set {name!r}, train"))
-        b = narrowed_floats(stored_leaf(b, f"data set {name!r}, test"))
+        a = narrowed_floats(store_leaf(a, f"data set {name!r}, train"))
+        b = narrowed_floats(store_leaf(b, f"data set {name!r}, test"))
         kind = a.dtype if a.dtype == b.dtype else np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
         pairs.append((a.astype(kind, copy=False), b.astype(kind, copy=False)))
     stored = [jax.tree.unflatten(jax.tree.structure(train), leaves) for leaves in zip(*pairs, strict=True)]
@@ -372,7 +372,7 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
     """
     splits = (train, validation, test)
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
-    kept = kept_clients(sizes[0] == 0, client_ids, drop_empty)
+    kept = nonempty_clients(sizes[0] == 0, client_ids, drop_empty)
     ids, sizes = client_ids[kept].astype(np.int32), sizes[:, kept]
     in_memory = [leaf for leaf in jax.tree.leaves(train.x) if not host_memory.is_mapped(leaf)]
     check_memory(sizes, ids, sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in (*in_memory, train.y)))

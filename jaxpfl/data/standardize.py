@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import lost_digits, moments, narrowed
+from jaxpfl.data.labels import digit_loss, moments, narrowed
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
@@ -51,16 +51,16 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
         trained, unseen = scaled(trained, scaling), scaled(unseen, scaling)
     """
 
-    def of_split(split: ClientData) -> ClientData:
-        def of_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    def scale_split(split: ClientData) -> ClientData:
+        def scale_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
             new = host_memory.empty(np.shape(leaf), np.float32, like=leaf)
             for old, part in zip(iterate(np.asarray(leaf)), iterate(new), strict=True):
                 part[:] = (old - mean) / deviation
             return new
 
-        return split.with_examples(x=jax.tree.map(of_leaf, split.examples.x, scaling.mean, scaling.deviation))
+        return split.with_examples(x=jax.tree.map(scale_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
-    return Federation(federation.client_ids, *map(of_split, federation.all_splits))
+    return Federation(federation.client_ids, *map(scale_split, federation.all_splits))
 
 
 def single(federation: Federation, strict: bool = False) -> Federation:
@@ -74,20 +74,20 @@ def single(federation: Federation, strict: bool = False) -> Federation:
     if jnp.result_type(float) == np.float64:
         return federation
     for leaf in jax.tree.leaves(federation.train.examples.x):
-        if isinstance(leaf, np.ndarray) and (lost := lost_digits(leaf)) is not None:
+        if isinstance(leaf, np.ndarray) and (lost := digit_loss(leaf)) is not None:
             warn(
                 f"feature {lost.feature}: {lost}: use --standardize, or federate(standardize=True), which subtracts "
                 "the mean first",
                 strict=strict,
             )
 
-    def of_split(split: ClientData) -> ClientData:
-        def of_leaf(leaf: Any) -> Any:
+    def narrow_split(split: ClientData) -> ClientData:
+        def narrow_leaf(leaf: Any) -> Any:
             return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
 
-        return split.with_examples(x=jax.tree.map(of_leaf, split.examples.x))
+        return split.with_examples(x=jax.tree.map(narrow_leaf, split.examples.x))
 
-    return Federation(federation.client_ids, *map(of_split, federation.all_splits))
+    return Federation(federation.client_ids, *map(narrow_split, federation.all_splits))
 
 
 def check_standardizable(source: Source) -> None:

@@ -279,7 +279,7 @@ class RunSpec(Settings):
             raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(robust.ATTACKS)}")
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, and there is one: give eval_every")
-        metrics.by_name(self.metrics)
+        metrics.parse_metrics(self.metrics)
         schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
             augmentation.parse(self.augment)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl import models
 from jaxpfl.core.types import NO_LABEL, ClientData, Examples, Federation
-from jaxpfl.data.labels import are_classes, lost_digits
+from jaxpfl.data.labels import are_classes, digit_loss
 from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, rewriting
@@ -19,8 +19,8 @@ from jaxpfl.models import metrics as task_metrics
 from jaxpfl.models.base import (
     CLASSIFICATION,
     NEXT_TOKEN,
-    as_regression,
     in_bfloat16,
+    regression_task,
     smoothed_cross_entropy,
     start_from,
 )
@@ -171,7 +171,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
     if kind == "regression" and str(spec.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
-    if kind == "regression" and (lost := lost_digits(federation.train.examples.y)) is not None:
+    if kind == "regression" and (lost := digit_loss(federation.train.examples.y)) is not None:
         warn(f"of the labels {lost}: subtract an offset from them")
     return of_first[0] if of_first else 1
 
@@ -251,14 +251,14 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     if smoothing and loss is not None:
         raise JaxpflError("label_smoothing is of the cross-entropy: leave it out with a loss of your own")
     if kind == "regression":
-        task = as_regression(task, "squared" if loss is None else loss)
+        task = regression_task(task, "squared" if loss is None else loss)
     elif kind in TASKS and not isinstance(spec.task, Task):
         task = TASKS[kind](task)
     if callable(loss) and kind != "regression":
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _add_metrics(task, task_metrics.by_name(spec.metrics))
+    return _add_metrics(task, task_metrics.parse_metrics(spec.metrics))
 
 
 def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
@@ -267,7 +267,7 @@ def _add_metrics(task: Task, metrics: dict[str, Any]) -> Task:
         if isinstance(metric, str):
             if name == metric and name in task.metrics:  # asking for what a task has anyway is no mistake
                 continue
-            metric = task.metrics.get(metric) or task_metrics.of_task(metric, task.kind, own)
+            metric = task.metrics.get(metric) or task_metrics.task_metric(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array, Key, PyTree
-from jaxpfl.models.base import Model, as_model, by_path
+from jaxpfl.models.base import Model, as_model, leaves_by_path
 from jaxpfl.models.modules import nested
 from jaxpfl.support.errors import JaxpflError, listed
 
@@ -47,7 +47,7 @@ def lora(
       >>> mlp = build_model("mlp:8", num_classes=3, input_shape=(5,))
       >>> base = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
       >>> adapted = lora(mlp, base, rank=2, at="dense0/*", trained="head/*", personal="trained/*")
-      >>> sorted(by_path(adapted.init(jax.random.key(1), jnp.zeros((1, 5)))))
+      >>> sorted(leaves_by_path(adapted.init(jax.random.key(1), jnp.zeros((1, 5)))))
       ['adapters/dense0/kernel/a', 'adapters/dense0/kernel/b', 'trained/head/bias', 'trained/head/kernel']
 
     Args:
@@ -64,8 +64,8 @@ def lora(
     Raises:
       JaxpflError: for a rank below 1, running statistics, and patterns that fit nothing.
     """
-    model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in by_path(base).items()}
-    if model.statistics is not None and jax.tree.leaves(model.statistics.of(base)):
+    model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
+    if model.statistics is not None and jax.tree.leaves(model.statistics.select(base)):
         raise JaxpflError("lora: the model has running statistics (BatchNorm), which nothing would move: use GroupNorm")
     if rank < 1:
         raise JaxpflError(f"lora: the rank must be >= 1, got {rank}")
@@ -84,7 +84,7 @@ def lora(
         return nested(values)
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
-        given = by_path(params)
+        given = leaves_by_path(params)
 
         def used(path: str, leaf: Array) -> Array:
             if path in whole:
@@ -97,7 +97,7 @@ def lora(
         leaves = [used(path, leaf) for path, leaf in frozen.items()]
         return model.apply(jax.tree.unflatten(structure, leaves), x, key=key, train=train)
 
-    own = _fitting("personal", personal, list(by_path(jax.eval_shape(init, jax.random.key(0), None))))
+    own = _fitting("personal", personal, list(leaves_by_path(jax.eval_shape(init, jax.random.key(0), None))))
 
     def head(path: tuple[str, ...]) -> bool:
         return "/".join(path) in own

@@ -28,8 +28,8 @@ from jaxpfl.models.losses import (
     Mixture,
     PerExample,
     class_mixture,
-    counted,
     cross_entropy,
+    has_label,
     resolve,
     token_divergence,
     token_loss,
@@ -65,7 +65,7 @@ class Statistics(NamedTuple):
     selects: PathPredicate
     observe: Callable[..., tuple[Array, PyTree]]
 
-    def of(self, params: PyTree) -> PyTree:
+    def select(self, params: PyTree) -> PyTree:
         """The statistics among parameters, None in place of the others."""
         return trees.split_by_path(params, self.selects)[0]
 
@@ -97,7 +97,7 @@ class Model(NamedTuple):
 
     def training(self, params: PyTree, x: Array, key: Key | None = None, train: bool = True) -> Array:
         """Logits of a batch without padding as in training, of models with running statistics too."""
-        if self.statistics is None or not jax.tree.leaves(self.statistics.of(params)):
+        if self.statistics is None or not jax.tree.leaves(self.statistics.select(params)):
             return self.apply(params, x, key=key, train=train)
         return self.statistics.observe(params, x, key=key, train=train, valid=jnp.ones(x.shape[0], bool))[0]
 
@@ -114,11 +114,11 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
     def selects(path: tuple[str, ...]) -> bool:
         return path[:1] == (modules.STATISTICS,)
 
-    def with_layer(path: tuple[str, ...]) -> bool:
+    def layer_head(path: tuple[str, ...]) -> bool:
         assert head is not None
         return head(path[1:] if selects(path) else path)
 
-    return Model(init, apply, head and with_layer, norm, statistics=Statistics(selects, observe))
+    return Model(init, apply, head and layer_head, norm, statistics=Statistics(selects, observe))
 
 
 def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
@@ -239,7 +239,7 @@ class Task(NamedTuple):
     def statistics(self) -> Statistics | None:
         """Running statistics of the model; None where it has none."""
         found = self.model.statistics
-        return found if found is not None and jax.tree.leaves(found.of(_shapes(self))) else None
+        return found if found is not None and jax.tree.leaves(found.select(_shapes(self))) else None
 
     @property
     def has_classes(self) -> bool:
@@ -278,7 +278,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
     return task
 
 
-def as_regression(task: Task, loss: str | PerExample = "squared") -> Task:
+def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
     """The task of predicting real labels with the same model; metrics "rmse" (the headline), "mae", "r2" and "loss".
 
     Args:
@@ -301,29 +301,29 @@ def as_regression(task: Task, loss: str | PerExample = "squared") -> Task:
     )
 
 
-def as_binary(task: Task) -> Task:
+def binary_task(task: Task) -> Task:
     """The task of labels 0 and 1 by one logit; metrics "accuracy" (the headline), "auc", "calibration_error" and
     "loss"."""
     metrics = {"accuracy": right, "auc": auc, "calibration_error": calibration_error, "loss": LOGISTIC.function}
     return _logistic(task)._replace(metrics=metrics, kind="binary", headline="accuracy")
 
 
-def as_ranking(task: Task) -> Task:
+def ranking_task(task: Task) -> Task:
     """The task of ranking labels 1 before labels 0 by one logit; metrics "auc" (the headline) and "loss".
 
-    The loss is the logistic one of `as_binary`: its minimiser, the log-odds of the label 1, has the largest AUC, and it
-    is a mean over examples, which clients and mini-batches of one class have too, unlike pairs.
+    The loss is the logistic one of `binary_task`: its minimiser, the log-odds of the label 1, has the largest AUC, and
+    it is a mean over examples, which clients and mini-batches of one class have too, unlike pairs.
     """
     return _logistic(task)._replace(metrics={"auc": auc, "loss": LOGISTIC.function}, kind="ranking", headline="auc")
 
 
-def as_multilabel(task: Task) -> Task:
+def multilabel_task(task: Task) -> Task:
     """The task of several labels 0 and 1, a logit each; metrics "macro_f1" (the headline), "accuracy" and "loss"."""
     metrics = {"macro_f1": macro_f1, "accuracy": right, "loss": LOGISTIC.function}
     return _logistic(task)._replace(metrics=metrics, kind="multilabel", headline="macro_f1")
 
 
-def as_next_token(task: Task) -> Task:
+def next_token_task(task: Task) -> Task:
     """The task of a token at each position of a sequence; metrics "accuracy" (the headline), "perplexity" and "loss"
     over the positions that have a label (`losses.token_loss`)."""
     return task._replace(
@@ -334,7 +334,7 @@ def as_next_token(task: Task) -> Task:
         lower=False,
         divergence=token_divergence,
         mixture=class_mixture,
-        counted=counted,
+        counted=has_label,
     )
 
 
@@ -345,16 +345,16 @@ def _logistic(task: Task) -> Task:
 
 TASKS: Mapping[str, Callable[[Task], Task]] = {
     CLASSIFICATION: lambda task: task,
-    "regression": as_regression,
-    "binary": as_binary,
-    "multilabel": as_multilabel,
-    NEXT_TOKEN: as_next_token,
-    "ranking": as_ranking,
+    "regression": regression_task,
+    "binary": binary_task,
+    "multilabel": multilabel_task,
+    NEXT_TOKEN: next_token_task,
+    "ranking": ranking_task,
 }
 """Registered tasks: name -> the task of a classification's model."""
 
 
-def by_path(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     """Leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` for a tree that is one array.
 
     A dictionary by path is returned unchanged, so that a tree and its stored form can be compared.
@@ -374,7 +374,7 @@ def start_from(task: Task, parameters: PyTree) -> Task:
       JaxpflError: if a parameter is missing, unknown, of another shape, or not finite; the first such is named.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
-    wanted, given = by_path(shapes), by_path(parameters)
+    wanted, given = leaves_by_path(shapes), leaves_by_path(parameters)
     values = {}
     for path in wanted | given:
         here, there = (f"{np.shape(d[path])}" if path in d else "absent" for d in (given, wanted))

@@ -47,11 +47,11 @@ def dense(x: Array, kernel: Array) -> Array:
     With few outputs (softmax regression on two classes) the client axis makes batched products too small for XLA's
     CPU kernels; products with one column each become vector loops, four times as fast.
     """
-    return _by_columns(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
+    return _column_products(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
 
 
 @jax.custom_vjp
-def _by_columns(x: Array, kernel: Array) -> Array:
+def _column_products(x: Array, kernel: Array) -> Array:
     return _columns(x, kernel)
 
 
@@ -71,7 +71,7 @@ def _columns_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array
     return d_x, jnp.stack([g[:, j] @ x for j in outputs], axis=-1)
 
 
-_by_columns.defvjp(_columns_fwd, _columns_bwd)
+_column_products.defvjp(_columns_fwd, _columns_bwd)
 
 
 class Dense(nn.Module):

@@ -142,7 +142,7 @@ def _class_backward(residuals: tuple[Array, Array, Array], g: Array) -> tuple[Ar
 class_divergence.defvjp(_class_forward, _class_backward)
 
 
-def counted(y: Array) -> Array:
+def has_label(y: Array) -> Array:
     """Positions that have a label, [n, T] bool."""
     return y != NO_LABEL
 
@@ -154,7 +154,7 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
       JaxpflError: for logits that are not one row for each position.
     """
     check_positions(logits, y)
-    return jnp.where(counted(y), cross_entropy(logits, y), 0).sum(axis=1)
+    return jnp.where(has_label(y), cross_entropy(logits, y), 0).sum(axis=1)
 
 
 def token_loss(logits: Array, y: Array) -> Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.core.types import Array
-from jaxpfl.models.losses import PerExample, aligned, check_positions, counted, summed, token_cross_entropies
+from jaxpfl.models.losses import PerExample, aligned, check_positions, has_label, summed, token_cross_entropies
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OfClient = Callable[[Array, Array, Array], Array]
@@ -55,16 +55,16 @@ class Pooled(NamedTuple):
 
     Attributes:
       total, number: ``(predictions, y) -> [n]``, whose sums over the client's examples are divided.
-      of: function of the ratio that is the score. NaN where the numbers are zero.
+      transform: function of the ratio that is the score. NaN where the numbers are zero.
     """
 
     total: PerExample
     number: PerExample
-    of: Callable[[Array], Array] = lambda ratio: ratio
+    transform: Callable[[Array], Array] = lambda ratio: ratio
 
     def score(self, total: Array, number: Array) -> Array:
         """Score of both sums, []."""
-        return jnp.where(number > 0, self.of(total / jnp.where(number > 0, number, 1)), jnp.nan)
+        return jnp.where(number > 0, self.transform(total / jnp.where(number > 0, number, 1)), jnp.nan)
 
 
 Metric = PerExample | PerClient | Pooled
@@ -79,7 +79,7 @@ def correct(logits: Array, y: Array) -> Array:
     return right.astype(logits.dtype)
 
 
-def _of_values(values: Array) -> Array:
+def _example_mean(values: Array) -> Array:
     """Mean over all axes but the examples' axis, [n]."""
     return summed(values) / max(values.size // max(values.shape[0], 1), 1)
 
@@ -93,7 +93,7 @@ def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
 
     def metric(predictions: Array, y: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
-        return _of_values(jnp.abs(expected - y))
+        return _example_mean(jnp.abs(expected - y))
 
     return metric
 
@@ -103,7 +103,7 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
-        root = jnp.sqrt(_mean(_of_values(jnp.square(expected - y)), valid))
+        root = jnp.sqrt(_mean(_example_mean(jnp.square(expected - y)), valid))
         return jnp.where(jnp.isnan(root), jnp.inf, root)
 
     return PerClient(metric, root=True)
@@ -131,7 +131,7 @@ def r2(mean: Callable[[Array], Array]) -> PerClient:
 def right(predictions: Array, y: Array) -> Array:
     """Share of an example's labels 0 or 1 that their logits' signs give; a logit of 0 is the label 0."""
     logits, y = aligned(predictions, y)
-    return _of_values(((logits > 0) == (y > 0.5)) & jnp.isfinite(logits)).astype(predictions.dtype)
+    return _example_mean(((logits > 0) == (y > 0.5)) & jnp.isfinite(logits)).astype(predictions.dtype)
 
 
 def _auc(predictions: Array, y: Array, valid: Array) -> Array:
@@ -185,12 +185,12 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
     """
     classes = jnp.arange(predictions.shape[-1])
 
-    def of_class(label: Array) -> Array:
+    def class_auc(label: Array) -> Array:
         others = jax.nn.logsumexp(jnp.where(classes == label, -jnp.inf, predictions), axis=-1)
         odds = predictions[:, label] - others  # its probability saturates where the odds do not
         return _auc(odds, y == label, valid)
 
-    return jnp.nanmean(jax.lax.map(of_class, classes))
+    return jnp.nanmean(jax.lax.map(class_auc, classes))
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
@@ -203,20 +203,20 @@ def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
 def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
     """Mean over the classes among a client's labels of the share of each that is classified rightly, []."""
     right = (jnp.argmax(predictions, axis=-1) == y) & jnp.isfinite(predictions).all(axis=-1)
-    of_class = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
-    counts, hits = of_class.sum(axis=0), (of_class & right[:, None]).sum(axis=0)
+    member = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
+    counts, hits = member.sum(axis=0), (member & right[:, None]).sum(axis=0)
     return (hits / jnp.maximum(counts, 1)).sum() / jnp.maximum((counts > 0).sum(), 1)
 
 
-def of_two_classes(metric: OfClient) -> PerClient:
+def two_class_metric(metric: OfClient) -> PerClient:
     """Apply a metric of classes to labels 0 and 1 with one logit a, as if the logits were 0 and a."""
 
-    def of_logit(predictions: Array, y: Array, valid: Array) -> Array:
+    def logit_metric(predictions: Array, y: Array, valid: Array) -> Array:
         logits, labels = aligned(predictions, y)
         logits = logits.reshape(-1)
         return metric(jnp.stack([jnp.zeros_like(logits), logits], axis=1), labels.reshape(-1) > 0.5, valid)
 
-    return PerClient(of_logit)
+    return PerClient(logit_metric)
 
 
 macro_f1 = PerClient(_macro_f1)
@@ -249,28 +249,28 @@ Reference: Guo et al. 2017, "On Calibration of Modern Neural Networks", https://
 def _right_tokens(logits: Array, y: Array) -> Array:
     """Number of a sequence's tokens that have the largest logit, [n]."""
     check_positions(logits, y)
-    return jnp.where(counted(y), correct(logits, y), 0).sum(axis=1)
+    return jnp.where(has_label(y), correct(logits, y), 0).sum(axis=1)
 
 
 def _number_of_tokens(logits: Array, y: Array) -> Array:
     """Number of a sequence's tokens, [n]."""
-    return counted(y).sum(axis=1).astype(logits.dtype)
+    return has_label(y).sum(axis=1).astype(logits.dtype)
 
 
-def _at_worst(value: Array) -> Array:
+def _nan_to_worst(value: Array) -> Array:
     return jnp.where(jnp.isnan(value), jnp.inf, value)
 
 
 TOKEN_METRICS: Mapping[str, Pooled] = {
     "accuracy": Pooled(_right_tokens, _number_of_tokens),
-    "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _at_worst(jnp.exp(mean))),
-    "loss": Pooled(token_cross_entropies, _number_of_tokens, _at_worst),
+    "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _nan_to_worst(jnp.exp(mean))),
+    "loss": Pooled(token_cross_entropies, _number_of_tokens, _nan_to_worst),
 }
 """Means over all tokens of a client with a label, whatever sequence they are in: the share of tokens with the
 largest logit, the exponential of the mean cross-entropy, and that mean."""
 
 
-_F1_OF_TWO, _BALANCED_OF_TWO = of_two_classes(macro_f1.function), of_two_classes(balanced_accuracy)
+_F1_OF_TWO, _BALANCED_OF_TWO = two_class_metric(macro_f1.function), two_class_metric(balanced_accuracy)
 _CLASSES, _TWO, _SEVERAL, _RANKED, _TOKENS = "classification", "binary", "multilabel", "ranking", "next-token"
 
 NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
@@ -290,7 +290,7 @@ _NEEDS = {
 }
 
 
-def by_name(metrics: Any) -> dict[str, Any]:
+def parse_metrics(metrics: Any) -> dict[str, Any]:
     """Metrics as a setting gives them, ``"auc,macro_f1"``, a sequence of names, or a mapping of names or functions.
 
     Returns:
@@ -312,7 +312,7 @@ def by_name(metrics: Any) -> dict[str, Any]:
     return found
 
 
-def of_task(name: str, kind: str, own: Sequence[str]) -> Metric:
+def task_metric(name: str, kind: str, own: Sequence[str]) -> Metric:
     """A registered metric for a task that does not have it already.
 
     Args:

@@ -50,9 +50,9 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
     name = type(module).__name__
     takes_train = "train" in inspect.signature(type(module).__call__).parameters
 
-    def run(given: Callable[..., Any], train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
+    def run(call: Callable[..., Any], train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
         with nn.intercept_methods(_interceptor(name, train, valid, found)):
-            return given(**({"train": train} if takes_train else {}))
+            return call(**({"train": train} if takes_train else {}))
 
     def init(key: Key, x: Array) -> PyTree:
         layers: set[tuple[str, ...]] = set()
@@ -95,15 +95,15 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
         # Of an empty batch all slots are normalised, so that there is no 0/0, and nothing is kept.
         used = valid | ~anybody
 
-        def given(**flag: Any) -> Any:
+        def forward(**flag: Any) -> Any:
             return module.apply(variables, x, rngs=rngs, mutable=[STATISTICS], **flag)
 
-        logits, updates = run(given, train, used, set())
+        logits, updates = run(forward, train, used, set())
 
-        def moved(old: Array, new: Array) -> Array:
+        def update(old: Array, new: Array) -> Array:
             return jnp.where(anybody, new.astype(old.dtype), old)
 
-        statistics = jax.tree.map(moved, params[STATISTICS], updates[STATISTICS])
+        statistics = jax.tree.map(update, params[STATISTICS], updates[STATISTICS])
         return logits, {**params, STATISTICS: jax.lax.stop_gradient(statistics)}
 
     return LinenFunctions(init, apply, observe)
@@ -175,7 +175,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
     """
     from flax import nnx
 
-    def kept_apart(module: Any) -> tuple[Any, Mapping[Any, Any], Any]:
+    def split_module(module: Any) -> tuple[Any, Mapping[Any, Any], Any]:
         """Structure, parameters by path, and random streams of a module."""
         structure, params, streams, others = nnx.split(module, nnx.Param, nnx.RngState, ...)
         for path, variable in nnx.to_flat_state(others):
@@ -194,7 +194,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
     structures = {}
     for train in (False, True):
         example.train() if train else example.eval()  # attributes of dropout and its like, not arrays
-        structures[train], variables, streams = kept_apart(example)
+        structures[train], variables, streams = split_module(example)
     paths = list(variables)
     kinds = {path: jax.tree.structure(variable) for path, variable in variables.items()}
     of_streams, leaves = jax.tree.structure(streams), jax.tree.leaves(streams)
@@ -205,7 +205,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         return nested({path: jnp.asarray(variable.get_value()) for path, variable in found.items()})
 
     def init(key: Key, x: Array) -> PyTree:
-        return parameters(kept_apart(made(nnx.Rngs(key)))[1])
+        return parameters(split_module(made(nnx.Rngs(key)))[1])
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
         # Made anew for each call: nnx does not allow a stream's counter to change that another program made.
@@ -219,7 +219,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         module = nnx.merge(structures[train and key is not None], state, jax.tree.unflatten(of_streams, values))
         return module(x, train=train) if takes_train else module(x)
 
-    return (Given(name, parameters(dict(kept_apart(made)[1]))) if instance else init), apply
+    return (Given(name, parameters(dict(split_module(made)[1]))) if instance else init), apply
 
 
 def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:

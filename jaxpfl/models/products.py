@@ -48,10 +48,10 @@ def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
     x = _batch_minor(x, given)
     *sizes, channels, features = kernel.shape
     axes = zip(x.shape[1:-1], sizes, given["window_strides"], given["rhs_dilation"], strict=True)
-    windows = [_Shifts.of(*axis) for axis in axes]
-    form = _by_channels if groups > 1 and channels == 1 else _by_patches
+    windows = [_Shifts.create(*axis) for axis in axes]
+    form = _channel_products if groups > 1 and channels == 1 else _patch_products
     y = form(x, kernel, windows, given)
-    return from_batch_minor(y.reshape(features, *(window.windows for window in windows), x.shape[-1]), given)
+    return restore_layout(y.reshape(features, *(window.windows for window in windows), x.shape[-1]), given)
 
 
 def conv_to_pool(x: Array, kernel: Array, given: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -91,7 +91,7 @@ def _batch_minor(x: Array, given: Mapping[str, Any]) -> Array:
     return x
 
 
-def from_batch_minor(y: Array, given: Mapping[str, Any]) -> Array:
+def restore_layout(y: Array, given: Mapping[str, Any]) -> Array:
     """A result [O, ..., N] in the layout that the primitive has."""
     of = given["dimension_numbers"].out_spec
     back = [0] * y.ndim
@@ -114,7 +114,7 @@ class _Shifts(NamedTuple):
     stride: int
 
     @classmethod
-    def of(cls, size: int, window: int, stride: int, dilation: int) -> _Shifts:
+    def create(cls, size: int, window: int, stride: int, dilation: int) -> _Shifts:
         windows = (size - (window - 1) * dilation - 1) // stride + 1
         return cls(tuple(i * dilation for i in range(window)), max(windows, 0), stride)
 
@@ -127,7 +127,7 @@ class _Shifts(NamedTuple):
         ]
 
 
-def _by_patches(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
+def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
     """[C, ..., N], [..., C / G, O] -> [O, ... N]: one product, or one for each group of features."""
     # The last axis first: with the shifts along it next to the channels, those along the others copy whole rows.
     groups, columns = given["feature_group_count"], x.shape[-1] * math.prod(window.windows for window in windows)
@@ -144,7 +144,7 @@ def _by_patches(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[
     return lax.dot_general(kernel, x.reshape(groups, rows, columns), dimensions, **how)
 
 
-def _by_channels(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
+def _channel_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
     """The same for one input channel in each group (depthwise): products of numbers, no patches."""
     groups, slices = given["feature_group_count"], [x]
     for axis, window in enumerate(windows):
@@ -180,7 +180,7 @@ def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
     if any(any(pair) for pair in given["padding"]):
         fill = jnp.array(-jnp.inf if kind == "max" else 0, x.dtype)
         x = lax.pad(x, fill, [(low, high, 0) for low, high in given["padding"]])
-    windows = [_Shifts.of(*axis) for axis in zip(x.shape, sizes, strides, dilations, strict=True)]
+    windows = [_Shifts.create(*axis) for axis in zip(x.shape, sizes, strides, dilations, strict=True)]
     pooled = [axis for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)) if (size, stride) != (1, 1)]
     if all(sizes[axis] == strides[axis] and dilations[axis] == 1 for axis in pooled):
         shape: list[int] = []
@@ -206,17 +206,17 @@ def _first_max(x: Array, axes: tuple[int, ...]) -> Array:
 
 # A plain function, so that ``jvp`` of a gradient works, and a chain of elementwise operations, which XLA fuses.
 def _max_and_first(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    def at(places: tuple[int, ...]) -> Array:
+    def window_values(places: tuple[int, ...]) -> Array:
         index: list[Any] = [slice(None)] * x.ndim
         for axis, place in zip(axes, places, strict=True):
             index[axis] = place
         return x[tuple(index)]
 
     start, *others = _places(x.shape, axes)
-    largest = at(start)
+    largest = window_values(start)
     first = jnp.zeros(largest.shape, jnp.int8)
     for number, places in enumerate(others, 1):
-        one = at(places)
+        one = window_values(places)
         first = jnp.where(one > largest, jnp.int8(number), first)
         largest = jnp.maximum(largest, one)
     return largest, first

@@ -63,7 +63,7 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
     names: list[str | None] = [path.removesuffix("/kernel").removesuffix("/weight") for path in paths]
     names += [None] * (len(traced.jaxpr.invars) - len(names))
-    return tuple(_found(traced.jaxpr, names))
+    return tuple(_iter_layers(traced.jaxpr, names))
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class _Pending:
             y = convolution.conv_pool(x, kernel, bias)
         else:
             y = convolution.conv_max(x, kernel) + bias[:, None, None, None]
-        return products.from_batch_minor(y, self.eqn.params)
+        return products.restore_layout(y, self.eqn.params)
 
-    def followed_by(self, eqn: Any, given: list[Any]) -> _Pending | Array | None:
+    def extend(self, eqn: Any, given: list[Any]) -> _Pending | Array | None:
         """The value after the next operation, if that is a bias, relu or the pool; None for any other."""
         of = self.eqn.params["dimension_numbers"].out_spec
         if eqn.primitive is p.add_p and self.bias is None and not self.relu:
@@ -225,7 +225,7 @@ def _joined(eqn: Any, values: dict[Any, Any], uses: Counter[Any]) -> _Pending | 
     once = [var for var in eqn.invars if not isinstance(var, core.Literal) and uses[var] == 1]
     pending = [values[var] for var in once if isinstance(values[var], _Pending)]
     if len(pending) == 1:
-        return pending[0].followed_by(eqn, given)
+        return pending[0].extend(eqn, given)
     if eqn.primitive is not p.conv_general_dilated_p or _why_not(eqn) is not None:
         return None
     if any(isinstance(value, _Pending) for value in given):
@@ -271,7 +271,7 @@ def _rebuilt(program: Any) -> Any:
     return made if isinstance(program, core.ClosedJaxpr) else made.jaxpr
 
 
-def _found(jaxpr: Any, names: Sequence[str | None], inside: str | None = None) -> Iterator[Layer]:
+def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = None) -> Iterator[Layer]:
     """The layers of a program.
 
     Args:
@@ -293,7 +293,7 @@ def _found(jaxpr: Any, names: Sequence[str | None], inside: str | None = None) -
                 # The operands of a call are its program's inputs; a conditional's first one is its index.
                 more = given[len(given) - len(inner.invars) :] if len(inner.invars) <= len(given) else []
                 more += [None] * (len(inner.invars) - len(more))
-                yield from _found(inner, more, inside or (f"it is within a {eqn.primitive}" if opaque else None))
+                yield from _iter_layers(inner, more, inside or (f"it is within a {eqn.primitive}" if opaque else None))
         of_params = {one for var, one in zip(eqn.invars, given, strict=True) if not isinstance(var, core.Literal)}
         if len(of_params) == 1 and None not in of_params:
             known.update(dict.fromkeys(eqn.outvars, of_params.pop()))

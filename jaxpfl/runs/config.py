@@ -205,7 +205,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if isinstance(config.task, str) and config.task not in TASKS:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
-    metrics.by_name(config.metrics)
+    metrics.parse_metrics(config.metrics)
     config = data_sets.adopt_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition

@@ -21,7 +21,7 @@ from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models, no_client, write_npz
 from jaxpfl.models import Task
-from jaxpfl.models.base import by_path
+from jaxpfl.models.base import leaves_by_path
 from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import source_of
 from jaxpfl.runs.inputs import Origin
@@ -207,7 +207,7 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
     parameters = models.global_model()
     if parameters is not None:
-        arrays = by_path(parameters)
+        arrays = leaves_by_path(parameters)
         write_npz(folder / name / "global.npz", arrays)
         entry["global"] = {"file": f"{name}/global.npz", "parameters": _shapes(arrays)}
     if wanted.only_global:
@@ -224,7 +224,7 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection
         if wanted.per_client:
             file = f"{name}/clients/{{client}}.npz"
         _write_stack(folder / file, stack)
-        described = _shapes(by_path(stack.parameters), of_one=True)
+        described = _shapes(leaves_by_path(stack.parameters), of_one=True)
         about = {"file": file, "parameters": described, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids}
         entry["groups"].append(about)
     return entry
@@ -232,7 +232,7 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection
 
 def _write_stack(path: Path, stack: Stack) -> None:
     """Write the models of a group of clients into one archive, or one per client if the path contains ``{client}``."""
-    arrays = by_path(stack.parameters)
+    arrays = leaves_by_path(stack.parameters)
     if "{client}" not in path.name:
         write_npz(path, {CLIENT_IDS: stack.client_ids} | arrays)
         return
@@ -250,7 +250,7 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
     """Scaling of the run's features, which the models' inputs need too; None without scaling."""
     if experiment.scaling is None:
         return None
-    mean, deviation = map(by_path, experiment.scaling)
+    mean, deviation = map(leaves_by_path, experiment.scaling)
     return [{"input": path, "mean": mean[path].tolist(), "deviation": deviation[path].tolist()} for path in mean]
 
 
@@ -327,4 +327,4 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
         raise JaxpflError(f"warm_start: {where} is neither a run folder, nor exported models, nor an .npz file")
     if parameters is None:
         raise JaxpflError(f"warm_start: {name} of {path} has no global model")
-    return {key: np.asarray(array) for key, array in by_path(parameters).items()}
+    return {key: np.asarray(array) for key, array in leaves_by_path(parameters).items()}

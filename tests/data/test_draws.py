@@ -258,7 +258,7 @@ def drawn(first: jax.Array, keys: int, size: jax.Array, places: int, sizes: orde
 
 def some(keys: int, size: int, places: int, first: int = 0, sizes: orders.Sizes | None = None) -> np.ndarray:
     return np.asarray(
-        drawn(jnp.int32(first), keys, jnp.int32(size), places, sizes or orders.Sizes.of(np.array([size])))
+        drawn(jnp.int32(first), keys, jnp.int32(size), places, sizes or orders.Sizes.cover(np.array([size])))
     )
 
 
@@ -356,7 +356,7 @@ def test_several_orders_are_those_of_their_keys() -> None:
 @pytest.mark.parametrize("size", [1, 37, 65])
 def test_bounds_of_sizes_change_no_order(size: int) -> None:
     keys, place = jax.random.split(jax.random.key(4), 3), jnp.arange(size)
-    bounds = {orders.ANY, orders.Sizes.of(np.array([size])), orders.Sizes.of(np.array([size, 50]))}
+    bounds = {orders.ANY, orders.Sizes.cover(np.array([size])), orders.Sizes.cover(np.array([size, 50]))}
     found = [[order_at(key, jnp.int32(size), place, sizes) for key in keys] for sizes in bounds]
     several = orders_at(keys, jnp.int32(size), jnp.repeat(jnp.arange(3), size), jnp.tile(place, 3))
     for rows in found:

@@ -14,7 +14,7 @@ import pytest
 
 from jaxpfl.data import available, federate, load
 from jaxpfl.data.sources.idx import read_idx, read_idx_pair
-from jaxpfl.data.sources.registry import known_sources
+from jaxpfl.data.sources.registry import source_names
 from jaxpfl.support.errors import JaxpflError
 
 IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
@@ -81,7 +81,7 @@ def test_other_sets_by_folder_by_name_and_with_a_prefix(tmp_path: Path, monkeypa
 
 def test_the_list_names_what_load_knows_and_every_gap_is_one_line(tmp_path: Path) -> None:
     listed = {entry.name: entry for entry in available(str(tmp_path))}
-    named = {name for name in known_sources() if ":" not in name}
+    named = {name for name in source_names() if ":" not in name}
     assert named <= set(listed)
     for name in named - {"digits", "planted"}:
         assert not listed[name].present
@@ -91,7 +91,7 @@ def test_the_list_names_what_load_knows_and_every_gap_is_one_line(tmp_path: Path
         assert str(error.value) == listed[name].note
     prefixed = {"csv:FILE", "idx:FOLDER", "leaf:FOLDER", "libsvm:PATH", "npz:FILE", "planted:SETTINGS"}
     prefixed |= {"text:FOLDER", "tfds:NAME"}
-    assert set(known_sources()) - named == prefixed
+    assert set(source_names()) - named == prefixed
 
 
 def test_digits() -> None:

@@ -360,8 +360,8 @@ def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCount
     top = csv.most_frequent(2)
     assert top.vocabulary.tolist() == ["a", "c"]
     assert of(top) == {(u, t): c for u, t, c in ROWS if t != "b"}
-    assert csv.with_tokens(6).users.tolist() == ["cid"]
-    assert of(csv.of_users(np.array([2, 0]))) == {(u, t): c for u, t, c in ROWS if u != "bob"}
+    assert csv.active_users(6).users.tolist() == ["cid"]
+    assert of(csv.select_users(np.array([2, 0]))) == {(u, t): c for u, t, c in ROWS if u != "bob"}
 
 
 def test_a_split_divides_users_and_tokens():

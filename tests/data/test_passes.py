@@ -10,7 +10,7 @@ import pytest
 
 from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.data import passes
-from jaxpfl.data.passes import MOST, at_own_length, class_of, size_classes
+from jaxpfl.data.passes import MOST, class_of, size_classes, switch_length
 
 SIZES = (3, 0, 17, 1, 8)
 
@@ -123,7 +123,7 @@ def test_at_its_own_length_alone_and_mapped(lengths):
     size, scale = jnp.array([2, 40, 3, 9, 0]), jnp.arange(5.0)
 
     def padded(size, scale):
-        return at_own_length(lambda length: scale * (jnp.arange(length) < size).sum(), size, lengths)
+        return switch_length(lambda length: scale * (jnp.arange(length) < size).sum(), size, lengths)
 
     want = size * scale
     np.testing.assert_array_equal(jax.jit(jax.vmap(padded))(size, scale), want)
@@ -142,7 +142,7 @@ def test_many_clients_of_a_length_are_computed_together_and_in_runs_of_other_siz
         def of(length):
             return {"sum": scale * (table[:length] * (jnp.arange(length) < size)).sum(), "size": size}
 
-        return at_own_length(of, size, (2, 9, 40))
+        return switch_length(of, size, (2, 9, 40))
 
     got = jax.jit(jax.vmap(jax.vmap(weighed), (0, None)))(sizes, scale)
     np.testing.assert_allclose(got["sum"], scale * (sizes * (sizes - 1) / 2), rtol=1e-6)

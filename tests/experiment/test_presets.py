@@ -6,12 +6,12 @@ import pytest
 from jaxpfl import JaxpflError
 from jaxpfl.data import Source
 from jaxpfl.data.partition.registry import PARTITIONS, options_of
-from jaxpfl.data.sources.registry import known_sources
+from jaxpfl.data.sources.registry import source_names
 from jaxpfl.runs.config import RunConfig, resolve
 from jaxpfl.runs.data_sets import PRESETS, model_for, preset
 
 ALWAYS = ("partition", "test_share", "local_steps", "batch_size", "rounds", "seeds")
-NAMED = [name for name in known_sources() if ":" not in name]
+NAMED = [name for name in source_names() if ":" not in name]
 OTHERS = ["own-folder", "idx:own", "npz:own.npz", "tfds:mnist", "leaf:own", "libsvm:own"]
 
 

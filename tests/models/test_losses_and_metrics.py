@@ -11,7 +11,7 @@ from sklearn import metrics as sklearns
 from jaxpfl import JaxpflError
 from jaxpfl.models import TASKS, PerClient, Task, losses, metrics
 from jaxpfl.models.base import Model
-from jaxpfl.models.metrics import NAMED_METRICS, by_name
+from jaxpfl.models.metrics import NAMED_METRICS, parse_metrics
 from jaxpfl.runs.scores import HEADLINES
 
 A = np.array([[0.3], [-1.7], [2.0], [0.0]])
@@ -198,7 +198,7 @@ def test_every_task_has_what_the_table_says():
     for name, by_task in NAMED_METRICS.items():
         for kind, metric in by_task.items():
             assert (name in built[kind].metrics) == (metric is None), (name, kind)
-    assert by_name("perplexity,accuracy") == {"perplexity": "perplexity", "accuracy": "accuracy"}
+    assert parse_metrics("perplexity,accuracy") == {"perplexity": "perplexity", "accuracy": "accuracy"}
     for task in built.values():
         assert next(iter(task.metrics)) == task.headline  # by which `headline.of_names` tells it
         assert HEADLINES[task.headline].lower == task.lower

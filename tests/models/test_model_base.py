@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxpfl import JaxpflError, from_equinox, from_nnx
 from jaxpfl.models import Model, build_model, classification, from_linen, in_bfloat16, rewriting
-from jaxpfl.models.base import by_path, start_from
+from jaxpfl.models.base import leaves_by_path, start_from
 from jaxpfl.models.features import halves
 from jaxpfl.models.images import mlp
 from jaxpfl.models.layers import is_head
@@ -71,7 +71,7 @@ TASK = classification(mlp(3, (5,)), (4,), 3)
 
 @pytest.fixture
 def given() -> dict[str, np.ndarray]:
-    return {path: np.asarray(leaf, np.float64) for path, leaf in by_path(TASK.init(jax.random.key(7))).items()}
+    return {path: np.asarray(leaf, np.float64) for path, leaf in leaves_by_path(TASK.init(jax.random.key(7))).items()}
 
 
 @pytest.mark.parametrize("as_tree", [True, False])

@@ -12,9 +12,9 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.models import build_model, classification, lora
-from jaxpfl.models.base import by_path, start_from
+from jaxpfl.models.base import leaves_by_path, start_from
 from jaxpfl.models.losses import resolve
-from jaxpfl.models.metrics import by_name, of_task
+from jaxpfl.models.metrics import parse_metrics, task_metric
 
 MLP = build_model("mlp:5", 3, (4,))
 
@@ -26,7 +26,7 @@ def built(name: str, *shape: int) -> Callable[[], Any]:
 def started(**change: Any) -> Callable[[], Any]:
     def start() -> Any:
         task = classification(MLP, (4,), 3)
-        given = by_path(task.init(jax.random.key(0))) | {path.replace("_", "/"): a for path, a in change.items()}
+        given = leaves_by_path(task.init(jax.random.key(0))) | {path.replace("_", "/"): a for path, a in change.items()}
         return start_from(task, {path: value for path, value in given.items() if value is not None})
 
     return start
@@ -72,17 +72,20 @@ def adapted(**options: Any) -> Callable[[], Any]:
         (lambda: resolve("quantile:p=0.5"), "unknown argument of loss quantile 'p'"),
         (lambda: resolve("squared:q=0.5"), "unknown argument of loss squared 'q' .known: none"),
         (lambda: resolve("squarred"), "unknown loss 'squarred': did you mean 'squared'"),
-        (lambda: by_name("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
-        (lambda: by_name("auc,"), "metrics are names with commas between them, got 'auc,'"),
+        (lambda: parse_metrics("acuracy"), "unknown metric 'acuracy': did you mean 'accuracy'"),
+        (lambda: parse_metrics("auc,"), "metrics are names with commas between them, got 'auc,'"),
         (
-            lambda: of_task("auc", "regression", "ab"),
+            lambda: task_metric("auc", "regression", "ab"),
             r"needs classes, or labels 0 and 1 \(task .*metrics are a, b",
         ),
         (
-            lambda: of_task("rmse", "binary", "ab"),
+            lambda: task_metric("rmse", "binary", "ab"),
             r"rmse needs labels that are numbers \(task regression\); this",
         ),
-        (lambda: of_task("perplexity", "classification", "ab"), r"needs a label at each position \(task next-token\)"),
+        (
+            lambda: task_metric("perplexity", "classification", "ab"),
+            r"needs a label at each position \(task next-token\)",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], Any], message: str) -> None:

@@ -10,7 +10,7 @@ import jaxpfl
 from jaxpfl import JaxpflError, Model, Task
 from jaxpfl.algorithms.parts import augmentation
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.models.base import as_regression
+from jaxpfl.models.base import regression_task
 
 # --- least squares of a linear model --------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def problem():
 def linear() -> Task:
     start = np.linspace(-0.2, 0.4, INPUTS)
     model = Model(lambda key, x: jnp.asarray(start), lambda w, x, key=None, train=False: (x @ w)[:, None])
-    return as_regression(Task(model, (INPUTS,), 1))
+    return regression_task(Task(model, (INPUTS,), 1))
 
 
 def gradient(w, x, y):

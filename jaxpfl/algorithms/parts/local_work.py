@@ -21,7 +21,7 @@ from jaxpfl.core.protocol import ClientContext, Gradients, LocalEpochs
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 from jaxpfl.data import batching
-from jaxpfl.data.passes import at_own_length, size_classes
+from jaxpfl.data.passes import size_classes, switch_length
 from jaxpfl.models import Task
 from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
 from jaxpfl.privacy.mechanism import Mechanism, StepNoise
@@ -210,10 +210,10 @@ def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array,
     def loss(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:
         assert statistics is not None
         logits, moved = statistics.observe(params, batch.x, key=key, valid=batch.valid)
-        return batch.mean(task.loss(logits, batch.y)), statistics.of(moved)
+        return batch.mean(task.loss(logits, batch.y)), statistics.select(moved)
 
     def gradient(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree, PyTree]:
-        if statistics is None or not jax.tree.leaves(statistics.of(params)):
+        if statistics is None or not jax.tree.leaves(statistics.select(params)):
             return *plain(params, key, batch), None
         if isinstance(batch, GuardedBatch):
             raise JaxpflError("running statistics (BatchNorm) are of a batch, and its examples are guarded one by one")
@@ -306,7 +306,7 @@ def run_steps(
     else:
         # A full batch is as long as the client's class of sizes.
         lengths = size_classes(work.sizes)
-        end, means = at_own_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
+        end, means = switch_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
     return descents.record_memories(end), means
 
 

@@ -28,7 +28,7 @@ from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Uplo
 from jaxpfl.core.trees import PathPredicate
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
 from jaxpfl.models import Task
-from jaxpfl.models.base import by_path
+from jaxpfl.models.base import leaves_by_path
 from jaxpfl.support.errors import JaxpflError, listed
 
 NONE = "none"
@@ -88,7 +88,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
     Raises:
       JaxpflError: for a pattern that matches no parameter, and where nothing is shared or personal.
     """
-    paths = list(by_path(jax.eval_shape(task.init, jax.random.key(0))))
+    paths = list(leaves_by_path(jax.eval_shape(task.init, jax.random.key(0))))
 
     def predicate(option: str, text: str) -> PathPredicate:
         patterns = [] if text.strip() == NONE else [pattern.strip() for pattern in text.split(",")]

@@ -133,7 +133,7 @@ def _alike(source: Source, train: list[Indices], rng: np.random.Generator) -> As
     return Assignment(train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng))
 
 
-def _by_hands(source: Source, held: np.ndarray, rng: np.random.Generator) -> Assignment:
+def _assign_hands(source: Source, held: np.ndarray, rng: np.random.Generator) -> Assignment:
     """An assignment by the classes that clients hold, [m, k]; a client is tested on the classes it trains on."""
     train = split_by_class(source.y_train, held, rng)
     test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
@@ -158,7 +158,7 @@ def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.G
         raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
     held = deal_classes(np.unique(source.y_train), m, k, rng)
     if options.sigma is None:
-        return _by_hands(source, held, rng)
+        return _assign_hands(source, held, rng)
     least = _least(options)
     return _alike(source, lognormal_by_class(source.y_train, held, options.sigma, least, source.num_classes, rng), rng)
 
@@ -168,7 +168,7 @@ def _superclasses(source: Source, m: int, options: PartitionOptions, rng: np.ran
     if source.superclasses is None:
         raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
     held = deal_superclasses(source.superclasses, m, k, rng)
-    return _by_hands(source, np.where(np.isin(held, source.y_train), held, -1), rng)
+    return _assign_hands(source, np.where(np.isin(held, source.y_train), held, -1), rng)
 
 
 def _shards(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:

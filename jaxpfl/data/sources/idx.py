@@ -17,7 +17,7 @@ from typing import IO, TypeAlias, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import numbered, unlike_numbers
+from jaxpfl.data.labels import number_classes, unlike_numbers
 from jaxpfl.data.sources.base import Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
@@ -158,7 +158,7 @@ def _load(name: str, folders: list[Path], description: str, needs_test: bool) ->
     for part, (images, own) in files.items():
         x[part], labels[part] = read_idx_pair(images, own)
     check_fits(files["train"][0], 4 * sum(images.size for images in x.values()))
-    x, (y, names) = {part: pixels(images) for part, images in x.items()}, numbered(labels)
+    x, (y, names) = {part: pixels(images) for part, images in x.items()}, number_classes(labels)
     return Source(
         name, x["train"], y["train"], x.get("test"), y.get("test"), len(names), description, inputs="pixels",
         class_names=unlike_numbers(names),

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxpfl.core.types import NO_LABEL
-from jaxpfl.data.labels import check_finite, lost_digits, narrowed, numbered, unlike_numbers
+from jaxpfl.data.labels import check_finite, digit_loss, narrowed, number_classes, unlike_numbers
 from jaxpfl.data.sources.base import Source, no_classes, one_line, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.support import files
@@ -138,13 +138,13 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
         parts[part] = _concatenate(own, encode, names, train_folder.parent / part, parts.get("train"))
     holders = {names[i] for part in parts.values() for i in np.unique(part.users)}
     warn_of_empty(folder, set().union(*users.values()) - holders)
-    parts, classes, own = _numbered(parts, classes, train_folder)
+    parts, classes, own = _number_labels(parts, classes, train_folder)
     train = parts["train"]
     are_tokens, are_images = np.issubdtype(train.x.dtype, np.integer), train.x.shape[1:] == _IMAGE
     if are_images and not are_tokens:
         parts = {part: own_part._replace(x=own_part.x.reshape(-1, 28, 28, 1)) for part, own_part in parts.items()}
     elif not are_tokens:
-        wide = lost_digits(train.x) is not None
+        wide = digit_loss(train.x) is not None
         parts = {part: own_part._replace(x=narrowed(own_part.x, wide=wide)) for part, own_part in parts.items()}
     x, y, who = ({part: getattr(found, field) for part, found in parts.items()} for field in _Encoded._fields)
     description = f"{description}; {len(names)} users"
@@ -284,7 +284,7 @@ def _concatenate(
     return _Encoded(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _numbered(
+def _number_labels(
     parts: dict[str, _Encoded], classes: int | None, folder: Path
 ) -> tuple[dict[str, _Encoded], int, np.ndarray | None]:
     """The parts with labels in 0 .. classes - 1, the number of classes, and their own names, None where labels were
@@ -294,7 +294,7 @@ def _numbered(
         raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
     if classes is not None or np.issubdtype(parts["train"].x.dtype, np.integer):
         return parts, classes or largest + 1, None
-    y, own = numbered({name: part.y for name, part in parts.items()})
+    y, own = number_classes({name: part.y for name, part in parts.items()})
     return {name: part._replace(y=y[name]) for name, part in parts.items()}, len(own), unlike_numbers(own)
 
 

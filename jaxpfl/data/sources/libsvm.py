@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import check_finite, checked_labels, lost_digits, narrowed, unlike_numbers
+from jaxpfl.data.labels import check_finite, checked_labels, digit_loss, narrowed, unlike_numbers
 from jaxpfl.data.sources.base import Source, one_line, where_to_put_it
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
@@ -53,7 +53,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     dense = [np.asarray(matrix.toarray()) for matrix in matrices]
     for file, own in zip(files, dense, strict=True):
         check_finite(own, str(file))
-    wide = lost_digits(dense[0]) is not None
+    wide = digit_loss(dense[0]) is not None
     x = [narrowed(own, wide=wide) for own in dense]
     if task is None:
         task = "classification" if all((own == np.round(own)).all() for own in labels) else "regression"

@@ -24,9 +24,9 @@ from jaxpfl.data.labels import (
     are_classes,
     check_finite,
     checked_labels,
-    lost_digits,
+    digit_loss,
     narrowed,
-    numbered,
+    number_classes,
     task_for,
     unlike_numbers,
 )
@@ -146,15 +146,15 @@ def load_npz(
     inputs: Inputs = "pixels" if first.dtype == np.uint8 and len(first.shape) in (3, 4) else "features"
     if _are_tokens(path, first, arrays, tokens, task):
         inputs = "tokens"
-    if task != "multilabel" and not (inputs == "tokens" and _at_each_position(arrays["y_train"], first)):
+    if task != "multilabel" and not (inputs == "tokens" and _is_by_position(arrays["y_train"], first)):
         labels = {part: y[:, 0] if y.shape[1:] == (1,) else y for part, y in labels.items()}  # a column is one label
     names_of_classes = None
     if task == "regression":
         labels = {part: y.astype(np.float64) if y.dtype.kind != "f" else y for part, y in labels.items()}
     elif num_classes is None and inputs != "tokens" and all(y.ndim == 1 for y in labels.values()):
-        labels, names_of_classes = _numbered(path, labels, task)
+        labels, names_of_classes = _number_labels(path, labels, task)
     labels = {part: checked_labels(y, f"{path}, y_{part}") for part, y in labels.items()}
-    wide = inputs == "features" and lost_digits(arrays["x_train"]) is not None
+    wide = inputs == "features" and digit_loss(arrays["x_train"]) is not None
     x = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}", wide) for part in parts}
     if are_classes(labels["train"]):
         largest = max(int(labels[part].max()) for part in parts)
@@ -164,7 +164,7 @@ def load_npz(
     else:
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
     found = task_for(labels["train"])
-    if inputs == "tokens" and _at_each_position(labels["train"], first) and task in (None, "next-token"):
+    if inputs == "tokens" and _is_by_position(labels["train"], first) and task in (None, "next-token"):
         found, largest = "next-token", max(int(a.max()) for own in (labels, x) for a in own.values())
         outputs = _check_vocabulary(path, arrays[_VOCABULARY], largest) if _VOCABULARY in arrays else largest + 1
     source = Source(name, x["train"], labels["train"], x.get("test"), labels.get("test"), outputs, description)
@@ -175,7 +175,7 @@ def load_npz(
     return source._replace(users_train=train, users_test=test, user_names=names)
 
 
-def _numbered(
+def _number_labels(
     path: Path, labels: dict[str, np.ndarray], task: str | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Labels [N] as the numbers of their classes and the classes' names, None if those are the numbers; others as they
@@ -193,7 +193,7 @@ def _numbered(
             f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "
             "--task classification if they are classes)"
         )
-    numbers, names = numbered(labels)
+    numbers, names = number_classes(labels)
     if task in ("binary", "ranking") and len(names) != 2:
         raise JaxpflError(f"{path}: labels of the task {task} are of two classes, there are {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
@@ -210,7 +210,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
         return False
     if tokens or _VOCABULARY in arrays or task == "next-token":
         return True
-    if task is None and _at_each_position(y, x):
+    if task is None and _is_by_position(y, x):
         raise JaxpflError(
             f"{path}: y_train holds whole numbers at each position of x_train: name the task (--task next-token if "
             "they are tokens, else --task multilabel or --task regression)"
@@ -225,7 +225,7 @@ def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
     return int(size)
 
 
-def _at_each_position(y: np.ndarray, x: Header) -> bool:
+def _is_by_position(y: np.ndarray, x: Header) -> bool:
     """True for integer labels at each position of the tokens x."""
     return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
 

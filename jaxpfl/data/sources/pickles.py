@@ -42,7 +42,7 @@ def read_pickle(path: Path) -> Any:
     """
     content = contents(path, _MEMORY)
     try:
-        return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).of(_Reader(content).load())
+        return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).convert(_Reader(content).load())
     except _RefusedError as refused:
         raise JaxpflError(
             f"{path}: refused: the pickle asks for {printable(str(refused))}, and only plain NumPy arrays and "
@@ -79,7 +79,7 @@ class _Type:
     def __setstate__(self, state: tuple) -> None:
         self.order = _text(state[1])
 
-    def printable(self) -> np.dtype:
+    def build(self) -> np.dtype:
         dtype = np.dtype(self.code)
         if dtype.kind not in _PLAIN_TYPES:
             raise ValueError(f"elements of type {self.code!r}")
@@ -94,10 +94,10 @@ class _Array:
     def __setstate__(self, state: tuple) -> None:
         self.state = state
 
-    def printable(self) -> np.ndarray:
+    def build(self) -> np.ndarray:
         _, shape, dtype, fortran, raw = self.state
         raw = raw.encode("latin1") if isinstance(raw, str) else raw
-        flat = np.frombuffer(raw, dtype=dtype.printable())
+        flat = np.frombuffer(raw, dtype=dtype.build())
         return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -109,9 +109,9 @@ class _Scalar:
     def __init__(self, dtype: Any, raw: Any = b"") -> None:
         self.dtype, self.raw = dtype, raw
 
-    def printable(self) -> Any:
+    def build(self) -> Any:
         raw = self.raw.encode("latin1") if isinstance(self.raw, str) else self.raw
-        return np.frombuffer(raw, dtype=self.dtype.printable())[0].item()
+        return np.frombuffer(raw, dtype=self.dtype.build())[0].item()
 
 
 _Unpickler: Any = vars(pickle)["_Unpickler"]
@@ -182,7 +182,7 @@ def _reconstruct(*_: Any) -> _Array:
     return _Array()
 
 
-def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+def _buffer_array(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     array = _Array()
     array.state = (1, shape, dtype, _text(order) == "F", raw)
     return array
@@ -208,15 +208,15 @@ class _Finish:
         self._most = most
         self._done: dict[int, tuple[Any, Any, int]] = {}  # the object too: its id must stay its own
 
-    def of(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """The value without stand-ins.
 
         Raises:
           ValueError: for an object that contains itself, or shares parts so often that reading it would never end.
         """
-        return self._finished(value)[0]
+        return self._measure(value)[0]
 
-    def _finished(self, value: Any) -> tuple[Any, int]:
+    def _measure(self, value: Any) -> tuple[Any, int]:
         """The value, and its number of parts."""
         if isinstance(value, _Callable | _Type):
             raise ValueError("a bare type")
@@ -224,7 +224,7 @@ class _Finish:
             return value, 1
         if id(value) not in self._done:
             self._done[id(value)] = value, _OPEN, 0
-            self._done[id(value)] = value, *self._made(value)
+            self._done[id(value)] = value, *self._convert(value)
         _, made, parts = self._done[id(value)]
         if made is _OPEN:
             raise ValueError("an object that holds itself")
@@ -232,13 +232,13 @@ class _Finish:
             raise ValueError(f"an object that holds the same parts more than {self._most} times")
         return made, parts
 
-    def _made(self, value: Any) -> tuple[Any, int]:
+    def _convert(self, value: Any) -> tuple[Any, int]:
         if isinstance(value, _Array | _Scalar):
-            return value.printable(), 1
+            return value.build(), 1
         if isinstance(value, dict):
-            items = {key: self._finished(item) for key, item in value.items()}
+            items = {key: self._measure(item) for key, item in value.items()}
             return {key: item for key, (item, _) in items.items()}, 1 + sum(parts for _, parts in items.values())
-        own = [self._finished(item) for item in value]
+        own = [self._measure(item) for item in value]
         return type(value)(item for item, _ in own), 1 + sum(parts for _, parts in own)
 
 
@@ -257,4 +257,4 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
 for _module in ("numpy.core", "numpy._core"):
     _KNOWN[(f"{_module}.multiarray", "_reconstruct")] = _reconstruct
     _KNOWN[(f"{_module}.multiarray", "scalar")] = _Scalar
-    _KNOWN[(f"{_module}.numeric", "_frombuffer")] = _from_buffer
+    _KNOWN[(f"{_module}.numeric", "_frombuffer")] = _buffer_array

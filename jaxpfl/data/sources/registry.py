@@ -79,7 +79,7 @@ def load(
     """
     with exhausted(f"data set {name!r}"):
         source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
-        source = _in_files(source) if in_files else source
+        source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
 
 
@@ -97,8 +97,8 @@ def _load(name: str, root: Path, how: _How) -> Source:
         raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
     if how.tokens and prefix not in ("npz", "leaf"):
         raise JaxpflError(f"tokens is for npz:FILE and leaf:FOLDER: {name} is neither")
-    if how.table is not None and how.table.given and prefix != "csv":
-        raise JaxpflError(f"{how.table.given} is for tables, csv:FILE: {name} is none")
+    if how.table is not None and how.table.changed and prefix != "csv":
+        raise JaxpflError(f"{how.table.changed} is for tables, csv:FILE: {name} is none")
     if name in _NAMED:
         return _NAMED[name][0](name, root, how)
     if argument and prefix in _PREFIXED:
@@ -107,23 +107,25 @@ def _load(name: str, root: Path, how: _How) -> Source:
         return idx.load_idx_folder(name, root / name)
     if prefix == "federation":
         raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
-    raise unknown_name("data set", name, known_sources())
+    raise unknown_name("data set", name, source_names())
 
 
-def _in_files(source: Source) -> Source:
+def _file_source(source: Source) -> Source:
     """The source with its inputs in temporary files, wherever they were."""
 
-    def moved(x: np.ndarray) -> np.ndarray:
+    def file_array(x: np.ndarray) -> np.ndarray:
         if host_memory.is_mapped(x):
             return x
         file = host_memory.Growing(in_file=True)
         file.append(x)
         return file.whole()
 
-    return source._replace(x_train=jax.tree.map(moved, source.x_train), x_test=jax.tree.map(moved, source.x_test))
+    return source._replace(
+        x_train=jax.tree.map(file_array, source.x_train), x_test=jax.tree.map(file_array, source.x_test)
+    )
 
 
-def known_sources() -> list[str]:
+def source_names() -> list[str]:
     """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
     return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
 

@@ -56,7 +56,7 @@ class TableOptions(NamedTuple):
         return tuple(part.strip() for part in self.target.split(","))
 
     @property
-    def given(self) -> str:
+    def changed(self) -> str:
         """The first option that differs from its default; empty if none does."""
         pairs = zip(self._fields, self, TableOptions._field_defaults.values(), strict=True)
         return next((name for name, value, default in pairs if value != default), "")

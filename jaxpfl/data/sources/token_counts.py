@@ -50,7 +50,7 @@ class TokenCounts(NamedTuple):
         """The user of each entry, [nnz]."""
         return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
 
-    def of_users(self, chosen: np.ndarray) -> TokenCounts:
+    def select_users(self, chosen: np.ndarray) -> TokenCounts:
         """The users with the given indices, in this order."""
         lengths = np.diff(self.indptr)[chosen]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -71,9 +71,9 @@ class TokenCounts(NamedTuple):
         kept = place[self.indices] >= 0
         return build(self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen])
 
-    def with_tokens(self, least: int) -> TokenCounts:
+    def active_users(self, least: int) -> TokenCounts:
         """The users with at least ``least`` tokens."""
-        return self.of_users(np.flatnonzero(self.sizes >= least))
+        return self.select_users(np.flatnonzero(self.sizes >= least))
 
     def divided(self, rng: np.random.Generator, train: np.ndarray) -> tuple[TokenCounts, TokenCounts]:
         """Divide every user's tokens in two, drawn without replacement: ``train[u]`` of them, and the others."""
@@ -164,7 +164,7 @@ def split(
         raise JaxpflError(f"user {user} has {size} token(s): two are needed, to learn from one and test on the other")
     own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
     divided = counts.divided(rng, own if most is None else np.minimum(own, most))
-    return HistogramSplit(*(Part(*(tokens.of_users(part) for tokens in divided)) for part in parts))
+    return HistogramSplit(*(Part(*(tokens.select_users(part) for tokens in divided)) for part in parts))
 
 
 class DirichletMixture(NamedTuple):
@@ -293,7 +293,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: a user has a token twice")
     users = np.arange(len(indptr) - 1)
     rows = np.repeat(users, np.diff(matrix.indptr))
-    return build(rows, matrix.indices, matrix.data, users, vocabulary).with_tokens(1)
+    return build(rows, matrix.indices, matrix.data, users, vocabulary).active_users(1)
 
 
 def read_leaf_counts(folder: Path) -> TokenCounts:
@@ -328,6 +328,6 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     if not entries:
         raise JaxpflError(f"{folder}: no user has a token")
     rows, tokens, number = np.array(entries).T
-    counts = build(rows, tokens, number, np.array(names), words.astype(str)).with_tokens(1)
+    counts = build(rows, tokens, number, np.array(names), words.astype(str)).active_users(1)
     warn_of_empty(folder, set(names).difference(counts.users.tolist()))
     return counts

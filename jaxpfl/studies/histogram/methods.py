@@ -247,7 +247,7 @@ def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepar
         return _synthetic(given)
     if len(read.vocabulary) < given.tokens:
         raise JaxpflError(f"tokens must be at most the {len(read.vocabulary)} of {given.data}, got {given.tokens}")
-    counts = read.most_frequent(given.tokens).with_tokens(max(given.least_tokens, 2))
+    counts = read.most_frequent(given.tokens).active_users(max(given.least_tokens, 2))
     parts = token_counts.split(
         counts,
         validation=given.validation,
@@ -273,7 +273,7 @@ def _synthetic(given: HistogramSettings) -> Prepared:
     places = token_counts.groups(rng, given.users, given.validation, given.unseen)
 
     def group(part: np.ndarray) -> Group:
-        users = _users(drawn.counts.of_users(part), given)
+        users = _users(drawn.counts.select_users(part), given)
         return Group(users, histogram.in_blocks(drawn.histograms[part], users))
 
     clients, validation, unseen = map(group, places)
