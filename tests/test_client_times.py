@@ -11,7 +11,7 @@ import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.cli import main
 from jaxpfl.core.participation import Availability, TimeModel, resolve_time_model
-from jaxpfl.engine.evaluate import first_time
+from jaxpfl.engine.stopping import first_time
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.config import resolve as resolve_config
 
@@ -50,7 +50,7 @@ def test_factors_are_a_client_s_own_and_of_median_one():
 )
 def test_what_means_nothing_is_refused(text, message):
     with pytest.raises(JaxpflError, match=message):
-        Availability(time_model=text).check()
+        Availability(time_model=text).checked()
 
 
 def test_the_first_time_of_a_score():

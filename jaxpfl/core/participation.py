@@ -35,7 +35,7 @@ from jax.core import Tracer
 from jaxpfl.core import choices
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, client_scores, stream
-from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, check, read_help, setting
+from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, Range, check, read_help, setting
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
@@ -87,15 +87,11 @@ def resolve_time_model(time_model: str) -> TimeModel:
     """
     name, values = choices.arguments("time model", time_model, TIME_MODELS)
     model = TIME_MODELS[name](**values)
-    for what, value, fits, allowed in (
-        ("step", model.step, 0 <= model.step < math.inf, ">= 0 and finite"),
-        ("up", model.up, model.up > 0, "> 0"),
-        ("down", model.down, model.down > 0, "> 0"),
-        ("sigma", model.sigma, 0 <= model.sigma < math.inf, ">= 0 and finite"),
-        ("seed", model.seed, 0 <= model.seed < 2**32, ">= 0 and < 2**32"),
-    ):
-        if not fits:
-            raise JaxpflError(f"{name}:{what} must be {allowed}, got {value:g}")
+    finite, positive = Range(0, math.inf, open_high=True), Range(0, open_low=True)
+    ranges = {"step": finite, "up": positive, "down": positive, "sigma": finite, "seed": Range(0, 2**32 - 1)}
+    for what, range in ranges.items():
+        if (value := getattr(model, what)) not in range:
+            raise JaxpflError(f"{name}:{what} must be {range.words}, got {value:g}")
     if model.step == 0 and math.isinf(model.up) and math.isinf(model.down):
         raise JaxpflError(f"time_model = {time_model} takes no time: give step, up or down")
     return model
@@ -313,8 +309,13 @@ class FailureRates(NamedTuple):
 
 @read_help
 @dataclass(frozen=True, kw_only=True)
-class Failures:
-    """Settings of an `Availability`."""
+class Availability:
+    """Failures in the cohort. Draws are independent, and a client's draws do not depend on the other clients.
+
+    A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
+
+    Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
+    """
 
     dropout: Scalar = setting(0.0, range=SHARE, kind=RATE, text=float)
     """Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.
@@ -333,11 +334,11 @@ class Failures:
     lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its slowest
     client, or until the next clients arrive (fedbuff); results have the time."""
 
-    def check(self) -> None:
-        """Refuse values outside their ranges.
+    def checked(self) -> Availability:
+        """The same, checked, with lists of probabilities as tuples.
 
         Raises:
-          JaxpflError.
+          JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
         """
         check(self)
         if self.time_model is not None:
@@ -349,16 +350,9 @@ class Failures:
             raise JaxpflError(
                 f"dropout has {values[0]} values and stragglers {values[1]}: give each one value, or one for each run"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Availability(Failures):
-    """Failures in the cohort. Draws are independent, and a client's draws do not depend on the other clients.
-
-    A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
-
-    Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
-    """
+        rates = (np.asarray(rate, float).tolist() for rate in (self.dropout, self.stragglers))
+        dropout, stragglers = (tuple(rate) if isinstance(rate, list) else rate for rate in rates)
+        return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)
 
     @property
     def rates(self) -> FailureRates:
@@ -411,26 +405,6 @@ def _never(rate: Scalar | Sequence[float]) -> bool:
 
 RELIABLE = Availability()
 """Nobody fails."""
-
-
-def availability(
-    dropout: float | Sequence[float] = 0.0,
-    stragglers: float | Sequence[float] = 0.0,
-    *,
-    same_stragglers: bool = False,
-    time_model: str | None = None,
-) -> Availability:
-    """A checked `Availability`; a probability may be a list, one for each run.
-
-    Raises:
-      JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
-    """
-    slow = {"stragglers": stragglers, "same_stragglers": same_stragglers}
-    made = Availability(dropout=dropout, **slow, time_model=time_model)
-    made.check()
-    rates = (np.asarray(rate, float).tolist() for rate in (dropout, stragglers))
-    dropout, stragglers = (tuple(rate) if isinstance(rate, list) else rate for rate in rates)
-    return dataclasses.replace(made, dropout=dropout, stragglers=stragglers)
 
 
 def _check(num_clients: int, cohort: int) -> None:

@@ -227,7 +227,7 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
     if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
         return
     within: Range | None = field.metadata["range"]
-    kind, value = _kind(field), _any(value)
+    kind = _kind(field)
     if kind is not None:
         check_kind(name, value, kind)
     if kind is WHOLE:
@@ -323,11 +323,6 @@ def _fields(settings: type) -> dict[str, dataclasses.Field[Any]]:
 
 def _kind(field: dataclasses.Field[Any]) -> Kind | None:
     return field.metadata["kind"] or _KINDS.get(str(field.type).removesuffix(" | None"))
-
-
-def _any(value: Any) -> Any:
-    """The value, as `Any` to the type checker."""
-    return value
 
 
 def _digits(value: float) -> str:

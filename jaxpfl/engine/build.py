@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jaxpfl.core import exclusions
 from jaxpfl.core import participation as participations
 from jaxpfl.core.participation import RELIABLE, Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Reduction
+from jaxpfl.core.settings import NUMBER, SWITCH, WHOLE, Kind, check_kind, instance_of
 from jaxpfl.core.types import ClientData, Federation, Splits
 from jaxpfl.data import single
 from jaxpfl.engine import noise_keys
@@ -47,7 +47,7 @@ from jaxpfl.privacy.claim import planned
 from jaxpfl.privacy.guarded import guard_examples
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.support import processes
-from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, shown, unknown_name
+from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, unknown_name
 from jaxpfl.uploads import compression, robust
 
 
@@ -478,11 +478,8 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     for name, value in options.items():
         if name not in known:
             raise unknown_name(f"option of {method.name}", name, known)
-        kind = type(known[name])
-        if kind in _LIKE:
-            allowed, words = _LIKE[kind]
-            if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-                raise JaxpflError(f"{method.name}.{name} must be {words}, got {shown(value)}")
+        if (kind := _KINDS.get(type(known[name]))) is not None:
+            check_kind(f"{method.name}.{name}", value, kind)
     if task.statistics is not None and not method.statistics:
         able = ", ".join(name for name, other in algorithms.METHODS.items() if other.statistics)
         raise JaxpflError(
@@ -506,11 +503,11 @@ def build(method: Method, task: Task, work: LocalWork, options: Mapping[str, Any
     return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 
 
-_LIKE: Mapping[type, tuple[Any, str]] = {
-    bool: (bool, "True or False"),
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    str: (str, "a text"),
-    tuple: ((tuple, list), "a list"),
+_KINDS: Mapping[type, Kind] = {
+    bool: SWITCH,
+    int: WHOLE,
+    float: NUMBER,
+    str: instance_of("a text", str),
+    tuple: instance_of("a list", tuple, list),
 }
-"""Type of an option's default -> types allowed instead, and their name."""
+"""Type of an option's default -> kind of the values that are allowed."""

@@ -7,7 +7,6 @@ computed is the same, and how far the numbers drift is in ``docs/records/perform
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
 from jaxpfl.models.rewriting import Form
 from jaxpfl.support import processes
-from jaxpfl.support.errors import JaxpflError, unknown_name
+from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.host_memory import readable
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
@@ -252,28 +251,7 @@ def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-
-
-def target_plan(plans: Mapping[str, Resolved]) -> Resolved:
-    """Plan of one program for several platforms, from the plan of each.
-
-    Raises:
-      JaxpflError: for no platform, an unknown one, and plans that differ in more than the placement of data.
-    """
-    if not plans:
-        raise JaxpflError(f"export needs a platform: {', '.join(PLATFORMS)}")
-    for platform in plans:
-        if platform not in PLATFORMS:
-            raise unknown_name("platform", platform, PLATFORMS)
-    (first, plan), *others = plans.items()
-    for platform, other in others:
-        for of, names in (("block", "plan.clients"), ("vmap_runs", "plan.runs"), ("form", "plan.convolutions")):
-            if (one := getattr(plan, of)) != (two := getattr(other, of)):
-                raise JaxpflError(
-                    f"{first} and {platform} take different plans ({names}: {of} {one} and {two}): export one at a "
-                    f"time, or give {names}"
-                )
-    return plan
+"""Platforms for which programs can be lowered."""
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:

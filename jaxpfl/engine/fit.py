@@ -13,21 +13,13 @@ from jaxpfl.core import exclusions
 from jaxpfl.core.settings import Kind, check_kind, documented, instance_of, part_of
 from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.build import assemble
-from jaxpfl.engine.evaluate import (
-    Scores,
-    chosen,
-    example_weights,
-    first_time,
-    is_root,
-    mean_over_clients,
-    mean_over_examples,
-    milestones,
-)
+from jaxpfl.engine.evaluate import Scores, example_weights, is_root, mean_over_clients, mean_over_examples
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts
+from jaxpfl.engine.stopping import chosen, first_time, milestones
 from jaxpfl.models import Task
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (
@@ -106,7 +98,7 @@ class Fit(NamedTuple):
         if delta is None:
             delta = self.delta
         if delta is None:
-            raise JaxpflError("delta must be given: the run's privacy names none, as PrivacyConfig(delta=...) would")
+            raise JaxpflError("the claim needs a delta: give statement(delta=...), or fit PrivacyConfig(delta=...)")
         plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise

@@ -170,10 +170,10 @@ class Programs:
         """The programs under another plan and placement."""
         return Programs(self._of._replace(placement=placement), execution)
 
-    def export(self, platforms: tuple[str, ...], arguments: tuple[Any, ...]) -> jax.export.Exported:
+    def export(self, platform: str, arguments: tuple[Any, ...]) -> jax.export.Exported:
         """The program of `advance`, lowered."""
         function = jax.jit(self.function("advance", self.execution.block), **self.options("advance", arguments))
-        return jax.export.export(function, platforms=platforms)(*arguments)
+        return jax.export.export(function, platforms=(platform,))(*arguments)
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Options of `compiled.compiled` for a program other than ``start``."""

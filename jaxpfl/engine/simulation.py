@@ -20,7 +20,7 @@ from jaxpfl.core.types import Array, Federation, Metrics, PyTree
 from jaxpfl.engine import compiled, exchange, in_flight, memory, noise_keys
 from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.evaluate import Part, Scores
-from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve, target_plan
+from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
 from jaxpfl.engine.placement import Placement, agree_on, balanced, check_states, place, put, put_as, put_states
 from jaxpfl.engine.programs import Name, Programs, Setting
@@ -40,7 +40,7 @@ from jaxpfl.models import Task
 from jaxpfl.models.base import Half
 from jaxpfl.models.rewriting import Exchanged
 from jaxpfl.support import processes
-from jaxpfl.support.errors import JaxpflError
+from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Simulation:
@@ -442,21 +442,21 @@ class Simulation:
         whole = len(self.federations) == 1 and not self.placement.own_data
         return self.federations[0] if whole and not self.algorithm.pooled else None
 
-    def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
-        """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here.
+    def export(self, platform: str, seeds: int = 1) -> jax.export.Exported:
+        """The program of one `advance` call, lowered for a platform ("cpu", "cuda", "tpu") that need not be here.
 
-        The plan chooses for the platform the number of clients at once, the form of convolutions and, if there is one
-        platform, the devices of data and clients, on as many devices as here.
+        The plan chooses for the platform the number of clients at once, the form of convolutions and the devices of
+        data and clients, on as many devices as here.
 
         Raises:
-          JaxpflError: for an unknown platform, and for several that take different plans.
+          JaxpflError: for an unknown platform.
         """
-        programs, given = self._on(platforms, seeds)
-        return programs.export(platforms, given)
+        programs, given = self._on(platform, seeds)
+        return programs.export(platform, given)
 
     def program(self, platform: str) -> ClosedJaxpr:
         """Operations of one `advance` call for one run, as a jaxpr, under a platform's plan."""
-        programs, given = self._on((platform,), 1)
+        programs, given = self._on(platform, 1)
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
@@ -501,13 +501,13 @@ class Simulation:
         self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups
 
-    def _on(self, platforms: tuple[str, ...], seeds: int) -> tuple[Programs, tuple[Any, ...]]:
-        """The programs under the plan of platforms, and the arguments of `advance` (states as shapes)."""
-        execution = target_plan({platform: self._plan_on(platform) for platform in platforms})
-        placement = self.placement
-        if len(set(platforms)) == 1:
-            given = self.participation.num_clients, execution.devices, execution.even
-            placement = place(*given, on=platforms[0], model_shards=execution.model_shards)
+    def _on(self, platform: str, seeds: int) -> tuple[Programs, tuple[Any, ...]]:
+        """The programs under the plan of a platform, and the arguments of `advance` (states as shapes)."""
+        if platform not in PLATFORMS:
+            raise unknown_name("platform", platform, PLATFORMS)
+        execution = self._plan_on(platform)
+        given = self.participation.num_clients, execution.devices, execution.even
+        placement = place(*given, on=platform, model_shards=execution.model_shards)
         federations = tuple(put_as(part, self.placement, placement) for part in self.federations)
         state, values, _, rounds = self._arguments("advance", seeds)
         state, clients = _laid(state, placement), self._inputs(federations)

@@ -16,8 +16,8 @@ from jaxpfl import algorithms
 from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
-from jaxpfl.core import exclusions, participation
-from jaxpfl.core.participation import Availability, Failures
+from jaxpfl.core import exclusions
+from jaxpfl.core.participation import Availability
 from jaxpfl.core.settings import (
     BY_NAME,
     COUNT,
@@ -203,10 +203,10 @@ class Settings:
     """Share of the clients that attack, rounded to a number of them."""
     attack_seed: int = setting(0, range=Range(0, 2**32 - 1))
     """Seed of the draw of the attackers, who are the same in every run."""
-    dropout: Any = restated(Failures, "dropout", 0.0)
-    stragglers: Any = restated(Failures, "stragglers", 0.0)
-    same_stragglers: bool = restated(Failures, "same_stragglers", False)
-    time_model: str | None = restated(Failures, "time_model", None, "none unless given")
+    dropout: Any = restated(Availability, "dropout", 0.0)
+    stragglers: Any = restated(Availability, "stragglers", 0.0)
+    same_stragglers: bool = restated(Availability, "same_stragglers", False)
+    time_model: str | None = restated(Availability, "time_model", None, "none unless given")
     compress: str | Compressor | None = setting(
         None, unless_given="none unless given", kind=_COMPRESSOR, text=str | None
     )
@@ -327,7 +327,7 @@ class RunSpec(Settings):
     @property
     def availability(self) -> Availability:
         """Dropout, stragglers and the time model, with lists as tuples."""
-        return participation.availability(**vars(part_of(Availability, self)))
+        return part_of(Availability, self).checked()
 
     @property
     def is_private(self) -> bool:

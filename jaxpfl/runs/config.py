@@ -21,7 +21,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.core import choices
-from jaxpfl.core.participation import availability
+from jaxpfl.core.participation import Availability
 from jaxpfl.core.settings import (
     COUNT,
     WHOLE,
@@ -228,12 +228,7 @@ def resolve(config: RunConfig) -> RunConfig:
         raise JaxpflError(f"unseen_clients = {TEST_USERS} needs partition = natural and no pool_test, got {beside}")
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
-    availability(
-        config.dropout,
-        config.stragglers,
-        same_stragglers=config.same_stragglers,
-        time_model=config.time_model,
-    )
+    part_of(Availability, config).checked()
     if config.time_to is not None and config.time_model is None:
         raise JaxpflError(f"time_to = {config.time_to:g} needs time_model, which simulates the seconds of a round")
     config.privacy.check()

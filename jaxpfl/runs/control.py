@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxpfl.engine.compiled import LOADED, WAITED
-from jaxpfl.engine.evaluate import chosen
+from jaxpfl.engine.stopping import chosen
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.support import files, processes, signals
 from jaxpfl.support.errors import JaxpflError

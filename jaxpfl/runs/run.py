@@ -23,7 +23,8 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
-from jaxpfl.engine.evaluate import mean_over_clients, milestones
+from jaxpfl.engine.evaluate import mean_over_clients
+from jaxpfl.engine.stopping import milestones
 from jaxpfl.runs import inputs, results, run_folder
 from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save

@@ -67,10 +67,6 @@ def format_seconds(seconds: float | None) -> str:
 
 def new_table(title: str, caption: str | None = None) -> Any:
     """An empty rich table with a title and a caption."""
-    from rich import box
-
-    pass
-
     return Table(
         title=title,
         caption=caption,

@@ -7,7 +7,7 @@ from problem import assert_close, outcome, simulate
 
 import jaxpfl
 from jaxpfl import METHODS, ExecutionPlan
-from jaxpfl.core.participation import availability
+from jaxpfl.core.participation import Availability
 from jaxpfl.support.errors import JaxpflError
 
 NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
@@ -29,7 +29,9 @@ def test_rows_equal_runs_alone(federation, name, runs, rates):
     def run(dropout, stragglers, seeds):
         given = {"plan": ExecutionPlan(runs=runs, rounds_per_call=8), "dtype": np.float64, "model": "linear"}
         return outcome(
-            simulate(METHODS[name], federation, failures=availability(dropout, stragglers), **given), 4, seeds
+            simulate(METHODS[name], federation, failures=Availability(dropout=dropout, stragglers=stragglers), **given),
+            4,
+            seeds,
         )
 
     dropouts, slow = zip(*rates, strict=True)

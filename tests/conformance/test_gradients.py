@@ -14,7 +14,7 @@ from toys import EVERYBODY, participation
 
 from jaxpfl import METHODS, LocalWork, Simulation, data
 from jaxpfl.core import trees
-from jaxpfl.core.participation import availability, of
+from jaxpfl.core.participation import Availability, of
 from jaxpfl.engine import ExecutionPlan
 from jaxpfl.engine.tasks import make_task
 
@@ -141,7 +141,7 @@ def made(name: str, federation, unseen=None):
     algorithm, hp = method.build(tally.task, work, **options), method.hyper
     plan = ExecutionPlan(clients="map", runs="map", devices=1)
     who = participation(method.name, federation.num_clients, 3)
-    fails = availability(0.3, 0.6)
+    fails = Availability(dropout=0.3, stragglers=0.6)
     made = Simulation(
         algorithm, tally.task, federation, who, hp, availability=fails, plan=plan, unseen=unseen, adapt_rounds=2
     )

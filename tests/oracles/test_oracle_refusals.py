@@ -11,7 +11,7 @@ from oracle import IDS, SIZES, STEPS, M, classification_problem, clients, least_
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, JaxpflWarning, LocalWork, Model, classification
 from jaxpfl.algorithms.parts import schedules
-from jaxpfl.core.participation import availability, poisson, uniform
+from jaxpfl.core.participation import Availability, poisson, uniform
 from jaxpfl.models import build_model
 from jaxpfl.models.base import start_from
 from jaxpfl.privacy import Mechanism
@@ -221,7 +221,7 @@ def test_stored_runs():
     ],
 )
 def test_shares_out_of_range(arguments, message):
-    refused(message, lambda: availability(**arguments))
+    refused(message, lambda: Availability(**arguments).checked())
 
 
 @pytest.mark.slow

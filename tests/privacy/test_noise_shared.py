@@ -17,7 +17,7 @@ from noise_sites import RELEASES
 
 from jaxpfl import ExecutionPlan, JaxpflError, Simulation, fit, stack_clients
 from jaxpfl.algorithms.parts import private_em
-from jaxpfl.core.participation import availability
+from jaxpfl.core.participation import Availability
 from jaxpfl.engine import noise_keys
 from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
@@ -202,7 +202,7 @@ def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
     noise = found.privacy[0].noise
     assert isinstance(noise, PerStepNoise)
     assert noise.steps == 5
-    late, key = availability(**LATE if more is LATE else {}), found.state.key[0]
+    late, key = Availability(**LATE if more is LATE else {}), found.state.key[0]
     steps = [min(5, int(late.step_limit(key, t, client, 5))) for t in range(2) for client in range(3)]
     expected = sum(steps) if "cohort" not in more else 2 * 2 * 5
     assert len(count) == expected * len(noise.clips)
