@@ -229,7 +229,7 @@ def test_overflowing_predictions_score_worst_not_as_absent():
 
 
 SENSELESS = {
-    ("fedrod", "squared"): "fedrod balances classes by their counts: the task 'regression' has none",
+    ("fedrod", "squared"): "fedrod balances classes by their counts: the task 'regression' has no classes",
     ("fedem", "absolute"): "fedem mixes densities",
 }
 
@@ -417,7 +417,7 @@ def test_diverged_predictions_score_worst():
 
 
 REFUSED = {
-    "fedrod": "fedrod balances classes by their counts: the task 'next-token' has none",
+    "fedrod": "fedrod balances classes by their counts: the task 'next-token' has no classes",
     "moon": "moon compares features of examples: the task 'next-token' has some at each position",
 }
 
@@ -438,9 +438,9 @@ def test_methods_of_classes_refuse_it_with_their_reason(method):
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("adaped", {"gate": True}, "adaped.gate compares with a guess among classes: .* got next-token"),
+        ("adaped", {"gate": True}, "adaped.gate .* at least 2 classes, got next-token"),
         ("map-kd", {"exact": True}, "the exact normaliser is of the probabilities of a classification"),
-        ("persfl", {"temperatures": (2.0,)}, "persfl.temperatures soften class probabilities: .*, not next-token"),
+        ("persfl", {"temperatures": (2.0,)}, "persfl.temperatures applies to .*, got next-token"),
     ],
 )
 def test_options_of_classes_are_refused(method, options, message):
@@ -459,7 +459,7 @@ def test_options_of_classes_are_refused(method, options, message):
             {"model": Model(lambda key, x: jnp.ones(1), lambda w, x, **_: w * jnp.ones((len(x), V)))},
             "at each position",
         ),
-        ({}, {"augment": "mixup"}, "augment = mixup is of inputs that are numbers"),
+        ({}, {"augment": "mixup"}, "augment = mixup needs numeric inputs"),
         ({}, {"attack": "label-flip", "attackers": 0.5}, "flips labels that are classes: the task is 'next-token'"),
     ],
 )

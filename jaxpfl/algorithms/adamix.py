@@ -49,14 +49,14 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
         return gaussian_mixture.prior(components, s2_init=hp.scale_init, floor=hp.scale_floor, em_steps=em_steps)
 
     if work.privacy is not None and (work.privacy.noise != "central" or work.privacy.quantile is not None):
-        raise JaxpflError("adamix can be private with central noise and a fixed clipping norm only")
+        raise JaxpflError("adamix supports only central noise and a fixed clipping norm")
     algorithm = map_personalization(task, work, prior=prior, estimate="fit", scaling=scaling)
 
     def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:
         if components > ctx.expected_cohort:
             raise JaxpflError(
                 f"adamix.components must be at most the {ctx.expected_cohort:g} clients of a round, got {components}: "
-                "a center on each model says nothing of a population"
+                "otherwise each model would be a component of its own"
             )
         return algorithm.server.init(key, hp, ctx)
 

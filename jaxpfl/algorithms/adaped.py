@@ -56,12 +56,7 @@ class Remembering(NamedTuple):
 
 
 def adaped(
-    task: Task,
-    work: LocalWork,
-    *,
-    idle_rounds: int = 0,
-    architectures: str = "",
-    gate: bool = False,
+    task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "", gate: bool = False
 ) -> Algorithm:
     """Adaptive personalisation by distillation. Models: personalised theta_i, the client's own; global mu, distilled.
 

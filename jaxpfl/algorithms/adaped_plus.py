@@ -136,7 +136,7 @@ def adaped_plus(
         raise unknown_name("adaped-plus.start", start, STARTS)
     if not keep and (start != "mu" or idle_rounds):
         given = f"idle_rounds={idle_rounds}" if idle_rounds else f"start={start}"
-        raise JaxpflError(f"adaped-plus.{given} is of a kept theta: it needs keep=True")
+        raise JaxpflError(f"adaped-plus.{given} needs keep=True: otherwise clients keep no theta")
     plus = _Plus(Distilled(task, task, work, gate, _normalized if normalize else None), fine_tune_steps, own_psi)
     client = _keeping(plus, at_first=start == "mu", idles=idle_rounds > 0) if keep else _tuned(plus)
     algorithm = Algorithm((client,), shared_server(task), work.steps, idle_cap=idle_rounds)
@@ -162,19 +162,9 @@ class _Plus(NamedTuple):
         if not self.fine_tune_steps:
             return theta
         ctx = ctx._replace(round=jnp.maximum(ctx.round - 1, 0))  # the last one
-        tuned, _ = self.steps.alone(
-            key,
-            hp,
-            ctx,
-            splits.train,
-            theta,
-            gamma,
-            rate=hp.lr * hp.decay(ctx.round, self.steps.work.steps),
-            steps=self.fine_tune_steps,
-            seen=self.seen(hp, ctx),
-            estimates=self.own_psi,
-        )
-        return tuned
+        given, seen = (key, hp, ctx, splits.train, theta, gamma), self.seen(hp, ctx)
+        rate = hp.lr * hp.decay(ctx.round, self.steps.work.steps)
+        return self.steps.alone(*given, rate=rate, steps=self.fine_tune_steps, seen=seen, estimates=self.own_psi)[0]
 
 
 def _normalized(psi: Array) -> Array:
@@ -253,17 +243,9 @@ def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
     def idle(key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, state: Kept, splits: Splits) -> tuple[Kept, Metrics]:
         rate = hp.lr * hp.decay(ctx.round, work.steps)
         received: Shared = state.received
-        psi = jnp.where(state.met > 0, state.psi, received.psi) if plus.own_psi else received.psi
-        theta, metrics = steps.alone(
-            key,
-            hp,
-            ctx,
-            splits.train,
-            state.theta,
-            received._replace(psi=psi),
-            rate=rate,
-            seen=plus.seen(hp, ctx),
-        )
+        _, psi = start_values(state, received)
+        given = (key, hp, ctx, splits.train, state.theta, received._replace(psi=psi))
+        theta, metrics = steps.alone(*given, rate=rate, seen=plus.seen(hp, ctx))
         return state._replace(theta=theta), metrics
 
     def init(key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, message: Message) -> Kept:

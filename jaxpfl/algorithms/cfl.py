@@ -62,9 +62,9 @@ from jaxpfl.support.errors import JaxpflError
 class CFLHyper(SgdHyper):
     """Hyper-parameters of clustered federated learning."""
 
-    eps1: Scalar = hyper(0.4, "eps1, length of a cluster's mean update below which it rests")
-    eps2: Scalar = hyper(1.6, "eps2, length of a client's update above which it does not")
-    gamma: Scalar = hyper(0.0, "gamma, noise of updates that clusters must be apart by; 0 takes every bipartition")
+    eps1: Scalar = hyper(0.4, "eps1, length below which the mean update of a cluster counts as zero")
+    eps2: Scalar = hyper(1.6, "eps2, length of a client's update above which a resting cluster is split")
+    gamma: Scalar = hyper(0.0, "gamma, least distance between the two parts of a split cluster; 0 accepts every split")
 
 
 class State(NamedTuple):
@@ -168,7 +168,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     def server_init(key: Key, hp: CFLHyper, ctx: ServerContext) -> State:
         if ctx.expected_cohort != ctx.num_clients:
             raise JaxpflError(
-                f"cfl compares the updates of all clients: the cohort must be all {ctx.num_clients} of them, got "
+                f"cfl compares the updates of all clients: the cohort must be {ctx.num_clients}, got "
                 f"{ctx.expected_cohort:g}"
             )
         model = task.init(key)

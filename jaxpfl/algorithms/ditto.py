@@ -51,15 +51,8 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
         mu, decay = message.shared, hp.decay(ctx.round, work.steps)
         given = (work, task, key, ctx, splits.train)
         w, _ = sgd(*given, mu, rate=hp.lr * decay, weight_decay=hp.weight_decay)
-        v, metrics = sgd(
-            *given,
-            v,
-            rate=hp.lr_personal * decay,
-            weight_decay=hp.weight_decay,
-            steps=personal_steps or None,
-            anchor=mu,
-            prox=hp.lam,
-        )
+        pull = {"anchor": mu, "prox": hp.lam, "steps": personal_steps or None}
+        v, metrics = sgd(*given, v, rate=hp.lr_personal * decay, weight_decay=hp.weight_decay, **pull)
         return v, increment(w, mu, work.weight(splits.train)), metrics
 
     client = Client(

@@ -57,8 +57,8 @@ from jaxpfl.models import Task
 class FedAMPHyper(SgdHyper):
     """Hyper-parameters of FedAMP."""
 
-    alpha: Scalar = hyper(10.0, "alpha, step towards like models", positive=True, is_step=True)
-    sigma: Scalar = hyper(1.0, "sigma, squared distance at which models cease to be like", positive=True)
+    alpha: Scalar = hyper(10.0, "alpha, step towards similar models", positive=True, is_step=True)
+    sigma: Scalar = hyper(1.0, "sigma, squared distance beyond which models count as unlike", positive=True)
     lam: Scalar = hyper(1.0, "lambda, with (lambda/(2 alpha)) |w - u|^2 in a client's loss")
 
 

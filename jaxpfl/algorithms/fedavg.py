@@ -82,7 +82,9 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
 
 def _fednova(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
     if task.statistics is not None:
-        raise JaxpflError(f"{method}.fednova is of steps along gradients, which running statistics (BatchNorm) are not")
+        raise JaxpflError(
+            f"{method}.fednova does not support BatchNorm: running statistics have no gradient steps to normalise"
+        )
     return normalized(method, algorithm, work)
 
 
@@ -90,20 +92,10 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
-        mu = message.shared
-        w, metrics = sgd(
-            work,
-            task,
-            key,
-            ctx,
-            splits.train,
-            mu,
-            rate=hp.lr * hp.decay(ctx.round, work.steps),
-            weight_decay=hp.weight_decay,
-            anchor=mu if proximal else None,
-            prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
-            uploaded=True,
-        )
+        mu, rate = message.shared, hp.lr * hp.decay(ctx.round, work.steps)
+        pull = {"anchor": mu, "prox": hp.prox} if isinstance(hp, FedProxHyper) else {}
+        given = (work, task, key, ctx, splits.train)
+        w, metrics = sgd(*given, mu, rate=rate, weight_decay=hp.weight_decay, uploaded=True, **pull)
         # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
         return state, increment(w, mu, None if proximal else work.weight(splits.train)), metrics
 

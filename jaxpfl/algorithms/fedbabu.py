@@ -40,7 +40,7 @@ PARTS = ("all", "head", "body")
 class FedBABUHyper(AveragingHyper):
     """Hyper-parameters of FedBABU."""
 
-    fine_tune_factor: Scalar = hyper(0.1, "learning rate of fine-tuning, as a factor on that of the last round")
+    fine_tune_factor: Scalar = hyper(0.1, "factor on the last round's learning rate, for fine-tuning")
 
 
 class Halves(NamedTuple):

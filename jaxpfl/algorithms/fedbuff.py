@@ -37,7 +37,7 @@ from jaxpfl.models import Task
 class FedBuffHyper(AveragingHyper):
     """Hyper-parameters of FedBuff."""
 
-    staleness: Scalar = hyper(0.5, "a of the weight (1 + rounds that an upload is late)^-a; 0 weighs all alike")
+    staleness: Scalar = hyper(0.5, "a in the weight (1 + rounds of delay)^-a; 0 weighs all uploads alike")
 
 
 def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:

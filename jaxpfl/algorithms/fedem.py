@@ -73,8 +73,8 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:
         raise JaxpflError(
-            f"fedem mixes densities: the loss of the task {task.kind!r} is no negative log-likelihood of one (squared, "
-            "poisson and the logistic loss of binary and multilabel tasks are)"
+            f"fedem mixes densities, and the loss of the task {task.kind!r} is not a negative log-likelihood: use "
+            "squared, poisson, or the logistic loss of binary and multilabel tasks"
         )
     if task.has_classes and task.num_classes < 2:
         raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")

@@ -59,7 +59,7 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
       JaxpflError: for a task without classes, and a model without a head or without a body.
     """
     if not task.has_classes:
-        raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has none")
+        raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has no classes")
     split = head_and_body("fedrod", task)
 
     def log_counts(data: ClientData) -> Array:

@@ -45,7 +45,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
     several_models.check("ifca", "clusters", clusters, task, work)
     if work.server_optimizer != "sgd":
         raise JaxpflError(
-            f"ifca averages each cluster by itself: server_optimizer must be sgd, got {work.server_optimizer}"
+            f"ifca averages each cluster separately: server_optimizer must be sgd, got {work.server_optimizer}"
         )
 
     def cluster_of(models: PyTree, data: ClientData) -> Array:

@@ -85,9 +85,9 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
     clients start from the mean and take local steps in all their rounds.
     """
     if work.epochs is not None:
-        raise JaxpflError("l2gd tosses a coin for each local step: give local_steps, not local_epochs")
+        raise JaxpflError("l2gd tosses a coin for each local step: set local_steps instead of local_epochs")
     if work.keeps_optimizer:
-        raise JaxpflError("l2gd takes local steps in one of its two kinds of rounds: leave out keep_optimizer")
+        raise JaxpflError("l2gd does not support keep_optimizer: only one of its two kinds of rounds takes local steps")
     loss = batch_loss(task)
 
     def update(

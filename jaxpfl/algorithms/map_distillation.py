@@ -51,15 +51,8 @@ def map_kd(
     distillation.check_task("map-kd", task)
 
     def prior(hp: MapDistillationHyper) -> Prior:
-        return distillation.prior(
-            psi_init=hp.scale_init,
-            floor=hp.scale_floor,
-            c=hp.c,
-            weight_decay=hp.weight_decay,
-            distance=distance,
-            exact=exact,
-            own=task.divergence,
-        )
+        rates = {"psi_init": hp.scale_init, "floor": hp.scale_floor, "c": hp.c, "weight_decay": hp.weight_decay}
+        return distillation.prior(**rates, distance=distance, exact=exact, own=task.divergence)
 
     prior(MapDistillationHyper())  # refuses its options before anything is compiled
     return map_personalization(task, work, prior=prior, scaling=scaling, each=2)  # of theta, and of mu

@@ -102,13 +102,11 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
       estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
       scaling: f_i as the "sum" of the losses, or their "mean".
     """
-    return map_personalization(
-        task,
-        work,
-        prior=lambda hp: gaussian.prior(s2_init=hp.scale_init, floor=hp.scale_floor),
-        estimate=estimate,
-        scaling=scaling,
-    )
+
+    def prior(hp: MapHyper) -> Prior:
+        return gaussian.prior(s2_init=hp.scale_init, floor=hp.scale_floor)
+
+    return map_personalization(task, work, prior=prior, estimate=estimate, scaling=scaling)
 
 
 def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
@@ -121,13 +119,11 @@ def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scal
       estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
       scaling: f_i as the "sum" of the losses, or their "mean".
     """
-    return map_personalization(
-        task,
-        work,
-        prior=lambda hp: laplace.prior(b_init=hp.scale_init, floor=hp.scale_floor),
-        estimate=estimate,
-        scaling=scaling,
-    )
+
+    def prior(hp: MapHyper) -> Prior:
+        return laplace.prior(b_init=hp.scale_init, floor=hp.scale_floor)
+
+    return map_personalization(task, work, prior=prior, estimate=estimate, scaling=scaling)
 
 
 def map_personalization(

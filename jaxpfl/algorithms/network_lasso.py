@@ -75,7 +75,7 @@ class NetworkHyper(SgdHyper):
     """Hyper-parameters of the network lasso."""
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
-    rho: Scalar = hyper(1.0, "ADMM's first penalty, eta times the print's: its number of steps", positive=True)
+    rho: Scalar = hyper(1.0, "ADMM's initial penalty, eta times the paper's; affects its speed", positive=True)
 
 
 class NetworkState(NamedTuple):
@@ -150,12 +150,16 @@ def network_lasso(
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
     if work.epochs is not None:
-        raise JaxpflError("network-lasso weighs its graph by the local steps: give local_steps, not local_epochs")
+        raise JaxpflError("network-lasso weighs its graph by the local steps: set local_steps instead of local_epochs")
     if admm_steps < 1:
         raise JaxpflError(f"network-lasso.admm_steps must be >= 1, got {admm_steps}")
     if not 0 < tolerance < 1:
         raise JaxpflError(f"network-lasso.tolerance must be > 0 and < 1, got {tolerance}")
-    graph = _graph_of(work)
+    graph = work.graph
+    if graph is None:
+        raise JaxpflError("network-lasso needs a graph of the clients: set LocalWork.graph")
+    if graph.nodes != work.num_clients:
+        raise JaxpflError(f"the graph has {graph.nodes} nodes, expected {work.num_clients}, one for each client")
     mask = masks("network-lasso", task, shared, personal)
     start = jax.eval_shape(lambda key: mask.split(task.init(key)), jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), start.personal))
@@ -221,11 +225,3 @@ def network_lasso(
         welcome=lambda key, hp, ctx, state: Message(Sent(state.shared, state.fixed), state.z.mean(axis=0)),
     )
     return Algorithm((client,), server, work.steps, Reduction.STACK, clusters=lambda state: clusters(graph, state))
-
-
-def _graph_of(work: LocalWork) -> Graph:
-    if work.graph is None:
-        raise JaxpflError("network-lasso needs a graph of the clients (LocalWork.graph)")
-    if work.graph.nodes != work.num_clients:
-        raise JaxpflError(f"the graph has {work.graph.nodes} nodes, expected the {work.num_clients} clients")
-    return work.graph

@@ -188,12 +188,10 @@ def _two_stages(
     if stored < 0 or stored == 1:
         raise JaxpflError(f"{method}.stored must be 0 or >= 2, got {stored}")
     if stored and teacher == "last":
-        raise JaxpflError(f"{method}.stored needs the teacher best: with last, no stored model would be used")
+        raise JaxpflError(f"{method}.stored needs teacher = best: with last, the stored models are not used")
     if not task.has_classes:
         if tuple(temperatures) not in (TEMPERATURES, (1.0,)):
-            raise JaxpflError(
-                f"{method}.temperatures soften class probabilities: a classification has them, not {task.kind}"
-            )
+            raise JaxpflError(f"{method}.temperatures applies to classification tasks only, got {task.kind}")
         temperatures = (1.0,)
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
@@ -270,8 +268,8 @@ def _two_stages(
         lacking = int((np.asarray(federation.validation.size) == 0).sum())
         if lacking and (keeps or len(grid) > 1):
             raise JaxpflError(
-                f"{method} chooses on validation examples: {lacking} of {federation.num_clients} clients have none, "
-                "give validation_share (or teacher last, one temperature and one imitation)"
+                f"{method} selects models on validation examples, and {lacking} of {federation.num_clients} clients "
+                "have none: set validation_share (or teacher = last, one temperature and one imitation)"
             )
 
     client = fedavg_client._replace(
@@ -305,7 +303,7 @@ def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),
     ):
         if not values or not all(isinstance(value, int | float) and fits(value) for value in values):
-            raise JaxpflError(f"{method}.{name} must be numbers {allowed}, at least one, got {values}")
+            raise JaxpflError(f"{method}.{name} must be one or more numbers {allowed}, got {values}")
     least, *others = sorted(set(temperatures))
     pairs = [(imitation, t) for imitation in sorted(set(imitations)) for t in ([least] + others * (imitation > 0))]
     return np.array(pairs, float)

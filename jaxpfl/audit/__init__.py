@@ -135,7 +135,7 @@ def audit(
         subject, worlds=worlds, delta=worlds_delta, **of_bounds, seed=seed + canary_runs, progress=progress
     )
     against = [
-        f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, {said:.4g} is claimed"
+        f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, but the claim is {said:.4g}"
         for name, bound, said in (("worlds", game.bound, claimed), ("one run", one_run, claimed_one_run))
         if bound.epsilon > said
     ]

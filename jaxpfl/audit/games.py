@@ -145,7 +145,8 @@ def insert_canaries(
                     weight = jax.tree.map(lambda a: jnp.full_like(a, _WEIGHT), upload.weight)
                     chosen = (real[0], upload._replace(total=total, weight=weight), real[2])
                 else:  # a step is against the gradient
-                    steered = _Steered(*_values(work), steer=lambda g: jax.tree.map(jnp.negative, vector(g)))
+                    values = (getattr(work, each.name) for each in fields(LocalWork))
+                    steered = _Steered(*values, steer=lambda g: jax.tree.map(jnp.negative, vector(g)))
                     size = jnp.where(coin(ctx.batch_key), splits.train.size, 0)
                     own = splits._replace(train=replace(splits.train, size=size))
                     chosen = rebuild(steered).clients[number].update(key, hp, ctx, message, state, own)
@@ -166,10 +167,6 @@ class _Steered(LocalWork):
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
         return super().released(key, self.steer(gradient))
-
-
-def _values(work: LocalWork) -> list[Any]:
-    return [getattr(work, each.name) for each in fields(LocalWork)]
 
 
 _AT_ONCE = 2**28
@@ -212,9 +209,8 @@ def play(
       progress: called with the number of finished worlds.
 
     Raises:
-      JaxpflError: for fewer than 40 worlds, or if the run cannot be accounted.
+      JaxpflError: if the run cannot be accounted.
     """
-    check_worlds(worlds)
     canaries = _canaries(subject, 1, even=True)
     simulation, upload = _simulation(subject, canaries)
     direction = leaf_vectors(canaries.direction(int(canaries.ids[0]), _released_like(upload)))

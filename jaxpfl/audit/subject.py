@@ -72,7 +72,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
         if isinstance(reduced, Stacked):
             shared = inner.broadcast(key, hp, ctx, state).shared
             if not isinstance(shared, Mixture):
-                raise JaxpflError("an audit reads sums of uploads, and AdaMix's mixture: this method has neither")
+                raise JaxpflError("an audit needs summed uploads or AdaMix's mixture: this method has neither")
             return Seen(
                 state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
             ), metrics
@@ -143,7 +143,7 @@ class Subject:
           JaxpflError: for a method that uploads nothing, a mechanism without noise, and a run that cannot be accounted.
         """
         if not self.run.spec.method.uploads:
-            raise JaxpflError(f"{self.run.spec.method.name} uploads nothing: there is no claim to audit")
+            raise JaxpflError(f"{self.run.spec.method.name} uploads nothing and so has no claim to audit")
         (plan,) = self.run.released(1) or (None,)
         if plan is None:
             raise JaxpflError(exclusions.NO_NOISE)
@@ -207,8 +207,8 @@ def subject_of(run: Assembled, name: str) -> Subject:
     """
     spec, mechanism = run.spec, run.mechanism
     if mechanism is None:
-        what = "uploads nothing" if spec.is_private else "is not private: give --privacy.epsilon, or a noise multiplier"
-        raise JaxpflError(f"{name} {what}")
+        private = "is not private: set --privacy.epsilon or --privacy.noise-multiplier"
+        raise JaxpflError(f"{name} {'uploads nothing' if spec.is_private else private}")
     silos = isinstance(mechanism, SiloMechanism)
     exclusions.check(
         {

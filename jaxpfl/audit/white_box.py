@@ -51,7 +51,7 @@ def why_no_noise_check(subject: Subject) -> str | None:
     if subject.mechanism.noise == "per_step":
         return "noise in every step is part of what a client computes"
     if subject.run.spec.compress is not None:
-        return "uploads are coded after the noise"
+        return "uploads are compressed after the noise is added"
     if subject.run.spec.method.releases is not None:
         return f"{subject.run.spec.method.name} releases its sums within a round"
     return None

@@ -297,6 +297,7 @@ class Algorithm(NamedTuple):
         long as ``Message.shared``, and there are no individual messages.
       increments: tree prefix of ``Upload.total``; false for numbers of steps, moments, running statistics and the like,
         which neither attacks nor compressors may change.
+      has_server_optimizer: the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
     """
 
     clients: tuple[Client, ...]
@@ -314,6 +315,7 @@ class Algorithm(NamedTuple):
     guarded: bool = False
     in_flight: int | None = None
     increments: PyTree = True
+    has_server_optimizer: bool = False
 
     @property
     def counts_gradients(self) -> bool:

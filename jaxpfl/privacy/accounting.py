@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     )
     if cycle is not None and bands > cycle:
         raise JaxpflError(
-            f"bands must be at most {cycle}, the rounds from one turn of a client to the next, got {bands}"
+            f"bands must be at most {cycle}, the number of rounds from one turn of a client to the next, got {bands}"
         )
     if isinstance(noise, DistributedNoise | PerStepNoise) and isinstance(sampling, Full | FixedSize):
         cohort = sampling.cohort
@@ -133,12 +133,16 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
     Raises:
       JaxpflError: if losses are so large that epsilon would be meaningless.
     """
+    from scipy.stats import binom
+
     z, times = (noise_multiplier, rounds) if rate < 1 else (noise_multiplier / math.sqrt(rounds), 1)
-    reach = max(_reach(z, 1), min(_reach(z, _rounds_at_most(times, rate)), _rdp_reach(z, rate, times)))
+    # Rounds with a given user, hardly ever exceeded.
+    most = int(binom.isf(_HARDLY_EVER, times, rate))
+    reach = max(_reach(z, 1), min(_reach(z, most), _rdp_reach(z, rate, times)))
     if reach > _MOST_REACH:
         raise JaxpflError(
-            f"noise_multiplier {noise_multiplier:g} is too small for {rounds} rounds: epsilon would be of the order "
-            f"of {reach:.0e}"
+            f"noise_multiplier {noise_multiplier:g} is too small for {rounds} rounds: epsilon would be "
+            f"about {reach:.0e}"
         )
     spread = rate * math.sqrt(math.expm1(min(z**-2, 100.0)))
     return max(reach / _MOST_POINTS, min(reach / _FEWEST_POINTS, spread / 25))
@@ -147,13 +151,6 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 def _reach(z: float, rounds: int) -> float:
     """Privacy loss of so many rounds, all with the user, plus ten standard deviations; hardly ever exceeded."""
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
-
-
-def _rounds_at_most(rounds: int, rate: float) -> int:
-    """Number of rounds with a given user, hardly ever exceeded."""
-    from scipy.stats import binom
-
-    return int(binom.isf(_HARDLY_EVER, rounds, rate))
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
@@ -184,7 +181,7 @@ def quiet() -> Iterator[None]:
 
 
 CAVEAT = (
-    "Theorem 5 is no valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
+    "Theorem 5 is not a valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
     "replaced), the average's noise tau sigma^2/K can be cancelled by later local steps, and 6 alpha q^2/z^2 bounds "
     "the sampled Gaussian at every order only for q >= 1/sqrt(12)"
 )
@@ -238,10 +235,9 @@ def accountant_named(name: str) -> Accountant:
     Raises:
       JaxpflError: for a name other than pld, rdp and paper.
     """
-    for known in get_args(Accountant):
-        if name == known:
-            return known
-    raise unknown_name("accountant", name, get_args(Accountant))
+    if name not in get_args(Accountant):
+        raise unknown_name("accountant", name, get_args(Accountant))
+    return cast(Accountant, name)
 
 
 @dataclass(frozen=True)
@@ -358,7 +354,7 @@ class PrivacyPlan:
             assert slope is not None
             return theorem5_epsilon(slope, delta)
         if accountant == "pld" and delta < SMALLEST_DELTA:
-            raise JaxpflError(f"pld resolves no delta below {SMALLEST_DELTA:g}, got {delta:g}: take rdp")
+            raise JaxpflError(f"pld cannot resolve a delta below {SMALLEST_DELTA:g}, got {delta:g}: use rdp")
         return _epsilon(self, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
@@ -431,7 +427,7 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
             if coarse <= epsilon * (1 + SETTLED):
                 break
     if not math.isfinite(epsilon):
-        raise JaxpflError(f"the accountant {accountant} finds no finite epsilon at delta {delta:g}")
+        raise JaxpflError(f"epsilon is not finite at delta {delta:g} (accountant {accountant})")
     return epsilon
 
 

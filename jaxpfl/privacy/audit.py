@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -89,7 +89,7 @@ def epsilon_lower_bound(
     """
     present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
     if present.shape[1] != absent.shape[1]:
-        raise JaxpflError(f"each world must have as many scores, got {present.shape[1]} and {absent.shape[1]}")
+        raise JaxpflError(f"both worlds need equal numbers of scores, got {present.shape[1]} and {absent.shape[1]}")
     if not 0 <= delta < 1:
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
@@ -113,7 +113,7 @@ def _scores(name: str, scores: ArrayLike) -> np.ndarray:
     if not 1 <= scores.ndim <= 2 or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
     if not np.isfinite(scores).all():
-        raise JaxpflError(f"{name} must be finite, got {np.count_nonzero(~np.isfinite(scores))} scores that are not")
+        raise JaxpflError(f"{name} must be finite, got {np.count_nonzero(~np.isfinite(scores))} non-finite scores")
     return scores.reshape(len(scores), -1)
 
 
@@ -229,9 +229,9 @@ def one_run_lower_bound(
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
-        raise JaxpflError(f"scores must be a vector of at least 2, with as many coins, got shape {scores.shape}")
+        raise JaxpflError(f"scores and included must be vectors of one length >= 2, got shape {scores.shape}")
     if not np.isfinite(scores).all():
-        raise JaxpflError(f"scores must be finite, got {np.count_nonzero(~np.isfinite(scores))} that are not")
+        raise JaxpflError(f"scores must be finite, got {np.count_nonzero(~np.isfinite(scores))} non-finite scores")
     if not 0 <= delta < 1:
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
@@ -379,18 +379,14 @@ def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: 
       JaxpflError: if matplotlib is not installed, or the file cannot be written.
     """
     shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
-    xlabel = "what was released in the direction of the client's gradient"
-    figure, axes = _new(xlabel, "density over worlds", f"{shown}; delta = {bound.delta:g}")
+    xlabel = "release in the direction of the client's gradient"
+    figure, axes = new_axes(xlabel, "density of worlds", f"{shown}; delta = {bound.delta:g}")
     both = np.concatenate([present, absent])
     bins = np.linspace(both.min(), both.max(), 60).tolist()
-    for scores, color, label in ((absent, "#888888", "without its data"), (present, "#2a78d6", "with its data")):
+    for scores, color, label in (
+        (absent, "#888888", "without the client's data"),
+        (present, "#2a78d6", "with the client's data"),
+    ):
         axes.hist(scores, bins, density=True, histtype="stepfilled", alpha=0.55, color=color, label=label)
     axes.legend(frameon=False)
     return save_png(figure, Path(path))
-
-
-def _new(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
-    try:
-        return new_axes(xlabel, ylabel, title)
-    except ImportError as error:
-        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error

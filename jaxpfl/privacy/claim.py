@@ -138,8 +138,8 @@ def sampling_of(participation: Participation) -> Sampling:
         return FixedSize(num_clients, participation.capacity)
     if participation.rate is None:
         raise JaxpflError(
-            f"participation {participation.name} cannot be accounted: it says neither rate (of independent draws) nor "
-            "fixed_size (uniformly without replacement)"
+            f"participation {participation.name} cannot be accounted: it sets neither rate (independent draws) nor "
+            "fixed_size (uniform draws without replacement)"
         )
     cap = participation.capacity if participation.capacity < num_clients else None
     return Poisson(participation.rate, num_clients, cap)
@@ -155,7 +155,7 @@ def _noise(
     rounds: int,
 ) -> Noise:
     if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
-        raise JaxpflError("a plan is of one noise multiplier and one clipping norm; make one for each run")
+        raise JaxpflError("a privacy plan takes one noise multiplier and one clipping norm: make one plan for each run")
     clip = float(np.asarray(mechanism.clipping_norm))
     if mechanism.noise == "banded":
         c = planned(mechanism, rounds, participation.cycle).coefficients
@@ -173,7 +173,7 @@ def _noise(
     assert step is not None
     if steps is None or scales is None:
         missing = "steps" if steps is None else "scales"
-        raise JaxpflError(f"noise in every step is accounted by the local steps and what they upload: give {missing}")
+        raise JaxpflError(f"noise in every step cannot be accounted without {missing}")
     apart = 0 if step.joint else scales
     clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
     stddevs = (step.stddev, *[step.scale_stddev] * apart)
@@ -184,7 +184,7 @@ def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool
     """Warn of a meaningless claim about users: publishing one random client's data has a delta of 1 / clients."""
     if 1 / clients <= delta < 1:
         warn(
-            f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
-            "data of a client drawn at random are published",
+            f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: publishing the data of a client drawn at "
+            "random would satisfy such a claim",
             strict=strict,
         )

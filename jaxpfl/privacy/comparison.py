@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpfl.core import checks, exclusions
+from jaxpfl.core import checks
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.accounting import PrivacyPlan, Relation
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
@@ -48,12 +48,6 @@ def theorem5_beside_sound(
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.
     """
-    checks.positive("c1", c1)
-    checks.not_negative("c2", c2)
-    for name, stddev in [("sigma1", sigma1), *([("sigma2", sigma2)] if c2 else [])]:
-        checks.not_negative(name, stddev)
-        if stddev == 0:
-            raise JaxpflError(exclusions.NO_NOISE)
     checks.count("clients", clients)
     checks.count("clients_per_round", clients_per_round, most=clients)
     checks.count("tau", tau)
@@ -74,7 +68,7 @@ def theorem5_beside_sound(
         noise: CentralNoise | PerStepNoise, sampling: Full | Poisson | FixedSize, relation: Relation | None = None
     ) -> dict[str, Any]:
         plan = PrivacyPlan(noise, sampling, rounds, relation)
-        accountant = "rdp" if isinstance(sampling, FixedSize) else "pld"
+        accountant = plan.default_accountant
         return {
             "epsilon": plan.epsilon(delta, accountant),
             "noise_multiplier": plan.noise_multiplier,

@@ -70,7 +70,7 @@ class CentralNoise:
         if self.count_stddev is not None:
             checks.positive("count_stddev", self.count_stddev)
         checks.count("releases", self.releases)
-        check_coefficients(self.coefficients, self.bands)
+        check_coefficients(self.coefficients)
         exclusions.check(
             {
                 "noise": "banded" if self.bands > 1 else None,
@@ -186,7 +186,7 @@ class PerStepNoise:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.clips) == len(self.stddevs):
-            raise JaxpflError(f"every clip needs its stddev, got {len(self.clips)} and {len(self.stddevs)}")
+            raise JaxpflError(f"clips and stddevs must have one length, got {len(self.clips)} and {len(self.stddevs)}")
         for i, (c, s) in enumerate(zip(self.clips, self.stddevs, strict=True), 1):
             checks.positive(f"c{i}", c)
             checks.not_negative(f"sigma{i}", s)
@@ -212,7 +212,7 @@ class PerStepNoise:
     def scale_to(self, multiplier: float) -> PerStepNoise:
         """The same with all stddevs scaled by one factor so that a round has this z."""
         if not self.multiplier:
-            raise JaxpflError(f"noise of 0 cannot be scaled to a noise multiplier of {multiplier}")
+            raise JaxpflError(f"a noise multiplier of 0 cannot be scaled to {multiplier}")
         factor = multiplier / self.multiplier
         return replace(self, stddevs=tuple(factor * s for s in self.stddevs))
 
@@ -264,7 +264,7 @@ class Poisson:
         if self.cap is not None:
             checks.count("cap", self.cap)
             if self.num_clients is None:
-                raise JaxpflError("a cap needs the number of clients: give clients")
+                raise JaxpflError("a cap needs the number of clients: set clients")
 
     @property
     def truncated(self) -> bool:
@@ -366,17 +366,17 @@ def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
     return prefix_error(c, rounds) / prefix_error((1.0,), rounds)
 
 
-def check_coefficients(c: tuple[float, ...], bands: int) -> None:
-    """Refuse coefficients that are not b finite ones of norm 1 with a positive first.
+def check_coefficients(c: tuple[float, ...]) -> None:
+    """Refuse coefficients that are not finite, of norm 1 and with a positive first.
 
     Raises:
       JaxpflError.
     """
     values = np.asarray(c, float)
-    if values.shape != (bands,) or not np.isfinite(values).all() or values[0] <= 0:
-        raise JaxpflError(f"coefficients must be bands = {bands} finite numbers, the first positive, got {c}")
+    if not np.isfinite(values).all() or values[0] <= 0:
+        raise JaxpflError(f"coefficients must be finite and the first of them positive, got {c}")
     if abs(np.linalg.norm(values) - 1) > 1e-9:
-        raise JaxpflError(f"coefficients must be of norm 1, got {np.linalg.norm(values):g}")
+        raise JaxpflError(f"coefficients must have norm 1, got {np.linalg.norm(values):g}")
 
 
 def _filtered(c: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -155,10 +155,10 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
     low, high = 1e-2, 1.0
     while not enough(high):
         if room(high) > delta_:
-            raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling errs by more")
+            raise JaxpflError(f"epsilon {epsilon:g} is too large for delta {delta_:g}: 64-bit sampling is less precise")
         if high > MOST_STDDEV:
             raise JaxpflError(
-                f"epsilon {epsilon:g} at {sensitivity} steps needs a noise of more than {MOST_STDDEV:g} steps: "
+                f"epsilon {epsilon:g} at {sensitivity} steps needs a stddev above {MOST_STDDEV:g} steps: "
                 "quantise to fewer bits"
             )
         low, high = high, 2 * high

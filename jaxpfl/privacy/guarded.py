@@ -91,7 +91,7 @@ class Ledger:
           JaxpflError: within a loop or branch of the method's own, where one entry may stand for several descents.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
-            self.refuse("trains within a loop or a branch of its own, where its steps cannot be counted")
+            self.refuse("trains inside its own loop or branch, where its steps cannot be counted")
         self.accesses.append(access)
         return len(self.accesses) - 1
 
@@ -142,7 +142,7 @@ class GuardedBatch:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._ledger.refuse(f"reads {name} of a mini-batch, and not its private gradient alone")
+        self._ledger.refuse(f"reads {name} of a mini-batch instead of its private gradient")
 
     def gradient(self, loss: ExampleLoss, params: PyTree, key: Key) -> tuple[Array, PyTree]:
         """NaN in place of the loss, which is not released, and the noisy mean of the examples' clipped gradients.
@@ -156,7 +156,7 @@ class GuardedBatch:
           JaxpflError: within a loop, a branch or another gradient of the method's own.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
-            self._ledger.refuse("takes gradients of a mini-batch within a loop, a branch or another gradient")
+            self._ledger.refuse("takes gradients of a mini-batch inside a loop, a branch or another gradient")
         self._releases += 1
         self._ledger.released(self._descent, self._releases)
         noise_key = stream(self._noise_key, Purpose.RELEASE_NOISE, self._releases)
@@ -184,12 +184,7 @@ class GuardedData:
       capacity: the largest number of any client's, static.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        data: ClientData,
-        drawn: tuple[Key, _OfClient, SiloMechanism] | None = None,
-    ):
+    def __init__(self, ledger: Ledger, data: ClientData, drawn: tuple[Key, _OfClient, SiloMechanism] | None = None):
         self.size, self.capacity = data.size, data.capacity
         self._ledger, self._data, self._drawn = ledger, data, drawn
 

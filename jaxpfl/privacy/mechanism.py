@@ -13,6 +13,9 @@ provable bounds alone. Clipping and noise once at the end of the round, the defa
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -75,6 +78,19 @@ class NoiseSettings:
     client to the next. The server's state holds b - 1 models of noise."""
 
 
+_released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released while an update is traced")
+
+
+@contextmanager
+def released_gradients() -> Iterator[list[PyTree]]:
+    """Collect the gradients to which noise is added while a block is traced."""
+    token = _released_gradients.set(gradients := [])
+    try:
+        yield gradients
+    finally:
+        _released_gradients.reset(token)
+
+
 @dataclass(frozen=True)
 class StepNoise:
     """Clipping norms and standard deviations of one local step.
@@ -95,6 +111,7 @@ class StepNoise:
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clipped and noised gradient of the parameters; ``key`` is the step's."""
+        _released_gradients.get([]).append(gradient)
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
 
     def release_scale(self, key: Key, gradient: Array) -> Array:
@@ -107,7 +124,7 @@ def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
             # Rounding to a narrow type would remove a client's share of the noise.
-            raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: take central noise")
+            raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: use central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
     return add_gaussian(key, clipped, stddev)
 
@@ -152,7 +169,7 @@ class Mechanism(NoiseSettings):
         if ((stddevs > 0) & (stddevs < _LEAST_STDDEV)).any():
             raise JaxpflError(
                 f"noise_multiplier * clipping_norm, the noise's standard deviation, must be at least {_LEAST_STDDEV:g} "
-                f"or 0, got {stddevs.min():g}: single precision holds no smaller noise"
+                f"or 0, got {stddevs.min():g}: single precision cannot represent smaller noise"
             )
         if self.noise not in ("central", "distributed", "per_step", "banded"):
             raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {shown(self.noise)}")
@@ -167,11 +184,11 @@ class Mechanism(NoiseSettings):
         )
         self._check_bands()
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
-            raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
+            raise JaxpflError("scale_clipping_norm and joint need noise = per_step")
         if self.noise == "distributed" and self.min_uploads is None:
-            raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
+            raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads in a round")
         if self.server_adds and self.min_uploads is not None:
-            raise JaxpflError("min_uploads is for noise that the clients add: noise = distributed or per_step")
+            raise JaxpflError("min_uploads needs noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
@@ -180,14 +197,12 @@ class Mechanism(NoiseSettings):
     def _check_bands(self) -> None:
         if self.noise != "banded":
             if self.bands is not None or self.coefficients is not None:
-                raise JaxpflError(f"bands and coefficients are for noise = banded, got noise = {self.noise}")
+                raise JaxpflError(f"bands and coefficients need noise = banded, got noise = {self.noise}")
             return
         if self.bands is not None:
             checks.count("bands", self.bands)
         if self.coefficients is not None:
-            if self.bands is None:
-                raise JaxpflError("coefficients need their number: give bands")
-            descriptions.check_coefficients(self.coefficients, self.bands)
+            descriptions.check_coefficients(self.coefficients)
 
     @property
     def server_adds(self) -> bool:

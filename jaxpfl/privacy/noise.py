@@ -89,11 +89,11 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
     size, limit = np.median(norms, axis=1), limits[:, 0]
     if not ((limit > _FAR * size) | (size > _FAR * limit)).all():
         return None
-    loses = "the noise is scaled to more than clients send" if limit[0] > size[0] else "most of an upload is clipped"
+    loses = "the noise is larger than the uploads require" if limit[0] > size[0] else "most of each upload is clipped"
     text = (
-        f"the clipping norm is {np.median(limit):.2g}, uploads have a median norm of {np.median(size):.2g} before it: "
-        f"{loses}; privacy.quantile = 0.5 adapts it privately, whereas epsilon covers neither these norms nor a choice "
-        "by them"
+        f"the clipping norm is {np.median(limit):.2g}, and the median norm of the uploads is {np.median(size):.2g}: "
+        f"{loses}; privacy.quantile = 0.5 adapts the clipping norm privately, whereas epsilon covers neither these "
+        "norms nor a choice based on them"
     )
     few = f"; for {clients} clients, privacy.unit = example protects single examples with less noise"
     return text + few * (clients < _FEW)

@@ -68,7 +68,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
         if self.is_example_level:
             self._check_example_level()
         if self.noise_multiplier != 0 and self.delta is None:
-            raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
+            raise JaxpflError("privacy.delta is missing: a claim consists of epsilon and delta")
         if self.epsilon is not None:
             checks.positive("privacy.epsilon", self.epsilon)
 
@@ -82,7 +82,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
             value = getattr(self, field.name)
             if field.name not in _EXAMPLE_LEVEL and value != field.default:
                 raise JaxpflError(
-                    f"privacy.{field.name} = {value} is of uploads: leave it out with privacy.unit = example"
+                    f"privacy.{field.name} = {value} applies to uploads: leave it out with privacy.unit = example"
                 )
         for name in ("noise_multiplier", "clipping_norm"):
             if np.ndim(getattr(self, name) or 0):

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.core import trees
+from jaxpfl.core import exclusions, trees
 from jaxpfl.core.protocol import (
     Algorithm,
     Client,
@@ -44,7 +44,7 @@ from jaxpfl.core.protocol import (
 )
 from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Key, Metrics, PyTree, Scalar, Splits
-from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.mechanism import Mechanism, released_gradients
 from jaxpfl.privacy.noise import add_banded, add_gaussian, clip
 from jaxpfl.support.errors import JaxpflError
 
@@ -106,7 +106,7 @@ def privatize(
         release of their own.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
+        raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")
     if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
@@ -117,7 +117,7 @@ def privatize(
     changed: _Changed | None = None
     if kind.noise == "banded":
         if kind.coefficients is None or splits is None:
-            raise JaxpflError("banded noise needs coefficients (privacy.claim.planned) and one client's splits")
+            raise JaxpflError("banded noise needs coefficients (see privacy.claim.planned) and one client's splits")
         # Other noise needs no shapes: functions that hold them would be recompiled for other data.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
@@ -134,9 +134,12 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
-        state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
+        with released_gradients() as noisy:
+            state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
+        silent = not noisy and "the update never calls LocalWork.released"
+        exclusions.check({"noise": mechanism.noise, "steps without noise": silent})
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
-            raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
+            raise JaxpflError("a private sum needs uploads of one weight: several reveal what a client chose")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
         if mechanism.noise != "per_step":  # there the upload already holds the client's share of the noise

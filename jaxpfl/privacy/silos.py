@@ -194,7 +194,7 @@ def mechanism_of(
     checks.not_negative("noise_multiplier", noise_multiplier)
     counts = dict(zip(*np.unique(np.asarray(sizes)[np.asarray(sizes) > 0], return_counts=True), strict=True))
     if not counts:
-        raise JaxpflError("no client has a training example: there is nothing to protect")
+        raise JaxpflError("no client has training examples to protect")
     silos = tuple(
         Silo(int(n), int(m), _threshold(int(n), batch_size), per_round(int(n)), once(int(n)), noise_multiplier)
         for n, m in counts.items()

@@ -21,7 +21,7 @@ SAME_USERS = "it starts from a non-private model of the same users, whose privac
 SPENT_BEFORE = "it starts from a private model of the same users, whose epsilon comes on top"
 STOPPED = (
     "the round at which it stops (patience) is chosen by the users' validation examples, without noise, which is not "
-    "covered: the claim is that of all rounds"
+    "covered: the claim is for all rounds"
 )
 CUT = (
     "what clients keep (a state, their place in the order of their examples) from rounds in which a full cohort left "
@@ -81,32 +81,34 @@ class Statement(NamedTuple):
     noise_ratio: float = 1.0
 
     def __str__(self) -> str:
-        if self.silos:
-            return self._silo_text()
+        text = self._silo_text() if self.silos else self._user_text()
+        if self.noise_seed == "secret":
+            text += "; noise from the operating system, whose seed is not kept"
+        uncovered = NOT_COVERED_OF_EXAMPLES if self.silos else ", ".join([NOT_COVERED, *[CUT] * self.cut])
+        return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])
+
+    def _user_text(self) -> str:
         clip = self.clipping_norm
         clips = clip if isinstance(clip, tuple) else [] if clip is None else [clip]
         terms = [
             f"{self.participation} participation",
             f"q = {self.sampling_rate:.4g}",
-            f"z = {self.noise_multiplier:.4g}{' of its own share of the noise' if self.own_share else ''}",
-            f"C = {' and '.join(f'{c:g}' for c in clips)}" if clips else "C adapts",
+            f"z = {self.noise_multiplier:.4g}{' (own share of the noise)' if self.own_share else ''}",
+            f"C = {' and '.join(f'{c:g}' for c in clips)}" if clips else "adaptive C",
             f"R = {self.rounds}",
         ]
         if self.cycle is not None:
             terms.append(f"a turn every {self.cycle} rounds")
         if self.bands > 1:
-            ratio = f"{self.noise_ratio:.3g} of independent noise's error of prefix sums"
-            terms.append(f"noise correlated by a banded factorisation of {self.bands} bands, {ratio}")
+            ratio = f"with {self.noise_ratio:.3g} times the prefix-sum error of independent noise"
+            terms.append(f"noise correlated by a banded factorisation of {self.bands} bands {ratio}")
         text = (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each {self.unit} ({self.relation}, by "
             f"{self.accountant}; {', '.join(terms)})"
         )
         if self.paper_epsilon is not None and self.accountant != "paper":
-            text += f"; the paper's formula, no valid bound, says {self.paper_epsilon:.4g}"
-        if self.noise_seed == "secret":
-            text += "; noise from the operating system, whose seed is not kept"
-        uncovered = ", ".join([NOT_COVERED, *[CUT] * self.cut])
-        return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])
+            text += f"; the paper's formula, which is not a valid bound, gives {self.paper_epsilon:.4g}"
+        return text
 
     def _silo_text(self) -> str:
         worst = max(self.silos, key=lambda silo: silo["epsilon"])
@@ -122,12 +124,9 @@ class Statement(NamedTuple):
             f"{gradients} poisson batches in R = {self.rounds} rounds",
         ]
         if self.epsilon - least > 5e-4 * self.epsilon:
-            terms.append(f"other silos from {least:.4g}")
-        text = (
+            terms.append(f"smallest for a silo {least:.4g}")
+        return (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each example of a silo, the largest of {number} "
             f"silos' ({self.relation}, {', '.join(terms)}); a silo is counted in every round; it covers what leaves "
             "the silo and its personalised model after the last round"
         )
-        if self.noise_seed == "secret":
-            text += "; noise from the operating system, whose seed is not kept"
-        return "; ".join([text, *self.caveats, f"not covered: {NOT_COVERED_OF_EXAMPLES}, and {SEED[self.noise_seed]}"])

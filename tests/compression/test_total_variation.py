@@ -70,10 +70,10 @@ def test_it_is_the_dynamic_programmes(d):
 
 def test_the_residual_sees_what_is_not_optimal():
     with jax.enable_x64(True):
-        g, gamma = jnp.asarray(np.random.default_rng(1).normal(size=20)), 0.5
+        g, gamma = jnp.asarray(np.random.default_rng(1).normal(size=97)), 0.5
         found = update(g, gamma)
         size = float(jnp.abs(g).max())
-        for entry in (0, 7, 19):
+        for entry in (0, 7, 96):
             moved = found._replace(value=found.value.at[entry].add(1e-3))
             assert float(kkt_residual(g, gamma, moved)) > 0.9e-3 / size
             moved = found._replace(dual=found.dual.at[entry].add(1e-3))
@@ -85,7 +85,7 @@ def test_the_residual_sees_what_is_not_optimal():
 def test_zero_exactly_where_no_cumulative_sum_exceeds_gamma():
     """Whole numbers have exact sums: gamma equal to the largest gives zero, a thousandth less does not."""
     rng = np.random.default_rng(2)
-    g = jnp.asarray(rng.integers(-3, 4, size=(200, 30)), jnp.float32)
+    g = jnp.asarray(rng.integers(-3, 4, size=(50, 97)), jnp.float32)
     largest = jnp.abs(jnp.cumsum(g, axis=1)).max(axis=1)
     assert not np.asarray(many(g, largest).value).any()
     assert (np.abs(np.asarray(many(g, largest * 0.999).value)).max(axis=1) > 0).all()
@@ -138,7 +138,7 @@ def test_equal_neighbours_are_equal_to_the_bit():
 
 def test_not_a_number_stays_one():
     for bad in (np.nan, np.inf):
-        g = jnp.zeros(10).at[3].set(bad)
+        g = jnp.zeros(97).at[3].set(bad)
         assert np.isnan(np.asarray(update(g, 1.0).value)).all()
 
 
@@ -147,7 +147,7 @@ def test_not_a_number_stays_one():
 def test_huge_numbers_have_the_update_of_their_shares(numbers: list[float], gamma: float):
     """Their cumulative sums are above the largest float. Scaled by a power of two, the update scales with them."""
     g = np.asarray(numbers, np.float32)
-    got, small = jax.jit(update)(g, gamma), jax.jit(update)(g / 2.0**64, gamma / 2.0**64)
+    got, small = update(g, gamma), update(g / 2.0**64, gamma / 2.0**64)
     np.testing.assert_array_equal(got.value, np.asarray(small.value) * np.float32(2.0**64))
     np.testing.assert_array_equal(got.dual, np.asarray(small.dual) * np.float32(2.0**64))
     assert np.isfinite(got.value).all()

@@ -9,7 +9,7 @@ import pytest
 from problem import assert_close, outcome, simulate
 
 from jaxpfl import METHODS, Method
-from jaxpfl.algorithms.parts.servers import Served
+from jaxpfl.algorithms.parts.servers import WithOptState
 
 ONE_BY_ONE = ("ifca",)
 """Methods that average each of several models by itself, and refuse an optimizer of the server."""
@@ -32,7 +32,7 @@ def learns(method: Method) -> bool:
 
 
 def is_served(simulation) -> bool:
-    return isinstance(simulation.init([0]).server, Served)
+    return isinstance(simulation.init([0]).server, WithOptState)
 
 
 @pytest.mark.slow

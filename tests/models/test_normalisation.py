@@ -228,7 +228,7 @@ def federation():
     ("method", "options", "why"),
     [
         ("adaped", {}, r"adaped does not carry the model's running statistics .* one of local, fedavg"),
-        ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova is of steps"),
+        ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova does not support BatchNorm"),
         ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, r"running statistics \(fedavg\)"),
         ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes those of a batch"),
     ],

@@ -22,10 +22,9 @@ from numpy_reference import (
 from oracle import CLASSES, HEAD, SGD, SIZES, STEPS, M, Oracle, assert_same, assert_scores, cases, client_row, clients
 
 from jaxpfl import METHODS, LocalWork
-from jaxpfl.algorithms.fedpac import RIDGE
+from jaxpfl.algorithms.fedpac import RIDGE, least_on_simplex
 from jaxpfl.algorithms.fedproto import Prototypes
 from jaxpfl.algorithms.knn_per import knn_per
-from jaxpfl.algorithms.parts.class_means import least_on_simplex
 from jaxpfl.core.protocol import ClientContext, Message
 from jaxpfl.core.types import Splits
 from jaxpfl.models import build_model, classification

@@ -102,8 +102,8 @@ def server_model(last):
 
 BOTH = ("uniform", "full")
 ORACLES = {
-    "local": Oracle("local", SGD, run_local, models=lambda last: {"after": last.clients}, quick=True),
-    "fedavg": Oracle("fedavg", SGD, run_fedavg, models=oracle.global_alone, kinds=BOTH, quick=True),
+    "local": Oracle("local", SGD, run_local, models=lambda last: {"after": last.clients}),
+    "fedavg": Oracle("fedavg", SGD, run_fedavg, models=oracle.global_alone, kinds=BOTH),
     "fedavg-ft": Oracle(
         "fedavg-ft", SGD, run_fedavg, options={"fine_tune_steps": TUNE}, models=tuned_models, quick=True
     ),

@@ -15,7 +15,7 @@ import pytest
 from oracle import SEED, SETTINGS, Run, assert_same, classification_problem, distance, run, simulation
 
 from jaxpfl import JaxpflError
-from jaxpfl.algorithms.parts.servers import Served, with_server_optimizer
+from jaxpfl.algorithms.parts.servers import WithOptState, with_server_optimizer
 from jaxpfl.core.protocol import Reduced, Reduction, ServerContext
 
 ROUNDS, RATE = 4, 0.3
@@ -94,7 +94,7 @@ def averaging(method: str):
 
 def inner(server):
     """The server's state without an optimizer's memory."""
-    return server.state if isinstance(server, Served) else server
+    return server.state if isinstance(server, WithOptState) else server
 
 
 def averaged(method: str, got: Run) -> list:
@@ -188,11 +188,15 @@ def test_a_round_without_weight_changes_neither_server_nor_memory(method, optimi
 
 def test_what_an_optimizer_cannot_serve_is_refused():
     algorithm = made("fedavg", "fedadam").algorithm
-    with pytest.raises(JaxpflError, match="keeps them apart"):
+    with pytest.raises(JaxpflError, match="needs summed uploads"):
         with_server_optimizer(algorithm._replace(reduction=Reduction.STACK), "sgd")
 
+    with pytest.raises(JaxpflError, match="a second would apply server_lr twice"):
+        with_server_optimizer(algorithm, "sgd")
+
     plain = made("fedavg", "sgd")
-    server = with_server_optimizer(plain.algorithm, "fedadam").server
+    bare = plain.algorithm._replace(has_server_optimizer=False)
+    server = with_server_optimizer(bare, "fedadam").server
     ctx = ServerContext(jnp.int32(0), 5, 3.0)
     key = jax.random.key(0)
     state = server.init(key, plain.hp, ctx)
@@ -201,5 +205,5 @@ def test_what_an_optimizer_cannot_serve_is_refused():
         Reduced(total | {"more": jnp.ones(2)}, jnp.ones(()), jnp.int32(1)),
         Reduced(total, dict.fromkeys(total, jnp.ones(())), jnp.int32(1)),
     ):
-        with pytest.raises(JaxpflError, match="with one weight, like what the server sends"):
+        with pytest.raises(JaxpflError, match="uploads of one weight and the structure"):
             server.update(key, plain.hp, ctx, state, reduced)

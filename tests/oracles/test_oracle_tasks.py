@@ -260,16 +260,16 @@ REGRESSION = {"task": "regression", "num_classes": None, "model": "linear"}
     ("method", "text", "more", "message"),
     [
         ("fedavg", "flop", {}, "unknown augmentation 'flop': did you mean 'flip'"),
-        ("fedavg", "flip+flip", {}, r"augment = flip\+flip: flip can be named once"),
-        ("fedavg", "mixup+flip", {}, r"augment = mixup\+flip: mixup must be the last"),
+        ("fedavg", "flip+flip", {}, r"augment = flip\+flip names flip twice"),
+        ("fedavg", "mixup+flip", {}, r"augment = mixup\+flip: mixup must come last"),
         ("fedavg", "crop:padding=0", {}, "crop:padding must be a whole number of at least 1, got 0"),
         ("fedavg", "crop:pad=1", {}, "unknown argument of augmentation crop 'pad'"),
         ("fedavg", "mixup:alpha=0", {}, "mixup:alpha must be > 0 and finite, got 0"),
         ("fedavg", "flip:", {}, "an augmentation is NAME or NAME:argument=value"),
-        ("fedavg", "mixup", REGRESSION, "augment = mixup is of classes, and the task is regression"),
-        ("fedem", "mixup", {"model": "mlp:4"}, "augment = mixup .*does not mix what this method knows"),
-        ("fedproto", "mixup", {"model": "mlp:4"}, "augment = mixup .*fedproto reads them"),
-        ("fedpac", "mixup", {"model": "mlp:4"}, "augment = mixup .*fedpac reads them"),
+        ("fedavg", "mixup", REGRESSION, "augment = mixup needs a classification task, got regression"),
+        ("fedem", "mixup", {"model": "mlp:4"}, "augment = mixup.* a value for each example"),
+        ("fedproto", "mixup", {"model": "mlp:4"}, "fedproto does not support augment = mixup"),
+        ("fedpac", "mixup", {"model": "mlp:4"}, "fedpac does not support augment = mixup"),
     ],
 )
 def test_augmentations_that_are_refused(method, text, more, message):

@@ -142,7 +142,8 @@ def test_newcomers_are_welcomed_with_a_message_of_their_own(optimizer):
     client = base.clients[0]._replace(
         personalize=lambda key, hp, ctx, message, state, splits: optax.tree.scale(message.per_client, message.shared)
     )
-    algorithm = with_server_optimizer(base._replace(server=server, clients=(client,)), optimizer)
+    base = base._replace(server=server, clients=(client,), has_server_optimizer=False)
+    algorithm = with_server_optimizer(base, optimizer)
     made = simulated(algorithm)
     state = made.init([SEED])
     mu = oracle.on_host(state.server if optimizer == "sgd" else state.server.state)

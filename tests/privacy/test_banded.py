@@ -97,7 +97,7 @@ def test_events():
     said = str(plan.statement(1e-3))
     assert "zero-out, by pld; cyclic participation" in said
     assert "a turn every 4 rounds" in said
-    assert f"3 bands, {descriptions.prefix_error_ratio(c, 10):.3g} of independent noise's" in said
+    assert f"3 bands with {descriptions.prefix_error_ratio(c, 10):.3g} times the prefix-sum error" in said
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_what_cannot_be_accounted_is_refused(mechanism, cohorts, match):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"noise": "central", "bands": 2}, "bands and coefficients are for noise = banded"),
-        ({"bands": 2, "coefficients": (1.0, 0.5)}, "coefficients must be of norm 1"),
+        ({"noise": "central", "bands": 2}, "bands and coefficients need noise = banded"),
+        ({"bands": 2, "coefficients": (1.0, 0.5)}, "coefficients must have norm 1"),
         ({"bands": 0}, "bands must be"),
     ],
 )

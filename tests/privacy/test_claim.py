@@ -123,7 +123,7 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed, per_step or banded"),
         ({"noise_multiplier": 1.0, "noise": "distributed"}, "needs min_uploads"),
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),
-        ({"noise_multiplier": 1.0, "joint": True}, "are for noise = per_step"),
+        ({"noise_multiplier": 1.0, "joint": True}, "need noise = per_step"),
         ({"noise_multiplier": 1.0, "quantile": 1.0, "count_stddev": 1.0}, "quantile must be > 0 and < 1"),
         ({"noise_multiplier": 1.0, "quantile": 0.5}, "count_stddev must be > 0"),
         ({"noise_multiplier": 4.0, "quantile": 0.5, "count_stddev": 2.0}, "above noise_multiplier / 2"),
@@ -168,7 +168,7 @@ def test_whose_compressed_upload_is_seen_takes_part_for_all_to_see():
 
 def test_the_statement_says_whose_noise_it_is():
     said = str(own_share(20.0, 4, 5).statement(1e-4))
-    assert "z = 10 of its own share of the noise" in said
+    assert "z = 10 (own share of the noise)" in said
     assert "zero-out" in said
     assert "own share" not in str(plan_of(Mechanism(20.0, 0.3, "distributed", 4), full(10), rounds=5).statement(1e-4))
 
@@ -184,7 +184,7 @@ def test_calibrated_noise_of_compressed_uploads_keeps_the_budget():
 def test_a_way_to_draw_that_is_not_known_is_refused():
     """Say, the first K clients always: accounted as if it were uniform, its epsilon would be a tenth of the truth."""
     mine = uniform(10, 3)._replace(name="mine", fixed_size=False)
-    with pytest.raises(JaxpflError, match="participation mine cannot be accounted: it says neither rate"):
+    with pytest.raises(JaxpflError, match="participation mine cannot be accounted: it sets neither rate"):
         sampling_of(mine)
     with pytest.raises(JaxpflError, match="participation mine cannot be accounted"):
         plan_of(Mechanism(1.0), mine, rounds=2)

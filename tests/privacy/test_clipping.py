@@ -24,7 +24,7 @@ _clip = jax.jit(clip)
 
 
 @given(UPLOADS, LIMITS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_result_is_finite_and_short(upload, limit):
     clipped, _ = _clip(upload, limit)
     entries = np.concatenate([np.ravel(a) for a in clipped]).astype(np.float64)
@@ -33,7 +33,7 @@ def test_the_result_is_finite_and_short(upload, limit):
 
 
 @given(st.lists(UPLOADS, min_size=1, max_size=4), UPLOADS, LIMITS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_one_more_client_moves_the_sum_by_at_most_the_limit(others, one, limit):
     """Add or remove one: the sums differ by that client's clipped upload alone."""
 

@@ -341,10 +341,10 @@ def test_adamix_is_audited_by_its_mixture():
 
 def test_refusals():
     with pytest.raises(JaxpflError, match="worlds must be at least 40, got 4"):
-        games.play(subject(), worlds=4, delta=DELTA)
+        games.check_worlds(4)
     with pytest.raises(JaxpflError, match="canaries must be between 2 and the 4 clients, got 5"):
         games.one_run(subject(), canaries=5, delta=1e-5)
-    with pytest.raises(JaxpflError, match="local uploads nothing: there is no claim to audit"):
+    with pytest.raises(JaxpflError, match="local uploads nothing and so has no claim to audit"):
         _ = subject(method="local").claim
     with pytest.raises(JaxpflError, match="noise multiplier of 0"):
         _ = subject(Mechanism(0.0, C)).claim

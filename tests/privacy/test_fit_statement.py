@@ -40,8 +40,18 @@ def test_each_run_states_its_own(federation):
 @pytest.mark.parametrize(
     ("size", "limit", "clients", "words"),
     [
-        (0.09, 1.0, 14, ["is 1, uploads have a median norm of 0.09", "more than clients send", "unit = example"]),
-        (9.0, 1.0, 500, ["is 1, uploads have a median norm of 9", "most of an upload is clipped", "privacy.quantile"]),
+        (
+            0.09,
+            1.0,
+            14,
+            ["the uploads is 0.09", "larger than the uploads require", "unit = example"],
+        ),
+        (
+            9.0,
+            1.0,
+            500,
+            ["the uploads is 9", "most of each upload is clipped", "privacy.quantile"],
+        ),
         (0.3, 1.0, 14, None),
         (3.0, 1.0, 14, None),
         (np.nan, 1.0, 14, None),
@@ -54,7 +64,7 @@ def test_a_clipping_norm_far_from_the_uploads_is_remarked_on(size, limit, client
     assert (text is None) == (words is None)
     assert all(word in (text or "") for word in words or ())
     if text:
-        assert "epsilon covers neither these norms nor a choice by them" in text
+        assert "epsilon covers neither these norms nor a choice based on them" in text
         assert ("for 14 clients" in text) == (clients == 14)
 
 
@@ -119,8 +129,14 @@ def test_nothing_is_said_where_nothing_was_private(federation):
 
 @pytest.mark.parametrize(("known", "missing"), [({"steps": 3}, "scales"), ({"scales": 0}, "steps")])
 def test_noise_of_steps_is_not_accounted_without_them(known, missing):
-    with pytest.raises(JaxpflError, match=f"give {missing}"):
+    with pytest.raises(JaxpflError, match=f"without {missing}"):
         plan_of(Mechanism(1.0, noise="per_step"), full(4), rounds=2, **known)
+
+
+def test_steps_that_draw_no_noise_get_no_claim(federation):
+    silent = jaxpfl.METHODS["ditto"]._replace(name="own", step_noise=True)
+    with pytest.raises(JaxpflError, match=r"steps without noise \(the update never calls LocalWork\.released\)"):
+        jaxpfl.fit(silent, federation, **SETTING, privacy=Mechanism(1.0, noise="per_step"))
 
 
 @pytest.mark.slow
@@ -206,13 +222,13 @@ def test_cut_cohorts_are_said_where_uploads_depend_on_what_clients_keep(federati
 
 
 def test_secret_noise_is_said_and_differs_between_runs(federation):
-    secret = Mechanism(1.0, noise_seed="secret")
-    one, other = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=secret) for _ in range(2))
-    said = one.statement(DELTA)
+    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0, noise_seed="secret"))
+    said = result.statement(DELTA)
     assert said.noise_seed == "secret"
     assert "noise from the operating system" in str(said)
     assert "observers who know the seed" not in str(said)
-    assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
+    first, second = (jax.random.key_data(result.simulation.init([1]).noise) for _ in range(2))
+    assert not np.array_equal(first, second)
     with pytest.raises(JaxpflError, match="noise_seed"):
         Mechanism(1.0, noise_seed="os")
 
@@ -220,9 +236,10 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
 def test_noise_is_secret_with_a_function_of_the_users(federation):
     """Which has no text to make a key of: two of one name may differ."""
     settings = {**SETTING, "privacy": Mechanism(1.0), "client_optimizer": lambda rate: optax.sgd(rate)}
-    one, other = (jaxpfl.fit("fedavg", federation, **settings) for _ in range(2))
-    assert one.statement(DELTA).noise_seed == "secret"
-    assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
+    result = jaxpfl.fit("fedavg", federation, **settings)
+    assert result.statement(DELTA).noise_seed == "secret"
+    first, second = (jax.random.key_data(result.simulation.init([1]).noise) for _ in range(2))
+    assert not np.array_equal(first, second)
 
 
 @pytest.mark.slow

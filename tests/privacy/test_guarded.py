@@ -228,7 +228,7 @@ def outcome(method, federation):
         ("adaped", "reads x of a mini-batch"),
         ("persfl", "reads validation examples"),
         ("fedem", "reads a client's examples"),
-        ("l2gd", "within a loop or a branch"),
+        ("l2gd", "inside its own loop or branch"),
         ("pooled", "pools the data"),
         *(
             pytest.param(name, "", marks=pytest.mark.slow)
@@ -363,11 +363,11 @@ def spec(method="mr-mtl", privacy=NOISE, **more):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantile": 0.5}, "privacy.quantile = 0.5 is of uploads"),
-        ({"noise": "distributed"}, "privacy.noise = distributed is of uploads"),
+        ({"quantile": 0.5}, "privacy.quantile = 0.5 applies to uploads"),
+        ({"noise": "distributed"}, "privacy.noise = distributed applies to uploads"),
         ({"noise_multiplier": (1.0, 2.0)}, "noise_multiplier must be one number"),
         ({"unit": "exampel"}, "did you mean 'example'"),
-        ({"delta": None}, "privacy.delta must be given"),
+        ({"delta": None}, "privacy.delta is missing"),
     ],
 )
 def test_settings_of_uploads_are_refused(changes, message):

@@ -50,7 +50,7 @@ def probability_of_high(monkeypatch, draw, epsilon: float, grid: np.ndarray) -> 
     return (messages > 0).mean(axis=0)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [0.1, 4.0])
 @pytest.mark.parametrize("unit", [False, True])
 def test_odds_are_exactly_e_to_the_eps(monkeypatch, epsilon, unit):
     def draw(x):
@@ -92,8 +92,9 @@ def test_a_bit_is_never_certain(monkeypatch, epsilon):
 def test_messages_under_other_budgets_or_bounds_share_no_randomness():
     """One client's message in two studies of one seed: the difference must not be free of noise."""
     x = jnp.zeros(1000)
-    first, second = (np.asarray(local.gaussian(KEY, x, 1.0, s)) / s for s in (1.0, 2.0))
-    third = np.asarray(local.gaussian(KEY, x, 1.5, 1.0))
+    message = jax.jit(local.gaussian)
+    first, second = (np.asarray(message(KEY, x, 1.0, s)) / s for s in (1.0, 2.0))
+    third = np.asarray(message(KEY, x, 1.5, 1.0))
     for a, b in ((first, second), (first, third)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(1000)  # false alarms 6e-7
     bits = [np.sign(local.one_bit(KEY, x, 1.0, epsilon)) for epsilon in (0.5, 0.6)]
@@ -119,9 +120,9 @@ def test_gaussian_messages_are_clipped_first():
     x = jnp.array(ODD, jnp.float32)
     bound = 0.5
     np.testing.assert_array_equal(
-        local.gaussian(KEY, x, bound, 0.0), np.nan_to_num(np.clip(ODD, -bound, bound)).astype(np.float32)
+        jax.jit(local.gaussian)(KEY, x, bound, 0.0), np.nan_to_num(np.clip(ODD, -bound, bound)).astype(np.float32)
     )
-    noise = np.asarray(local.gaussian(KEY, jnp.full(100_000, 9.0), bound, 2.0), np.float64) - bound
+    noise = np.asarray(jax.jit(local.gaussian)(KEY, jnp.full(100_000, 9.0), bound, 2.0), np.float64) - bound
     # Relative standard error of a standard deviation: 1/sqrt(2 n); 5 of them, false alarms 6e-7.
     assert abs(noise.std() / 2 - 1) < 5 / math.sqrt(2 * len(noise))
 

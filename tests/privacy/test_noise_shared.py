@@ -189,11 +189,11 @@ TUNED = {"options": {"fine_tune_epochs": 1}, "client_optimizer": "adam"}
     ],
 )
 def test_noisy_steps_are_those_of_the_plan(monkeypatch, method, more):
-    """Of clients of 1, 7 and 200 examples: those of every client, whatever its data; fewer by a straggler's coin."""
+    """Of clients of 1, 7 and 60 examples: those of every client, whatever its data; fewer by a straggler's coin."""
     draw, count = mechanism._released, []
     monkeypatch.setattr(mechanism, "_released", lambda *of: jax.debug.callback(lambda: count.append(1)) or draw(*of))
     rng = np.random.default_rng(0)
-    clients = [(rng.normal(size=(n, 3)), np.arange(n) % 2) for n in (1, 7, 200)]
+    clients = [(rng.normal(size=(n, 3)), np.arange(n) % 2) for n in (1, 7, 60)]
     plan = ExecutionPlan(devices=1, clients="map", runs="map")  # others mask what is not a client's
     settings = {"model": "linear", "rounds": 2, "local_steps": 5, "batch_size": 4, "seeds": [3], "plan": plan} | more
     found = fit(method, stack_clients(clients, test=clients), privacy=replace(PER_STEP, min_uploads=1), **settings)

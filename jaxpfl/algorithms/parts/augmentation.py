@@ -104,10 +104,10 @@ def parse(text: str) -> Augmentation:
     for one in text.split("+"):
         name, given = choices.arguments("augmentation", one, AUGMENTATIONS)
         if name in dict(parts):
-            raise JaxpflError(f"augment = {text}: {name} can be named once")
+            raise JaxpflError(f"augment = {text} names {name} twice")
         parts.append((name, AUGMENTATIONS[name](**given)))
     if any(name == "mixup" for name, _ in parts[:-1]):
-        raise JaxpflError(f"augment = {text}: mixup must be the last")
+        raise JaxpflError(f"augment = {text}: mixup must come last")
     return Augmentation(tuple(parts))
 
 
@@ -121,11 +121,11 @@ def check(augmentation: Augmentation, task: Task) -> None:
     for name, _ in augmentation.parts:
         if name == "mixup":
             if tokens:
-                raise JaxpflError("augment = mixup is of inputs that are numbers, these are tokens")
+                raise JaxpflError("augment = mixup needs numeric inputs, got tokens")
             if not task.has_classes:
-                raise JaxpflError(f"augment = mixup is of classes, and the task is {task.kind}")
+                raise JaxpflError(f"augment = mixup needs a classification task, got {task.kind}")
         elif tokens or len(task.input_shape) != 3:
-            raise JaxpflError(f"augment = {name} is of images [height, width, channels], inputs are {task.input_shape}")
+            raise JaxpflError(f"augment = {name} needs images [height, width, channels], got {task.input_shape}")
 
 
 def mixed_label_task(task: Task) -> Task:

@@ -52,8 +52,8 @@ def hyper(
         "is_rate": is_rate,
         "is_step": is_step,
         "paper": paper,
+        "decays": is_rate if decays is None else decays,
     }
-    metadata["decays"] = is_rate if decays is None else decays
     return struct.field(default=default, metadata=metadata)
 
 
@@ -98,8 +98,8 @@ def check(method: str, hp: Any) -> None:
         held = jnp.finfo(jnp.result_type(float))
         if not ((value == 0) | (abs(value) >= float(held.tiny)) & (abs(value) <= float(held.max))).all():
             raise JaxpflError(
-                f"{method}.{field.name} must be 0 or between {held.tiny:.2g} and {held.max:.2g} in size, which is what "
-                f"{held.dtype} holds, got {value}"
+                f"{method}.{field.name} must be 0 or of a size between {held.tiny:.2g} and {held.max:.2g}, the range "
+                f"of {held.dtype}, got {value}"
             )
 
 

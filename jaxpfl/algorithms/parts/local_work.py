@@ -109,7 +109,7 @@ class LocalWork:
           JaxpflError: with the method's name.
         """
         if self.augment is not None and self.augment.mixes:
-            raise JaxpflError(f"augment = mixup gives an example two labels, and {method} reads them: leave it out")
+            raise JaxpflError(f"{method} does not support augment = mixup: it needs one label for each example")
 
     @property
     def num_clients(self) -> int:
@@ -216,7 +216,7 @@ def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array,
         if statistics is None or not jax.tree.leaves(statistics.select(params)):
             return *plain(params, key, batch), None
         if isinstance(batch, GuardedBatch):
-            raise JaxpflError("running statistics (BatchNorm) are of a batch, and its examples are guarded one by one")
+            raise JaxpflError("privacy.unit = example does not support BatchNorm, which mixes examples")
         (value, moved), by_params = jax.value_and_grad(loss, has_aux=True)(params, key, batch)
         return value, by_params, moved
 
@@ -263,7 +263,7 @@ def run_steps(
         return descents.record_memories(carry), zeros
     if isinstance(data, GuardedData):
         if beside is not None:
-            data.refuse("keeps numbers of its own for every example")
+            data.refuse("holds a value for each example")
         guarded = data.batches(steps, own, batches_each)
 
         def private_body(t: Array, loop: tuple[PyTree, Metrics, Array]) -> tuple[PyTree, Metrics, Array]:
@@ -313,7 +313,7 @@ def run_steps(
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
     """The nth batch of a step, augmented; rows that travel beside its inputs stay as they are."""
     if beside is not None and augment.mixes:
-        raise JaxpflError("augment = mixup does not mix what this method knows of each example: leave it out")
+        raise JaxpflError("this method does not support augment = mixup: it holds a value for each example")
     x, rows = (batch.x, None) if beside is None else batch.x
     x, y = augment(stream(key, Purpose.AUGMENTATION, nth), x, batch.y, batch.valid)
     return batch._replace(x=x if beside is None else (x, rows), y=y)

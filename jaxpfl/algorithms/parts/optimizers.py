@@ -144,7 +144,7 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
     given: dict[str, Any] = {}
     for key, value in arguments.items():
         if key == "learning_rate":
-            raise JaxpflError(f"the learning rate is not an argument of {name}: set lr, or server_lr at the server")
+            raise JaxpflError(f"the learning rate is not an argument of {name}: set lr, or server_lr for the server")
         if key not in known:
             raise unknown_name(f"argument of optimizer {name}", key, known)
         given[key] = _value(f"{name}:{key}", value, isinstance(known[key], bool), below_one=key in _FRACTIONS)

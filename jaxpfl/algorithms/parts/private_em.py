@@ -61,7 +61,7 @@ def em(
 
     def step(t: Array, gamma: Mixture) -> Mixture:
         sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
-        sums = jax.tree.map(lambda a: _summed(a, valid), sums)
+        sums = jax.tree.map(lambda a: trees.where_rows(valid, a).sum(axis=0), sums)
         counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev)
         counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
         used = counts > jnp.maximum(1.0, 2 * uncertain)
@@ -126,10 +126,6 @@ def server_step(
     relative = trees.where(first, start(start_key, relative, clipping_norm), relative)
     noise = {"clipping_norm": clipping_norm, "noise_multiplier": noise_multiplier}
     return translate(em(noise_key, relative, changes, valid, **noise, floor=floor, steps=steps), origin)
-
-
-def _summed(a: Array, valid: Array) -> Array:
-    return jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(axis=0)
 
 
 def _along(vector: Array, leaf: Array) -> Array:

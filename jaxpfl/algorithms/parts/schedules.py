@@ -149,15 +149,15 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
         raise JaxpflError(f"lr_schedule must return real factors, got {factors.dtype}")
     factors = factors.astype(np.float64)
     if factors.shape != (rounds,):
-        raise JaxpflError(f"lr_schedule must return one number for a round, got {list(factors.shape[1:])}")
+        raise JaxpflError(f"lr_schedule must return one number for each round, got shape {list(factors.shape[1:])}")
     wrong = ~((factors >= 0) & (factors <= 1 + _ROUNDING))
     if wrong.any():
         first = int(np.argmax(wrong))
         raise JaxpflError(f"lr_schedule must return factors >= 0 and <= 1, got {factors[first]:g} in round {first}")
     if (largest := factors.max()) < 1 - _ROUNDING:
         raise JaxpflError(
-            f"lr_schedule: the largest factor of {rounds} rounds is {largest:g}, and must be 1: every rate is "
-            "multiplied by it, so give optax's schedule a peak of 1 and the method its lr"
+            f"lr_schedule must reach 1 within {rounds} rounds, got a largest factor of {largest:g}: it multiplies "
+            "every rate, so use a schedule with a peak of 1 and set the method's lr"
         )
     return Schedule(_TABLE, float(rounds), table=tuple(factors.tolist()))
 
@@ -184,7 +184,7 @@ def parse(text: str, rounds: int) -> Schedule | None:
         values[key] = float(number)
     for key, value in values.items():
         if value is None:
-            raise JaxpflError(f"lr_schedule {name} needs {key}: {name}:{key}=30, say")
+            raise JaxpflError(f"lr_schedule {name} needs {key}: write {name}:{key}=30, for example")
     if name == OWN:
         return None
     if (warmup := values["warmup"] or 0.0) >= rounds:

@@ -118,7 +118,7 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
       JaxpflError: for another client optimizer than plain SGD, whose steps do not count the same.
     """
     if work.optimizer != "sgd":
-        raise JaxpflError(f"{method}.fednova divides by the steps of plain sgd, not {work.optimizer}")
+        raise JaxpflError(f"{method}.fednova needs client_optimizer = sgd, got {work.optimizer}")
     clients = tuple(_normalized_client(client, work) for client in algorithm.clients)
     increments = Normalized(change=algorithm.increments, steps=False)
     return algorithm._replace(clients=clients, server=_normalized_server(algorithm.server), increments=increments)
@@ -153,7 +153,7 @@ def _normalized_server(inner: Server) -> Server:
     return wrapped_server(inner, init=inner.init, update=update, state=lambda state: state)
 
 
-class Served(NamedTuple):
+class WithOptState(NamedTuple):
     """State of a server with a stateful optimizer: the method's own state, and the optimizer state."""
 
     state: PyTree
@@ -176,18 +176,25 @@ def with_server_optimizer(
     Args:
       algorithm: one that adds the mean of its uploads (`Reduced.mean`) to what it averages, a tree of the same
         structure; uploads have one weight.
-      optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it is the
-        method's own, and the updates are multiplied by the rate.
+      optimizer: a name with arguments, or a factory; the server's state is then a `WithOptState`. With ``sgd`` it is
+        the method's own, and the updates are multiplied by the rate.
       acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged. None for
         ``Algorithm.increments``.
       averaged: the part of the broadcast's ``shared`` that it averages; all of it by default.
 
     Raises:
-      JaxpflError: for a method whose uploads are not summed, or if the optimizer is unknown; when traced, for uploads
+      JaxpflError: for a method whose uploads are not summed or whose server has an optimizer, or if the optimizer is
+        unknown; when traced, for uploads
         of another structure than the broadcast or of several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
-        raise JaxpflError("a server optimizer needs the mean of the uploads: this method keeps them apart")
+        raise JaxpflError("a server optimizer needs summed uploads: the server of this method reads each upload")
+    if algorithm.has_server_optimizer:
+        raise JaxpflError(
+            "this algorithm already has a server optimizer, and a second would apply server_lr twice: set "
+            "LocalWork.server_optimizer when building it"
+        )
+    algorithm = algorithm._replace(has_server_optimizer=True)
     acts_on = algorithm.increments if acts_on is None else acts_on
     if optimizer == "sgd":
         return _scale_changes(algorithm, acts_on)
@@ -205,7 +212,7 @@ def with_server_optimizer(
     ) -> tuple[Reduced, PyTree]:
         params, mean = averaged(inner.broadcast(key, hp, ctx, state).shared), reduced.mean()
         if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
-            raise JaxpflError("a server optimizer needs uploads that are, with one weight, like what the server sends")
+            raise JaxpflError("a server optimizer needs uploads of one weight and the structure of the broadcast")
         updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
         updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)
         anybody = reduced.weight > 0
@@ -213,14 +220,16 @@ def with_server_optimizer(
         updates, memory = trees.where(anybody, (updates, new_memory), (nothing, memory))
         return Reduced(updates, anybody.astype(reduced.weight.dtype), reduced.contributors), memory
 
-    def init(key: Key, hp: PyTree, ctx: ServerContext) -> Served:
+    def init(key: Key, hp: PyTree, ctx: ServerContext) -> WithOptState:
         state = inner.init(key, hp, ctx)
-        return Served(state, start(key, hp, ctx, state))
+        return WithOptState(state, start(key, hp, ctx, state))
 
-    def update(key: Key, hp: PyTree, ctx: ServerContext, served: Served, reduced: Reduced) -> tuple[Served, Metrics]:
+    def update(
+        key: Key, hp: PyTree, ctx: ServerContext, served: WithOptState, reduced: Reduced
+    ) -> tuple[WithOptState, Metrics]:
         reduced, memory = step(key, hp, ctx, served.state, served.memory, reduced)
         state, metrics = inner.update(key, hp, ctx, served.state, reduced)
-        return Served(state, memory), metrics
+        return WithOptState(state, memory), metrics
 
     server = wrapped_server(inner, init=init, update=update, state=lambda served: served.state)
     return algorithm._replace(server=server)

@@ -39,21 +39,18 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Refuse numbers of models and initialisations that k models cannot use.
 
     Raises:
-      JaxpflError: for fewer than two clients or models, more models than clients, and an initialisation that ignores
+      JaxpflError: for fewer than two models, more models than clients, and an initialisation that ignores
         its key (a warm start): equal models would stay equal.
     """
-    clients = work.num_clients
-    if clients < 2:
-        raise JaxpflError(f"{method} needs at least 2 clients, got {clients}: alone, nobody is like or unlike another")
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
-    if k > clients:
-        raise JaxpflError(f"{method}.{option} must be <= {clients}, the number of clients, got {k}")
+    if k > work.num_clients:
+        raise JaxpflError(f"{method}.{option} must be <= {work.num_clients}, the number of clients, got {k}")
     start = jax.make_jaxpr(task.init)(jax.random.key(0)).jaxpr
     _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
     if not by_key:
         raise JaxpflError(
-            f"{method} needs models that start apart: this one starts from the same parameters every time"
+            f"{method} needs models with different initial parameters: the initialisation of this one ignores its key"
         )
 
 

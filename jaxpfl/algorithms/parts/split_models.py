@@ -95,7 +95,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
         for pattern in patterns:
             if not any(fnmatchcase(path, pattern) for path in paths):
                 raise JaxpflError(
-                    f"{method}.{option}: no parameter fits {pattern!r} (there are {listed(paths, pattern)})"
+                    f"{method}.{option}: no parameter matches {pattern!r} (parameters: {listed(paths, pattern)})"
                 )
 
         # A model that is one array has a path without names, and is called "parameters".
@@ -120,16 +120,16 @@ def head_and_body(method: str, task: Task) -> Split:
     """
     is_head = task.model.head
     if is_head is None:
-        raise JaxpflError(f"{method} needs a model that names its head (Model.head): this one names none")
+        raise JaxpflError(f"{method} needs a model that names its head: set Model.head")
 
     def split(params: PyTree) -> tuple[PyTree, PyTree]:
         return trees.split_by_path(params, is_head)
 
     head, body = map(jax.tree.leaves, split(jax.eval_shape(task.init, jax.random.key(0))))
     if not head:
-        raise JaxpflError(f"{method} needs a model with a head: Model.head accepts none of its parameters")
+        raise JaxpflError(f"{method} needs a model with a head: Model.head matches none of its parameters")
     if not body:
-        raise JaxpflError(f"{method} needs a model with a body to share: this one's head is the whole model")
+        raise JaxpflError(f"{method} needs a model with a body to share: Model.head matches every parameter")
     return split
 
 

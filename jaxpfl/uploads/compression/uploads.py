@@ -129,7 +129,7 @@ def _compress(
     )
     numbers = sum(_vector(weight, part).size for weight, part in totals)
     if numbers > MOST_NUMBERS:
-        raise JaxpflError(f"an upload of {numbers} numbers cannot be compressed: its bits are counted up to 2^31")
+        raise JaxpflError(f"an upload of {numbers} numbers cannot be compressed: the limit is {MOST_NUMBERS}")
     parts, kept, bits = [], [], jnp.int32(0)
     for number, ((weight, total), (_, change), (_, other)) in enumerate(zip(totals, changes, others, strict=True)):
         part_key, before = jax.random.fold_in(key, number), memory[number] if memory else ()

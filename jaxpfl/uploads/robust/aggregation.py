@@ -235,7 +235,7 @@ class Aggregator(NamedTuple):
             raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
         if self.trims and not trimmed(self.trims, cohort):
             raise JaxpflError(
-                f"aggregate = {self.name} trims nobody of {cohort} clients in a round: give a fraction of at least "
+                f"aggregate = {self.name} trims no client in rounds of {cohort}: use a fraction of at least "
                 f"{1 / cohort:.3g}, or a larger cohort"
             )
 
@@ -315,7 +315,7 @@ def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the meth
         return algorithm
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError(
-            f"aggregate = {aggregator.name} stands for a mean of uploads: the server of {method} sees each of them"
+            f"aggregate = {aggregator.name} replaces a mean of uploads: the server of {method} reads each upload"
         )
     return algorithm._replace(
         server=_server(algorithm.server, rule, aggregator.quorum),

@@ -66,9 +66,8 @@ def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
     clients = len(client_ids)
     count = math.floor(share * clients + 0.5)
     if not 0 < count < clients:
-        whom = "nobody" if count == 0 else "everybody"
         raise JaxpflError(
-            f"attackers = {share:g} of {clients} clients is {whom}: at least one must attack, and one not"
+            f"attackers = {share:g} selects {count} of {clients} clients: at least one must attack, and one must not"
         )
     ids = np.asarray(client_ids)
     scores = np.asarray(client_scores(stream(jax.random.key(seed), Purpose.ATTACKERS), jnp.asarray(ids)))
