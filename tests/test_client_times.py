@@ -125,7 +125,7 @@ def test_nothing_else_depends_on_it(federation):
     timed, plain = jaxpfl.fit("adaped", federation, **TIMED), jaxpfl.fit("adaped", federation, **GIVEN)
     assert set(timed.history) - set(plain.history) == {"round_seconds"}
     np.testing.assert_allclose(timed.personalized_accuracy, plain.personalized_accuracy, rtol=1e-6)
-    with pytest.raises(JaxpflError, match="there is no simulated time: give fit time_model"):
+    with pytest.raises(JaxpflError, match="the run has no simulated time: pass time_model to fit"):
         plain.time_to(0.5)
 
 

@@ -88,7 +88,7 @@ WRONG = [
     ("server_optimizer", None, "server_optimizer must be a name"),
     ("participation", 3, "participation must be a name, got 3"),
     ("weighting", True, "weighting must be a name, got True"),
-    ("privacy", PrivacyConfig(), "privacy needs privacy.epsilon or privacy.noise_multiplier; None is without privacy"),
+    ("privacy", PrivacyConfig(), "privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy"),
     ("privacy", 8.0, "privacy must be a jaxpfl.privacy.Mechanism or PrivacyConfig, got 8.0"),
     ("compress", 4, "compress must be a name with arguments or a Compressor, got 4"),
     ("unseen", 3, "unseen must be a Federation"),
@@ -134,7 +134,7 @@ def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation)
     given = {"model": "linear", "rounds": 1, "local_steps": 1}
     hp = jaxpfl.fit("ditto", federation, lr=0.2, hyper={"lr_personal": 0.5}, **given).simulation.hp
     assert (float(hp.lr), float(hp.lr_personal)) == pytest.approx((0.2, 0.5))
-    with pytest.warns(JaxpflWarning, match=r"hyper sweeps lr alone, and ditto has other rates.* lr_personal = 0.1"):
+    with pytest.warns(JaxpflWarning, match=r"hyper sweeps lr only, and the other rates of ditto .* lr_personal = 0.1"):
         jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3]}, seeds=2, **given)
     # Nothing to say where all are given, or there is one.
     jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3], "lr_personal": 0.1}, seeds=2, **given)

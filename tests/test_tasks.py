@@ -72,7 +72,7 @@ def test_losses_train(loss):
 
 
 def test_labels_without_a_named_task_are_refused():
-    with pytest.raises(JaxpflError, match=r"labels are float32, .* name the task, such as regression"):
+    with pytest.raises(JaxpflError, match=r"labels are float32, .* choose a task, such as regression"):
         jaxpfl.fit("fedavg", clients_of(LABELS["regression"]), **QUICK)
     with pytest.raises(JaxpflError, match=r"labels are several for each example.*multilabel, regression or next-token"):
         jaxpfl.fit("fedavg", clients_of(LABELS["multilabel"]), **QUICK)
@@ -86,8 +86,8 @@ def test_labels_without_a_named_task_are_refused():
         ("binary", {"task": "multilabel"}, r"multilabel are \[n, labels\], got \[n\]: use binary"),
         ("regression", {"task": "regresion"}, "unknown task 'regresion': did you mean 'regression'"),
         ("regression", {"task": "regression", "loss": "poisson"}, "labels of the loss poisson must be >= 0, got -"),
-        ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 is of classes"),
-        ("binary", {"loss": "squared"}, "loss = squared is of the task regression, this run's is classification"),
+        ("regression", {"task": "regression", "label_smoothing": 0.1}, "label_smoothing = 0.1 requires classes"),
+        ("binary", {"loss": "squared"}, "loss = squared requires task = regression, got classification"),
         ("binary", {"metrics": {"mine": 3}}, "the metric 'mine' must be a function of predictions and labels, got 3"),
         ("binary", {"metrics": {"mine": lambda p, y: y.mean()}}, "metric 'mine' must be one number for each of"),
         ("binary", {"metrics": {"mine": jaxpfl.per_client(lambda p, y, valid: y)}}, "'mine' must be one number for a"),
@@ -109,7 +109,7 @@ def outputs(*shape):
 )
 def test_models_return_one_array_of_real_numbers(output, what):
     model = Model(lambda key, x: jnp.ones(1), lambda w, x: output(w * jnp.ones((len(x), 3))))
-    with pytest.raises(JaxpflError, match=f"the model returns a {what} and must return one array of real numbers"):
+    with pytest.raises(JaxpflError, match=f"must return one array of real numbers for n examples, got a {what}"):
         jaxpfl.fit("fedavg", clients_of(lambda s: np.arange(len(s)) % 3), **QUICK | {"model": model})
 
 
@@ -145,7 +145,7 @@ def test_labels_of_any_split_count_for_a_models_outputs():
     with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
         jaxpfl.fit("fedavg", below, **model)
     two = jaxpfl.stack_clients([(x, y % 2) for x, y in clients], test=clients[:2])
-    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* there are 3 classes: num_classes = 4 if"):
+    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* there are 3 classes: set num_classes = 4 if"):
         jaxpfl.fit("fedavg", two, **model | {"model": outputs(None, 4)})
 
 
@@ -460,7 +460,7 @@ def test_options_of_classes_are_refused(method, options, message):
             "at each position",
         ),
         ({}, {"augment": "mixup"}, "augment = mixup needs numeric inputs"),
-        ({}, {"attack": "label-flip", "attackers": 0.5}, "flips labels that are classes: the task is 'next-token'"),
+        ({}, {"attack": "label-flip", "attackers": 0.5}, "flips class labels, but the task is 'next-token'"),
     ],
 )
 def test_what_does_not_fit_next_token_is_refused(data, given, message):

@@ -19,7 +19,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("privacy", "fednova"): "fednova uploads each client's number of steps, which privacy would distort: leave one out",
     ("privacy", "aggregate"): (
         "a robust aggregate cannot be private: the noise is calibrated to a sum of clipped uploads, which one client "
-        "changes by at most the clipping norm, and no such bound is known here of a median or of a selection; use "
+        "changes by at most the clipping norm, and no such bound is known for a median or a selection; use "
         "aggregate = mean"
     ),
     ("privacy", "attack"): (
@@ -79,7 +79,7 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "gradients would be clipped after the noise, which itself clips them to privacy.clipping_norm: leave one out"
     ),
     ("unit = example", "augment"): (
-        "augmentation is of batches, and the gradient of each example is taken by itself: leave it out"
+        "augmentation works on batches, but each example's gradient is taken separately: leave it out"
     ),
     ("unit = example", "draw"): "every batch is a Poisson draw: leave draw out",
     ("unit = example", "graph of the data"): "the graph is made of the clients' examples: give a public one",
@@ -105,12 +105,12 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
     ("accountant = paper", "adaptive clipping or turns, unit = example"): (
         "accountant paper has no adaptive clipping, no turns and no examples: take pld or rdp"
     ),
-    ("a sweep", "plan.clients_in = disk"): "plan.clients_in = disk is for a single run: give host or device",
+    ("a sweep", "plan.clients_in = disk"): "plan.clients_in = disk supports single runs only: use host or device",
     (
         "a sweep",
         "eval_every, checkpoint_every",
     ): "a sweep scores each run at its end, and records it then: leave it out",
-    ("a sweep", "patience"): "patience is of run and compare: give --halving",
+    ("a sweep", "patience"): "patience belongs to run and compare: use --halving",
     ("halving", "select = none"): "halving chooses on validation examples: leave out --select none",
     ("halving", "an axis of the problem"): "settings are compared on the same clients: no axis may change them",
     ("an axis of rounds", "halving, budget = steps"): "the rounds of each run are set by the other: leave the axis out",

@@ -247,7 +247,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
         return jnp.sort(rows.astype(jnp.int32))
 
     def sample(key: Key, client_ids: Array) -> Array:
-        raise JaxpflError("cohorts by turns depend on the round: use Participation.rows")
+        raise JaxpflError("cyclic cohorts depend on the round: use Participation.rows")
 
     return Participation("cyclic", num_clients, capacity, expected, False, sample, rate=rate, cycle=cycle, turns=turns)
 
@@ -281,11 +281,11 @@ def of(
     if kind not in ("full", "uniform", "poisson", "cyclic"):
         raise unknown_name("participation", kind, ("full", "uniform", "poisson", "cyclic"))
     if cycle is not None and kind != "cyclic":
-        raise JaxpflError(f"cycle = {cycle} is for participation = cyclic, got {kind}")
+        raise JaxpflError(f"cycle = {cycle} requires participation = cyclic, got {kind}")
     if kind == "poisson":
         return poisson(num_clients, cohort / num_clients, cap)
     if cap is not None:
-        raise JaxpflError(f"a cap is for Poisson cohorts; {kind} ones have a fixed size")
+        raise JaxpflError(f"a cap requires Poisson cohorts: {kind} cohorts have a fixed size")
     if kind == "cyclic":
         if cycle is None:
             return cyclic(num_clients, math.ceil(num_clients / cohort))
@@ -296,7 +296,7 @@ def of(
             )
         return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:
-        raise JaxpflError(f"full participation means a cohort of all {num_clients} clients, got {cohort}")
+        raise JaxpflError(f"full participation requires a cohort of all {num_clients} clients, got {cohort}")
     return full(num_clients) if kind == "full" else uniform(num_clients, cohort)
 
 

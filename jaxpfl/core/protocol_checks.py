@@ -28,7 +28,7 @@ def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
     if not isinstance(upload, Upload):
         raise JaxpflError(
-            f"client.update must return (state, Upload, metrics), its Upload is of type {type(upload).__name__}"
+            f"client.update must return (state, Upload, metrics), the Upload has type {type(upload).__name__}"
         )
     check_same("client.update: state", new, given[4], like="client.init's")
     _check_upload(upload)
@@ -90,7 +90,7 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
         raise JaxpflError(
-            f"Gradients counted {found} gradients in a round: a step_limit of ALL_STEPS is none, so count with "
+            f"Gradients counted {found} gradients in a round: ALL_STEPS means no limit: count with "
             "jnp.minimum(work.steps, limit), or by jaxpfl.algorithms.gradients"
         )
     return found

@@ -40,7 +40,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
-                f"{spec.method.name}: rounds of all clients wait for all, as synchronous ones do: give a cohort",
+                f"{spec.method.name}: rounds with all clients wait for everyone, like synchronous rounds: set a cohort",
                 strict=strict,
             )
         names, own = rates(spec.method.hyper), spec.hyper
@@ -48,7 +48,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
         if spec.lr is None and np.ndim(own.get("lr", 0)) and others:
             at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
             warn(
-                f"hyper sweeps lr alone, and {spec.method.name} has other rates, which stay at {at}: fit(lr=) moves "
+                f"hyper sweeps lr only, and the other rates of {spec.method.name} stay at {at}: fit(lr=...) moves "
                 "them all",
                 strict=strict,
             )
@@ -87,7 +87,7 @@ def check_federation(
         raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
     untested = np.asarray(federation.test.size) == 0
     if unseen is not None and untested.all() and np.asarray(unseen.test.size).any():
-        warn("no trained client has test examples: unseen clients alone are scored", strict=strict)
+        warn("no trained client has test examples: only unseen clients are scored", strict=strict)
     elif untested.all():
         warn("no client has test examples: every score will be NaN", strict=strict)
     elif untested.any():
@@ -107,8 +107,8 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
         largest = int(np.max(np.asarray(federation.train.size), initial=1))
         if delta is not None and 1 / largest <= delta < 1:
             warn(
-                f"privacy.delta = {delta:g} is not below 1 / examples = {1 / largest:g} of the largest client: such a "
-                "claim holds even where an example of each, drawn at random, is published",
+                f"privacy.delta = {delta:g} is not below 1 / examples = {1 / largest:g} of the largest client: even "
+                "publishing one random example of each client would satisfy such a claim",
                 strict=strict,
             )
         return
@@ -131,7 +131,7 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         reasons |= dict.fromkeys(("graph", "neighbours"), f"{none} has a graph of the clients")
     elif (graph := first.graph) is not None and graph not in SPACES:
         named = graph if isinstance(graph, str) else "the graph"
-        reasons["neighbours"] = f"{named} says who is whose neighbour"
+        reasons["neighbours"] = f"{named} already defines the neighbours"
     if not any(rates(method.hyper) for method in methods):
         reasons |= dict.fromkeys(("lr", "lr_schedule"), f"{none} has a learning rate")
     if not any(hasattr(method.hyper, "server_lr") for method in methods):

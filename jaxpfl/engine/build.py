@@ -110,13 +110,12 @@ def put_together(
     if spec.guards_examples:
         if task.statistics is not None:
             raise JaxpflError(
-                "privacy.unit = example clips the gradient of each example, and batch normalisation mixes those of a "
-                "batch: use GroupNorm"
+                "privacy.unit = example does not support batch normalisation, which mixes the examples of a batch: use "
+                "GroupNorm"
             )
         if unseen is not None:
             raise JaxpflError(
-                "unseen clients train on their own examples in rounds that no claim counts: leave them out with "
-                "privacy.unit = example"
+                "privacy.unit = example does not support unseen clients: no claim covers the rounds in which they adapt"
             )
         told = (lambda: build(spec.method, task, work, spec.options), hp, federation, cohorts)
         silos = mechanism_for(spec, work.sizes, *told)
@@ -155,7 +154,7 @@ def _check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
             "examples: give a larger validation_share"
         )
     if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
-        raise JaxpflError(f"patience = {patience} needs validation labels, and those of all clients are -1, for none")
+        raise JaxpflError(f"patience = {patience} needs validation labels, but all of them are -1 (no label)")
 
 
 def _check_rates(spec: RunSpec, hp: Any, work: LocalWork) -> None:
@@ -224,8 +223,8 @@ class Assembled:
         if home in ("host", "disk"):
             if processes.several():
                 raise JaxpflError(
-                    f"plan.clients_in = {home} is of one process: with several, each keeps its own clients on its "
-                    "devices (device or auto)"
+                    f"plan.clients_in = {home} supports one process only: with several, clients live on their devices "
+                    "(device or auto)"
                 )
             simulation = StreamedSimulation(*of_run, **more, plan=plan, where=home)
         else:
@@ -358,7 +357,7 @@ def _check_private(method: Method, algorithm: Algorithm, task: Task, work: Local
     if privacy.step_noise is not None and algorithm.local_steps != work.steps:
         raise JaxpflError(
             f"{method.name}: Algorithm.local_steps is {algorithm.local_steps}, and noise in every step is "
-            f"accounted for local_steps = {work.steps}: build it with the steps that it is given"
+            f"accounted for local_steps = {work.steps}: build it with work.steps"
         )
 
 
@@ -416,7 +415,7 @@ def draw_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[n
     if robust.attack_of(spec.attack).change is not None:
         return chosen, federation
     if not (task.has_classes or task.kind in _OF_TWO):
-        raise JaxpflError(f"attack = {spec.attack} flips labels that are classes: the task is {task.kind!r}")
+        raise JaxpflError(f"attack = {spec.attack} flips class labels, but the task is {task.kind!r}")
     return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
 
 

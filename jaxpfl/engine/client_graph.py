@@ -108,9 +108,7 @@ def _input_vectors(space: str, federation: Federation) -> Array:
     """Vectors that represent the clients' inputs in a space, [m, ...]."""
     x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
-        raise JaxpflError(
-            f"a graph of {space} compares inputs that are one array of real numbers, and these are not: use models"
-        )
+        raise JaxpflError(f"graph = {space} needs inputs that are one array of real numbers: use graph = models")
     (leaf,) = jax.tree.leaves(x)
     x = leaf.reshape(len(y), -1)
     whole = np.isfinite(x).all(axis=1)  # one broken example must not make all distances NaN

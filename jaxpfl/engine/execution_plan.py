@@ -74,7 +74,7 @@ class ExecutionPlan:
     round before computes; disk, the same with states in memory-mapped files; auto takes the first of these that has
     room for them."""
 
-    folder: str | None = setting(None, unless_given="that of the system unless given, for at most 1 GiB")
+    folder: str | None = setting(None, unless_given="the system's folder unless given, for at most 1 GiB")
     """Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; a
     run that is stored keeps states in its own folder instead."""
 
@@ -85,7 +85,7 @@ class ExecutionPlan:
     def __post_init__(self) -> None:
         check(self, prefix="plan.")
         if self.folder is not None and self.clients_in in ("device", "host"):
-            raise JaxpflError(f"plan.folder = {self.folder} is for plan.clients_in = disk, got {self.clients_in}")
+            raise JaxpflError(f"plan.folder = {self.folder} requires plan.clients_in = disk, got {self.clients_in}")
 
 
 class Resolved(NamedTuple):
@@ -218,7 +218,8 @@ def _groups_of(plan: ExecutionPlan, shards: int) -> int:
     present = len(jax.devices())
     if shards > 1 and processes.several():
         raise JaxpflError(
-            f"plan.model_shards = {shards} is of one process: with several, each device holds its clients' whole models"
+            f"plan.model_shards = {shards} supports one process only: with several, each device holds "
+            "its clients' whole models"
         )
     if shards > present:
         raise JaxpflError(f"plan.model_shards must be at most the {present} devices present, got {shards}")

@@ -91,7 +91,7 @@ class Fit(NamedTuple):
           JaxpflError: for a run without privacy or without noise, without a delta, and as `PrivacyPlan.epsilon`.
         """
         if self.privacy is None:
-            raise JaxpflError("nothing was private: give fit privacy=Mechanism(...), and a method that uploads")
+            raise JaxpflError("the run was not private: pass privacy=Mechanism(...) to fit, with a method that uploads")
         plan = self.privacy[run]
         if plan is None:
             raise JaxpflError(exclusions.NO_NOISE)
@@ -143,7 +143,7 @@ class Fit(NamedTuple):
           JaxpflError: without a ``time_model``, and for an unknown model.
         """
         if (seconds := self.seconds) is None:
-            raise JaxpflError("there is no simulated time: give fit time_model")
+            raise JaxpflError("the run has no simulated time: pass time_model to fit")
         if model not in self.scores:
             raise unknown_name("model", model, list(self.scores))
         means = mean_over_clients(np.asarray(self.scores[model][self.headline], np.float64))

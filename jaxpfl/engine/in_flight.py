@@ -72,13 +72,13 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
     assert asked is not None
     if not (participation.fixed_size or participation.everyone):
         raise JaxpflError(
-            f"participation = {participation.name}: asynchronous rounds are all of as many clients; give uniform"
+            f"asynchronous rounds need cohorts of a fixed size, got participation = {participation.name}: use uniform"
         )
     for what, has in (
         ("one group of clients", len(algorithm.clients) > 1),
         ("no work outside the cohort", algorithm.idle_cap > 0),
-        ("uploads of known length, which compressed ones are not", algorithm.counts_bits),
-        ("cohorts of which nothing is claimed, as private methods do", algorithm.noise is not None),
+        ("uploads of a known length: leave out compress", algorithm.counts_bits),
+        ("a method that is not private", algorithm.noise is not None),
     ):
         if has:
             raise JaxpflError(f"asynchronous rounds (in_flight = {asked}) need {what}")

@@ -70,7 +70,7 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
             if not isinstance(node, dict):
                 raise JaxpflError(f"parameters {path!r} are below {parent!r}, which are parameters too")
         if name in node:
-            raise JaxpflError(f"parameters {path!r} are above others")
+            raise JaxpflError(f"parameters {path!r} are also a group of others")
         node[name] = array
     return tree
 
@@ -139,11 +139,11 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     """
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
-        raise JaxpflError(f"{folder} holds no exported models: there is no {MANIFEST} in it")
+        raise JaxpflError(f"{folder} holds no exported models: {MANIFEST} is missing")
     files.check_checksum(folder, MANIFEST)
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise JaxpflError(f"{folder / MANIFEST} is not of the format {FORMAT}")
+        raise JaxpflError(f"{folder / MANIFEST} does not have the format {FORMAT}")
     methods = manifest.get("methods")
     if not isinstance(methods, dict) or not all(map(_is_entry, methods.values())):
         raise JaxpflError(f"{folder / MANIFEST} does not say which files hold which clients' models")
@@ -183,7 +183,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
 def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
     """The error for an unknown client, with the nearest known id."""
     if not len(known):
-        return JaxpflError(f"unknown client {client_id}: only global models are here")
+        return JaxpflError(f"unknown client {client_id}: the folder holds global models only")
     nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]
     return JaxpflError(
         f"unknown client {client_id}: did you mean {nearest}? (known: {len(known)} from {known.min()} to {known.max()})"

@@ -147,12 +147,14 @@ class Ours:
         if (keys is None and not self._private) or (keys is not None and keys is self._last):
             return
         if (keys is None) == self._private:
-            said = "is not of a private run, and this simulation is private" if self._private else "is of a private run"
+            said = "belongs to a private run"
+            if self._private:
+                said = "does not belong to a private run, but this simulation is private"
             raise JaxpflError(f"the state {said}: advance it by the simulation that started it")
         if not _digests(keys) <= self._digests:
             raise JaxpflError(
-                "the state's noise is not of this simulation, whose claim would leave its rounds out: advance it by "
-                "the simulation that started it, or give adopt one that was stored"
+                "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
+                "advance it by the simulation that started it, or pass a stored state to adopt"
             )
 
 

@@ -105,7 +105,7 @@ class Simulation:
         ids, times = np.unique(np.asarray(federation.client_ids), return_counts=True)
         if (times > 1).any():
             raise JaxpflError(
-                f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} is twice"
+                f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} occurs twice"
             )
         agree_on(federation)
         algorithm.check_data(federation)
@@ -365,7 +365,7 @@ class Simulation:
         """
         if checkpoints and folder.is_dir():
             raise JaxpflError(
-                f"the clients of the run live on disk, in {folder}: it goes on with plan.clients_in = disk"
+                f"the clients of the run live on disk, in {folder}: continue it with plan.clients_in = disk"
             )
 
     def checkpointed(self, state: RunState) -> RunState:

@@ -124,7 +124,7 @@ class Settings:
     (blocks of clients take turns)."""
     cohort_cap: int | None = setting(
         None,
-        unless_given="unless given so many that a round needs more with a probability below 1e-6",
+        unless_given="by default enough that a round needs more with a probability below 1e-6",
         range=COUNT,
         unit="clients",
     )
@@ -278,7 +278,7 @@ class RunSpec(Settings):
         elif self.attackers:
             raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(robust.ATTACKS)}")
         if self.patience is not None and self.eval_every is None:
-            raise JaxpflError(f"patience = {self.patience} counts evaluations, and there is one: give eval_every")
+            raise JaxpflError(f"patience = {self.patience} counts evaluations, but there is only one: set eval_every")
         metrics.parse_metrics(self.metrics)
         schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
@@ -287,7 +287,7 @@ class RunSpec(Settings):
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
             if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
-                raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; None is without privacy")
+                raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

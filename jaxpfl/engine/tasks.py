@@ -134,7 +134,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
         found = "several for each example" if y.ndim > 1 else f"{y.dtype}"
         fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel, regression or next-token"
         raise JaxpflError(
-            f"labels are {found}, and those of a classification integers [n]: name the task, such as {fitting}"
+            f"labels are {found}, but a classification needs integers [n]: choose a task, such as {fitting}"
         )
     return task or CLASSIFICATION
 
@@ -168,11 +168,11 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     if kind in _ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
-        raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
+        raise JaxpflError("no client has both labels among its test examples: the AUC of the task ranking is undefined")
     if kind == "regression" and str(spec.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
     if kind == "regression" and (lost := digit_loss(federation.train.examples.y)) is not None:
-        warn(f"of the labels {lost}: subtract an offset from them")
+        warn(f"labels: {lost}: subtract an offset from them")
     return of_first[0] if of_first else 1
 
 
@@ -214,7 +214,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
     output = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x)
     if not (hasattr(output, "dtype") and np.issubdtype(output.dtype, np.floating)):
         what = getattr(output, "dtype", type(output).__name__)
-        raise JaxpflError(f"the model returns a {what} and must return one array of real numbers for n examples")
+        raise JaxpflError(f"the model must return one array of real numbers for n examples, got a {what}")
     found = output.shape
     returns = f"the model returns {_shape(n, found)} for n examples"
     if kind not in (CLASSIFICATION, NEXT_TOKEN):
@@ -228,7 +228,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
         one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
         raise JaxpflError(f"{returns}, and {outputs} {what} need {_shape(n, (*rows, outputs))}{one}")
     if found[-1] > outputs:
-        warn(f"{returns}, and there are {outputs} {what}: num_classes = {found[-1]} if others may come")
+        warn(f"{returns}, and there are {outputs} {what}: set num_classes = {found[-1]} if others may come")
 
 
 def _shape(n: int, shape: tuple[int, ...]) -> str:
@@ -245,11 +245,11 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":
-        raise JaxpflError(f"loss = {loss} is of the task regression, this run's is {kind}")
+        raise JaxpflError(f"loss = {loss} requires task = regression, got {kind}")
     if smoothing and kind != CLASSIFICATION:
-        raise JaxpflError(f"label_smoothing = {smoothing:g} is of classes, and the task is {kind}")
+        raise JaxpflError(f"label_smoothing = {smoothing:g} requires classes, got the task {kind}")
     if smoothing and loss is not None:
-        raise JaxpflError("label_smoothing is of the cross-entropy: leave it out with a loss of your own")
+        raise JaxpflError("label_smoothing changes the cross-entropy: leave it out with a loss of your own")
     if kind == "regression":
         task = regression_task(task, "squared" if loss is None else loss)
     elif kind in TASKS and not isinstance(spec.task, Task):

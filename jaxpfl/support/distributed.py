@@ -151,7 +151,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
     """The arguments of `jax.distributed.initialize`."""
     if address is None or address == AUTOMATIC:
         if number is not None or own is not None:
-            raise JaxpflError(f"processes and process are found with the address or given with it, got {number}, {own}")
+            raise JaxpflError(f"processes and process require an address, got {number}, {own}")
         return {}
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -244,7 +244,7 @@ def _bind_address(address: str, timeout: int) -> str:
             return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
         except OSError as error:
             used = error.errno == errno.EADDRINUSE
-            why = f"the port of {bind} is in use on this host" if used else f"{bind} is no address of this host"
+            why = f"the port of {bind} is in use on this host" if used else f"{bind} is not an address of this host"
     hint = "" if "in use" in why else f", where process 0 listens: name one, or set {_BIND_VARIABLE}"
     raise JaxpflError(f"cannot join the processes of the run: {why}{hint}")
 
@@ -260,7 +260,7 @@ def _reason(error: Exception, address: str | None, timeout: int) -> str:
     text = " ".join(str(error).split())
     low = text.lower()
     if any(word in low for word in ("deadline", "timed out", "timeout", "unavailable", "bad_cast")):
-        return f"not all of them came to {address or 'their address'} within {timeout} s"
+        return f"not all processes reached {address or 'their address'} within {timeout} s"
     if "should be defined" in low or "must be defined" in low:
         return "no Slurm, Open MPI, Kubernetes or Cloud TPU was found: give address, processes and process"
     return text

@@ -34,7 +34,7 @@ def parse_json(text: str | bytes) -> Any:
     Examples:
       >>> parse_json('{"rounds": 3, "rounds": 4}')
       Traceback (most recent call last):
-      ValueError: 'rounds' stands twice in one object
+      ValueError: 'rounds' occurs twice in one object
     """
     return json.loads(text, object_pairs_hook=_unique)
 
@@ -43,7 +43,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     named = dict(pairs)
     if len(named) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{shown(name)} stands twice in one object")
+        raise ValueError(f"{shown(name)} occurs twice in one object")
     return named
 
 
@@ -129,7 +129,7 @@ def check_fits(path: object, need: int) -> None:
     Raises:
       JaxpflError: if more is needed than is free.
     """
-    host_memory.check(need, f"{path}: what it holds needs", "take a part of it, or a larger machine")
+    host_memory.check(need, f"{path}: its contents need", "read a part of it, or use a larger machine")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -148,7 +148,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(contents(path))
     except (ValueError, RecursionError) as error:
-        raise JaxpflError(f"cannot read {path}: no JSON: {' '.join(str(error).split())}") from None
+        raise JaxpflError(f"cannot read {path}: not JSON: {' '.join(str(error).split())}") from None
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -280,7 +280,7 @@ def check_checksum(folder: Path, name: str) -> None:
             known = file.read().splitlines()
         found = _line(folder, name)
     except OSError as error:
-        missing = f"there is no {Path(error.filename or name).name} in it"
+        missing = f"{Path(error.filename or name).name} is missing"
         why = missing if isinstance(error, FileNotFoundError) else error.strerror
         raise JaxpflError(f"cannot read {folder}: {why}") from None
     if found not in known:
@@ -306,7 +306,7 @@ def _first_difference(written: bytes, found: bytes) -> str:
 
 
 _SEAL = "crc32"
-_AGAIN = "without the file it is run again"
+_AGAIN = "delete the file to run it again"
 
 
 def write_checksummed(path: Path, content: Mapping[str, Any]) -> None:
@@ -336,7 +336,7 @@ def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
     except JaxpflError as error:
         raise JaxpflError(f"{error}: {remedy}") from None
     if isinstance(found, dict) and _SEAL not in found:
-        raise JaxpflError(f"{path} has no checksum, as files of before version 0.2: {remedy}")
+        raise JaxpflError(f"{path} has no checksum, like files from before version 0.2: {remedy}")
     if not isinstance(found, dict) or found.pop(_SEAL) != _sum(found):
         raise JaxpflError(f"{path} is damaged, or was changed: {remedy}")
     return found

@@ -125,24 +125,24 @@ class Place:
 
 def _file(path: Path) -> str | None:
     if path.is_dir() or not path.name:
-        return "a file to write, and this is a folder"
+        return "a file to write, got a folder"
     if path.exists() and not path.is_file():  # a device, which moving a file over it would replace
-        return "a file to write, and this is something else"
+        return "a file to write, got something else"
     return _parents(path)
 
 
 def _folder(path: Path) -> str | None:
     if path.exists() and not path.is_dir():
-        return "a folder, and this is a file"
+        return "a folder, got a file"
     return _parents(path / "file")
 
 
 def _parents(path: Path) -> str | None:
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not above.is_dir():
-        return f"in a folder, and {above} is none"
+        return f"in a folder, and {above} is not a folder"
     if not os.access(above, os.W_OK | os.X_OK):
-        return f"in a folder that can be written to, and {above} cannot"
+        return f"in a writable folder, and {above} is not writable"
     return None
 
 

@@ -78,9 +78,9 @@ def test_arguments_reach_optax(text, same):
         ("adam:eps=-1", "adam:eps must be a number >= 0 and finite, got '-1'"),
         ("adam:eps=1e999", "adam:eps must be a number >= 0 and finite"),
         ("adam:nesterov=1", "adam:nesterov must be true or false, got '1'"),
-        ("adam:", "an optimizer is NAME or NAME:argument=value"),
-        ("adam:b1", "an optimizer is NAME or NAME:argument=value"),
-        ("adam:b1=0.1,b1=0.2", "each once; got"),
+        ("adam:", "an optimizer must be NAME or NAME:argument=value"),
+        ("adam:b1", "an optimizer must be NAME or NAME:argument=value"),
+        ("adam:b1=0.1,b1=0.2", "without repetition, got"),
         ("adam:learning_rate=0.1", "the learning rate is not an argument of adam: set lr, or server_lr"),
     ],
 )

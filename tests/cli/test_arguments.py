@@ -117,7 +117,7 @@ def test_places_that_cannot_be_written(name, tmp_path):
         if flag.place is None:
             continue
         below = refusal(name, flag.name, str(tmp_path / "file" / "inner"))
-        assert f"{flag.name} must be in a folder, and {tmp_path / 'file'} is none" in below
+        assert f"{flag.name} must be in a folder, and {tmp_path / 'file'} is not a folder" in below
         wrong = tmp_path if flag.place.metavar == "FILE" else tmp_path / "file"
         assert f"{flag.name} must be a f" in refusal(name, flag.name, str(wrong))
         if flag.place.metavar == "FILE":

@@ -48,7 +48,7 @@ def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_sweep_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1,1", *ON_DISK, "--output", tmp_path / "s")
     assert found.status == 2
-    assert "plan.clients_in = disk is for a single run" in found.err
+    assert "plan.clients_in = disk supports single runs" in found.err
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ WRONG = {
         "client.update must return (state, Upload, metrics), got 2 values",
     ),
     "one value": ({"update": lambda state, upload, metrics: upload.total}, "(state, Upload, metrics), got a dict"),
-    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "its Upload is of type int"),
+    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "the Upload has type int"),
     "no message": ({"sent": lambda message: message.shared}, "server.broadcast must return a Message, got a dict"),
     "messages that are numbers": (
         {"sent": lambda message: message._replace(per_client=(1.0,))},
@@ -137,7 +137,7 @@ WRONG = {
     ),
     "gradients of every step that there could be": (
         {"gradients": Gradients(update=lambda limit, message: 2 * limit, idle=lambda limit: 1)},
-        "Gradients counted 4294967294 gradients in a round: a step_limit of ALL_STEPS is none",
+        "Gradients counted 4294967294 gradients in a round: ALL_STEPS means no limit",
     ),
     "an idle client's gradients": (
         {"gradients": Gradients(update=lambda limit, message: 1, idle=lambda limit: limit)},

@@ -200,7 +200,7 @@ def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: p
     archived(path, "{'descr': '|u1', 'fortran_order': False, 'shape': (67108864,), }", bytes(2**26))
     monkeypatch.setattr(host_memory, "free", lambda: 2**25)
     monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("read"))
-    with pytest.raises(JaxpflError, match=r"a.npz: what it holds needs 64 MiB of memory, 32 MiB are free"):
+    with pytest.raises(JaxpflError, match=r"a.npz: its contents need 64 MiB of memory, 32 MiB are free"):
         read_npz(path)
 
 

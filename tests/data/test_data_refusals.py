@@ -131,7 +131,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
     ({}, of("femnist"), r"data set 'femnist': no LEAF files \(\*.json\) in"),
     ({"own/train/a.json": '{"users": ['}, OF_LEAF, "a.json: no JSON, or truncated"),
     ({"own/train/a.json": [1]}, OF_LEAF, "no 'user_data' in it: not a LEAF file"),
-    ({"own/train/a.json": '{"user_data": {"a": 1, "a": 2}}'}, OF_LEAF, "'a' stands twice in one object"),
+    ({"own/train/a.json": '{"user_data": {"a": 1, "a": 2}}'}, OF_LEAF, "'a' occurs twice in one object"),
     ({"own/train/a.json": {"users": ["a"], "user_data": {}}}, OF_LEAF, "user 'a' is listed but has no data"),
     (leaf([[1]], [0]) | {"own/train/b.json": leaf([[1]], [0])["own/train/a.json"]}, OF_LEAF, "user 'u' is in .*a.json"),
     ({"own/train/a.json": {"users": [], "user_data": {"a": 1}}}, OF_LEAF, "user 'a' has data but is not listed in"),
@@ -180,7 +180,7 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
             ("+1 1:0.5 3\n", "no LIBSVM text"),
             ("+1 1:1e300\n-1 1:0\n", "an input of example 0 is NaN"),
             ("nan 1:1\n", "the label of example 0 is NaN, infinite"),
-            ("1 2147483000:1\n2 1:1\n", "what it holds needs 48 GiB of memory"),
+            ("1 2147483000:1\n2 1:1\n", "its contents need 48 GiB of memory"),
         )
     ),
     ({"own": "1 1:1\n2 1:2\n", "own.t": "3 1:1\n"}, of("libsvm:own"), "label 3 is not among the training labels"),
@@ -315,7 +315,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (batches([0, 0], 1, 3), "no client has a training example"),
     (batches([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
     (drawn("cluster=2"), "unknown setting of planted 'cluster': did you mean 'clusters'"),
-    (drawn("clusters"), "a data set is NAME or NAME:argument=value,argument=value, each once"),
+    (drawn("clusters"), "a data set must be NAME or NAME:argument=value,argument=value without"),
     (drawn("clients=3"), "planted:clusters must be at most the 3 clients, got 5"),
     (
         lambda: token_counts.groups(np.random.default_rng(), 9, 0.6, 0.5),

@@ -32,7 +32,7 @@ def test_what_is_not_served_is_refused(given: dict[str, Any], said: str):
 
 
 def test_rounds_of_all_clients_are_warned_of():
-    with pytest.warns(JaxpflWarning, match="fedbuff: rounds of all clients wait for all"):
+    with pytest.warns(JaxpflWarning, match="fedbuff: rounds with all clients wait for everyone"):
         check_settings([RunSpec(method=FEDBUFF)], newcomers=False)
     check_settings([RunSpec(method=FEDBUFF, cohort=2)], newcomers=False)
 

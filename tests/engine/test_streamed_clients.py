@@ -118,7 +118,7 @@ def test_states_on_disk_are_announced_and_have_no_names(tmp_path: Path, monkeypa
     with pytest.warns(JaxpflWarning, match=rf"clients' states, 50\.8 KiB, go to temporary files in {tmp_path}"):
         state = made.init([0])
     assert not list(tmp_path.iterdir())
-    with pytest.raises(JaxpflError, match="were in temporary files, and none are left of round 0"):
+    with pytest.raises(JaxpflError, match="were in temporary files, and those of round 0 are gone"):
         made.adopt(made.checkpointed(state))
 
 
@@ -129,7 +129,7 @@ def test_large_states_on_disk_need_a_folder(tmp_path: Path, monkeypatch: pytest.
     for one, said in (plan("disk"), why), (none, f"cannot write to {tmp_path / 'none'}: No such file"):
         with pytest.raises(JaxpflError, match=said):
             assembled("local", {"model": "linear", "rounds": 1}, one).simulation().init([0])
-    with pytest.raises(JaxpflError, match=r"plan.folder = here is for plan.clients_in = disk, got host"):
+    with pytest.raises(JaxpflError, match=r"plan.folder = here requires plan.clients_in = disk, got host"):
         ExecutionPlan(clients_in="host", folder="here")
 
 

@@ -141,7 +141,7 @@ def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' stands twice in one object"),
+        ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' occurs twice in one object"),
         ("a.yaml", "set: {adaped: {lam: 1, lam: 2}}\n", "'lam' appears twice in one mapping"),
         ("a.toml", "local-steps = 3\nlocal_steps = 4\n", "local_steps in .* appears twice, with a dash"),
         (

@@ -23,7 +23,7 @@ from jaxpfl.support import distributed, processes
         (("localhost:12", 2), "with the address localhost:12 the number of processes and this process's own must be"),
         (("localhost:12", 2, 2), "process must be from 0 to processes - 1, got process 2 of 2"),
         (("localhost:12", 0, 0), "from 0 to processes - 1"),
-        ((None, 2), "found with the address or given with it, got 2, None"),
+        ((None, 2), "processes and process require an address, got 2, None"),
         (
             ("10.0.0.1:12", 2, 0),
             "the processes of 10.0.0.1:12 meet on a network: give all of them one secret, by --dist",
@@ -85,7 +85,7 @@ def test_process_0_listens_at_the_named_address_alone():
         with pytest.raises(JaxpflError, match=f"the port of {used} is in use on this host"):
             distributed._bind_address(used, 0)
     assert distributed._bind_address(used, 0) == used
-    with pytest.raises(JaxpflError, match=r"192.0.2.1:12 is no address of this host, where process 0 listens"):
+    with pytest.raises(JaxpflError, match=r"192.0.2.1:12 is not an address of this host, where process 0 listens"):
         distributed._bind_address("192.0.2.1:12", 0)
     with pytest.raises(JaxpflError, match=r"the host of nowhere.invalid:12 is unknown here"):
         distributed._bind_address("nowhere.invalid:12", 0)

@@ -85,7 +85,7 @@ def test_calls_that_differ_between_the_processes_are_refused():
     for name, message in (
         ("data", "the clients' data must be the same in every process"),
         ("seeds", "the runs' seeds must be the same in every process: process 0 has [1, 2], process 1 [1, 3]"),
-        ("place", "plan.clients_in = host is of one process"),
+        ("place", "plan.clients_in = host supports one process only"),
         ("rounds", "fit's rounds must be the same in every process: process 0 has 2, process 1 3"),
     ):
         assert quick()["refused"][name].startswith(message)

@@ -88,7 +88,7 @@ REFUSED = [
     ("fedbn", {"task": task(norm=lambda path: False)}, NO_NORM),
     ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 2}, f"{ABOUT} 2"),
     ("fedbuff", {"cohort": uniform(5, 3), "in_flight": 6}, f"{ABOUT} 6"),
-    ("fedbuff", {"cohort": poisson(5, 0.5)}, "participation = poisson: asynchronous rounds are all of as many clients"),
+    ("fedbuff", {"cohort": poisson(5, 0.5)}, "need cohorts of a fixed size, got participation = poisson: use uniform"),
     ("fedem", {"task": apart()}, "fedem mixes class probabilities"),
     ("fedem", {"task": alike()}, "^fedem needs models with different initial parameters"),
     ("fedem", {"components": 1}, "^fedem.components must be >= 2, got 1"),

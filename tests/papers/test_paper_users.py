@@ -68,5 +68,5 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
         run.run(EXPERIMENT, way(tmp_path))
     for text in (json.dumps(stored | {"accuracy": stored["accuracy"][:1], "crc32": "0"}), "[]", "{", '{"a": 1e999}'):
         path.write_text(text)
-        with pytest.raises(JaxpflError, match=r"users\.json.*without the file it is run again"):
+        with pytest.raises(JaxpflError, match=r"users\.json.*delete the file to run it again"):
             run.run(EXPERIMENT, way(tmp_path))

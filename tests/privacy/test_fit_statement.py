@@ -157,7 +157,7 @@ def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
     mechanism = Mechanism(1.0, noise_seed="secret" if secret else "run")
     one = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism)
     other = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism, lr=0.02)
-    with pytest.raises(JaxpflError, match="the state's noise is not of this simulation"):
+    with pytest.raises(JaxpflError, match="the state's noise belongs to another simulation"):
         other.simulation.advance(one.state, 1)
     assert other.statement(DELTA).rounds == 2
     state, _ = one.simulation.advance(one.state, 1)
@@ -170,9 +170,9 @@ def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
 @pytest.mark.slow
 def test_a_private_run_goes_on_in_private_only(federation):
     private, plain = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=p) for p in (Mechanism(1.0), None))
-    with pytest.raises(JaxpflError, match="the state is of a private run"):
+    with pytest.raises(JaxpflError, match="the state belongs to a private run"):
         plain.simulation.advance(private.state._replace(server=plain.state.server), 1)
-    with pytest.raises(JaxpflError, match="not of a private run, and this simulation is private"):
+    with pytest.raises(JaxpflError, match="not belong to a private run, but this simulation is private"):
         private.simulation.advance(plain.state._replace(server=private.state.server), 1)
 
 

@@ -123,7 +123,7 @@ def test_labels_that_are_no_classes_are_not_flipped():
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(6, 2)), rng.normal(size=6)) for _ in range(5)]
     federation = jaxpfl.stack_clients(clients, test=clients)
-    with pytest.raises(JaxpflError, match="label-flip flips labels that are classes: the task is 'regression'"):
+    with pytest.raises(JaxpflError, match="label-flip flips class labels, but the task is 'regression'"):
         jaxpfl.fit("fedavg", federation, task="regression", attack="label-flip", attackers=0.2, **SMALL)
 
 

@@ -361,7 +361,7 @@ class Disk:
           JaxpflError: if the files know nothing of that round, are damaged or are temporary.
         """
         if self._temporary:
-            raise JaxpflError(f"the clients' states were in temporary files, and none are left of round {round}")
+            raise JaxpflError(f"the clients' states were in temporary files, and those of round {round} are gone")
         if self._journal is not None:
             self._journal.close()
             self._journal = None

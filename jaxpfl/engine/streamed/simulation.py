@@ -58,7 +58,7 @@ class StreamedSimulation(Simulation):
         if processes.several():
             raise self._refused("several processes hold their own clients")
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
-            raise self._refused(f"models in parts, plan.model_shards = {shards}, are of clients on the devices")
+            raise self._refused(f"plan.model_shards = {shards} needs clients on the devices")
         super().__init__(*given, **more)
         self._folder: Path | None = None
         self._disk: Disk | None = None
