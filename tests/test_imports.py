@@ -13,7 +13,7 @@ import jaxpfl
 
 SCRIPT = """
 import sys
-for name in ("orbax", "sklearn", "matplotlib", "tyro", "tensorflow_datasets", "dp_accounting"):
+for name in ("orbax", "sklearn", "matplotlib", "tyro", "tensorflow_datasets", "dp_accounting", "pandas"):
     sys.modules[name] = None  # an import of it raises ImportError
 import numpy as np
 import jaxpfl, jaxpfl.privacy
@@ -29,6 +29,7 @@ private = jaxpfl.fit("fedavg", federation, model="linear", rounds=2, local_steps
 assert private.personalized_accuracy.shape == (1, 3)
 del sys.modules["dp_accounting"]  # what is claimed of it is dp-accounting's to say, and needs none of the others
 assert private.statement(1e-3).epsilon > 0
+assert jaxpfl.load_sweep  # pandas is imported when it is called
 """
 
 

@@ -9,11 +9,10 @@ import pytest
 from command import jaxpfl
 
 
-def test_when(capsys, tmp_path: Path):
-    result = jaxpfl(capsys, "estimate", "when", "--clients", "100", "--epsilon", "1", "--output", tmp_path / "o")
+def test_when(capsys):
+    result = jaxpfl(capsys, "estimate", "when", "--clients", "100", "--epsilon", "1")
     assert result.status == 0, result.err
     assert "collaboration" in result.out
-    assert (tmp_path / "o" / "plots" / "phases.png").read_bytes().startswith(b"\x89PNG")
     found = jaxpfl(capsys, "estimate", "when", "--clients", "100", "--json").json
     assert 0 < found["gain_over_local"] < found["most_gain"]
 

@@ -114,6 +114,7 @@ def test_the_commands_tell_their_results_from_those_of_others(tmp_path, capsys):
     first = jaxpfl(capsys, *WHEN, "--output", tmp_path, "--json").json
     assert first["files"] == first["plots"] == ["plots/phases.png"]
     before = contents(tmp_path)
+    assert before["plots/phases.png"].startswith(b"\x89PNG")
     assert "holds plots but no results of jaxpfl estimate gaussian" in refused(capsys, *GAUSSIAN, "--output", tmp_path)
     assert contents(tmp_path) == before
     again = jaxpfl(capsys, *WHEN, "--sigma-theta", "0.3", "--output", tmp_path, "--json").json

@@ -24,6 +24,16 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A finished sweep of two settings, without plots."""
+    path = tmp_path_factory.mktemp("small") / "s"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jaxpfl.runs.sweep.sweep.figures", lambda summary: {})
+        main(["sweep", "local", "--grid", "lr=.01,.1", *SMALL, "--seeds", "1", "--output", str(path)])
+    return path
+
+
 @pytest.mark.slow
 def test_the_contract(capsys, folder: Path):
     result = jaxpfl(capsys, "sweep", "local", "adaped", *GRID, *SMALL, "--output", str(folder), "--resume", "--json")
@@ -64,14 +74,15 @@ def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path
     assert json.loads(best.read_text())["rounds"] == 3
 
 
-def test_the_definition_in_a_folder_is_a_config(capsys, folder: Path, tmp_path: Path):
-    definition = folder / "sweep.json"
+def test_the_definition_in_a_folder_is_a_config(capsys, small: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("jaxpfl.runs.sweep.sweep.figures", lambda summary: {})
+    definition = small / "sweep.json"
     before = definition.read_text()
-    again = jaxpfl(capsys, "sweep", "--config", str(definition), "--output", str(folder), "--resume", "--json")
+    again = jaxpfl(capsys, "sweep", "--config", str(definition), "--output", str(small), "--resume", "--json")
     assert again.status == 0, again.err
-    assert again.json == json.loads((folder / "summary.json").read_text())
+    assert again.json == json.loads((small / "summary.json").read_text())
     assert definition.read_text() == before
-    other = ["--config", str(definition), "--clients", "7", "--output", str(folder), "--resume"]
+    other = ["--config", str(definition), "--clients", "7", "--output", str(small), "--resume"]
     assert "clients: 6 -> 7" in jaxpfl(capsys, "sweep", *other).err
     damaged = tmp_path / "sweep.json"
     damaged.write_text(before.replace('"local"', '"locl"'))
@@ -124,13 +135,13 @@ def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[
     assert not (tmp_path / "s").exists()
 
 
-def test_a_folder_of_something_else_is_refused(capsys, folder: Path, tmp_path: Path):
-    result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(folder))
+def test_a_folder_of_something_else_is_refused(capsys, small: Path, tmp_path: Path):
+    result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small))
     assert "already holds a sweep: --resume continues it" in result.err
     (tmp_path / "x").write_text("mine")
     result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(tmp_path))
     assert "is not empty and holds no sweep" in result.err
-    other = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(folder), "--resume")
+    other = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(small), "--resume")
     assert "--resume would change the sweep" in other.err
 
 

@@ -181,9 +181,10 @@ def same(found: dict, want: dict) -> bool:
 
 
 @pytest.mark.parametrize("value", [None, True, 7, 1.5, "x", [], [None], {}, {"x": []}])
-def test_every_field_of_a_stored_config_is_checked(finished, experiment, tmp_path, value):
-    folder, record = tmp_path / "run", json.loads((finished / "config.json").read_text())
-    folder.mkdir()
+def test_every_field_of_a_stored_config_is_checked(experiment, tmp_path, value):
+    folder = tmp_path / "run"
+    open_folder(folder, experiment, resume=False)
+    record = json.loads((folder / "config.json").read_text())
     for name in record["config"]:
         edited = {**record, "config": {**record["config"], name: value}}
         (folder / "config.json").write_text(json.dumps(edited))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from small import sweep_of
 
+from jaxpfl.cli import main
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.records import Journal, Record
 from jaxpfl.runs.sweep import runner
@@ -137,13 +138,13 @@ COMMAND = [
 ]
 
 
-def test_a_second_process_is_kept_out_of_the_folder(tmp_path: Path):
+def test_a_second_sweep_is_kept_out_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "s"
     Sweep.open(folder, sweep_of("clients=5,6"), resume=False)
-    with run_folder.lock(folder):
-        done = subprocess.run([*COMMAND, "--output", str(folder), "--resume"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "is at work in" in done.stderr.splitlines()[-1]
+    with run_folder.lock(folder), pytest.raises(SystemExit) as ended:
+        main([*COMMAND[3:], "--output", str(folder), "--resume"])
+    assert ended.value.code == 2
+    assert "is at work in" in capsys.readouterr().err.splitlines()[-1]
 
 
 def numbers(folder: Path) -> dict[str, Record]:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,11 +106,6 @@ def test_a_sweep_is_a_data_frame(tmp_path: Path):
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
     with pytest.raises(JaxpflError, match="is not a sweep folder"):
         load_sweep(tmp_path)
-
-
-def test_pandas_is_imported_only_for_the_table():
-    code = "import sys, jaxpfl, jaxpfl.runs.records; jaxpfl.load_sweep; assert 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_record_of_the_most_rounds_counts_and_of_these_the_first_that_did_not_fail(tmp_path: Path):
