@@ -293,6 +293,7 @@ def test_large_orders_have_all_examples_once(size: int) -> None:
     np.testing.assert_array_equal(np.sort(some(2, size, size)), np.tile(np.arange(size), (2, 1)))
 
 
+@pytest.mark.slow
 def test_the_largest_client_has_all_examples_once() -> None:
     largest = 2**23
     order = order_at(jax.random.key(0), jnp.int32(largest), jnp.arange(largest))

@@ -335,7 +335,7 @@ def test_class_counts_of_a_client_are_dirichlet_multinomial(alpha: float) -> Non
     assert (np.abs(squares.mean(axis=0) - variance) < 6 * squares.std(axis=0) / math.sqrt(m)).all()
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("alpha", [0.2, 5.0])
 def test_shares_of_a_class_are_dirichlet(alpha: float) -> None:
     """One class, no least size: a client's share of it is Beta(alpha, (m - 1) alpha), cut to whole examples.
 
@@ -414,9 +414,9 @@ def test_classes_of_lognormal_sizes() -> None:
 
 def test_classes_of_lognormal_sizes_share_a_class_as_their_weights() -> None:
     """Two holders of a class: the logarithm of the ratio of their shares is normal with standard deviation
-    sigma sqrt(2). Over 300 splits of one class of 100 000 its sample deviation is within 5 of its standard errors,
+    sigma sqrt(2). Over 300 splits of one class of 10 000 its sample deviation is within 5 of its standard errors,
     1 / sqrt(600) of it."""
-    sigma, labels, held = 0.7, np.zeros(100_000, np.int64), np.zeros((2, 1), np.int64)
+    sigma, labels, held = 0.7, np.zeros(10_000, np.int64), np.zeros((2, 1), np.int64)
     sizes = np.array(
         [
             [len(part) for part in lognormal_by_class(labels, held, sigma, 0, 1, np.random.default_rng(seed))]

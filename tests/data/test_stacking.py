@@ -254,8 +254,13 @@ def test_from_a_source_to_a_batch() -> None:
     plan = plan_batches(np.asarray(federation.train.size), steps=2, batch_size=3)
     one = jax.tree.map(jnp.asarray, federation.train.client(1))
     assert isinstance(one, ClientData)
-    indices, valid = draw_batches(plan, jax.random.key(0), 0, one.size)
-    x, y, _ = take(one, indices[0], valid[0], plan)
+
+    @jax.jit
+    def batch(one: ClientData) -> Any:
+        indices, valid = draw_batches(plan, jax.random.key(0), 0, one.size)
+        return take(one, indices[0], valid[0], plan)
+
+    x, y, _ = batch(one)
     assert (x["tokens"].shape, x["tokens"].dtype) == ((3, 4), jnp.int32)
     # The labels are the examples' own, and a row of tokens names its example.
     np.testing.assert_array_equal(x["tokens"][:, 0] // 4 % 4, y)

@@ -63,15 +63,15 @@ def draw(shape, dtype, integers=False):
     return [jnp.asarray(d, dtype) for d in draws]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def value_and_gradients(f, arguments):
+    y, pull = jax.vjp(f, *arguments)
+    cotangent = jnp.asarray(np.random.default_rng(0).normal(size=y.shape), y.dtype)
+    return [y, *pull(cotangent)]
+
+
 def compare(function, expected, arguments, rtol):
     """Values, and the gradients of <cotangent, output> with respect to every argument."""
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradients(f, arguments):
-        y, pull = jax.vjp(f, *arguments)
-        cotangent = jnp.asarray(np.random.default_rng(0).normal(size=y.shape), y.dtype)
-        return [y, *pull(cotangent)]
-
     results = value_and_gradients(function, arguments), value_and_gradients(expected, arguments)
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype == arguments[0].dtype
@@ -88,15 +88,11 @@ def test_strides_and_padding_are_those_of_lax(shape, stride, padding):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_conv_pool_equals_pooling_last_in_float64(shape):
-    with jax.enable_x64(True):
-        compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float64), 1e-9)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_conv_pool_ties_as_pooling_last(shape):
+def test_conv_pool_equals_and_ties_as_pooling_last_in_float64(shape):
     """Small integers: sums are exact, many windows tie, and many maxima are exactly zero before relu."""
-    compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float32, integers=True), 1e-6)
+    with jax.enable_x64(True):
+        for integers in (False, True):
+            compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float64, integers=integers), 1e-9)
 
 
 @pytest.mark.parametrize(
