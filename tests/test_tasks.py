@@ -49,22 +49,26 @@ METRICS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", METRICS)
+@pytest.mark.parametrize("task", ["binary", "multilabel", "ranking"])
 def test_a_task_is_learned(task):
     federation = clients_of(LABELS[task], sizes=(60, 80, 70))
     after = jaxpfl.fit("fedavg", federation, task=task, **{**QUICK, "rounds": 40, "lr": 0.3})
     assert sorted(set(after.scores["global"])) == METRICS[task]
-    assert (after.mean() < 0.7).all() if task == "regression" else (after.mean() > 0.8).all()
+    assert (after.mean() > 0.8).all()
 
 
+@pytest.mark.slow
 def test_vectors_of_labels_are_learned():
     federation = clients_of(lambda s: s, sizes=(60, 80, 70))
     assert federation.train.examples.y.shape == (210, 2)
     result = jaxpfl.fit("fedavg", federation, task="regression", **{**QUICK, "rounds": 40, "lr": 0.3})
+    assert sorted(set(result.scores["global"])) == METRICS["regression"]
     assert (result.mean("r2", model="global") > 0.8).all()
+    assert (result.mean(model="global") < 0.7).all()
 
 
-@pytest.mark.parametrize("loss", ["poisson", pytest.param("quantile:q=0.9", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["poisson"])
 def test_losses_train(loss):
     federation = clients_of(lambda s: np.abs(s[:, 0]))
     result = jaxpfl.fit("fedavg", federation, task="regression", loss=loss, **QUICK)

@@ -23,7 +23,9 @@ from jaxpfl.data.orders import order_at, orders_at
 
 KEY = jax.random.key(11)
 DRAWS = get_args(Draw)
-drawn_batches = jax.jit(draw_batches, static_argnums=0)
+# Integers, drawn once: compiling is what takes the time.
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+drawn_batches = jit(draw_batches, static_argnums=0)
 
 
 def mask_of(n: int, capacity: int) -> np.ndarray:
@@ -37,7 +39,7 @@ def draw(plan: Batching, n: int, participations: int, key: jax.Array = KEY):
 
 def sequence(plan: Batching, n: int, rounds: int) -> np.ndarray:
     """The valid draws of one client, in the order of training."""
-    indices, valid = jax.jit(jax.vmap(lambda p: draw_batches(plan, KEY, p, jnp.int32(n))))(jnp.arange(rounds))
+    indices, valid = jit(jax.vmap(lambda p: draw_batches(plan, KEY, p, jnp.int32(n))))(jnp.arange(rounds))
     return np.asarray(indices)[np.asarray(valid)]
 
 
@@ -121,7 +123,7 @@ def in_two_runs(plan: Batching) -> np.ndarray:
     def one(client: jax.Array) -> jax.Array:
         return draw_batches(plan, keys[client], participations[client], jnp.asarray(sizes)[client])[0]
 
-    rows = np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(order))
+    rows = np.asarray(jit(jax.vmap(jax.vmap(one)))(order))
     found = np.stack([row[np.argsort(own)] for row, own in zip(rows, order, strict=True)])
     np.testing.assert_array_equal(*found)
     return found[0]
