@@ -11,7 +11,6 @@ its own around the method's, and may put something into messages and hyper-param
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
@@ -87,12 +86,6 @@ class ClientContext(NamedTuple):
     batch_key: Key
     idle_rounds: Scalar = 0
     staleness: Scalar = 0
-
-    @property
-    def local_steps(self) -> Scalar:
-        """Deprecated name of `step_limit`; an algorithm's ``local_steps`` is tau."""
-        warnings.warn("ClientContext.local_steps is step_limit now; the old name will go", DeprecationWarning, 2)
-        return self.step_limit
 
 
 class ServerContext(NamedTuple):

@@ -227,7 +227,7 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
     if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
         return
     within: Range | None = field.metadata["range"]
-    kind = _kind(field)
+    kind, value = _kind(field), cast(Any, value)  # else the type checker takes it for None here
     if kind is not None:
         check_kind(name, value, kind)
     if kind is WHOLE:

@@ -12,22 +12,19 @@ from jaxpfl.support import distributed, host_memory, processes
 from jaxpfl.support.errors import OutOfMemoryError
 from jaxpfl.support.host_memory import readable as readable
 
-_of_programs: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
+_program_bytes: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
 """Bytes of each program: asking XLA takes milliseconds, a good part of a second run of a small one."""
 
 
 def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
     """Bytes that a run of the program takes beyond its arguments: on the host for CPU devices, else on each device."""
-    if (own := _of_programs.get(compiled)) is None:
-        own = _of_programs[compiled] = _beyond_arguments(compiled)
+    if (own := _program_bytes.get(compiled)) is None:
+        stats = compiled.memory_analysis()
+        if stats is None:  # a backend without statistics
+            return 0
+        own = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        _program_bytes[compiled] = own
     return own * (len(devices) // processes.count() if devices[0].platform == "cpu" else 1)
-
-
-def _beyond_arguments(compiled: jax.stages.Compiled) -> int:
-    stats = compiled.memory_analysis()
-    if stats is None:  # a backend without statistics
-        return 0
-    return stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
 def free(devices: Sequence[Device]) -> int | None:

@@ -26,7 +26,7 @@ import numpy as np
 from jaxpfl.core.types import PyTree
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.support import files
-from jaxpfl.support.errors import JaxpflError, unknown_name
+from jaxpfl.support.errors import JaxpflError, expecting, unknown_name
 
 MANIFEST = "manifest.json"
 FORMAT = "jaxpfl-models-1"
@@ -86,9 +86,11 @@ class Models:
 
     def __init__(self, folder: Path, manifest: dict[str, Any], method: str):
         self._folder, self.manifest, self.method = folder, manifest, method
-        self._entry = manifest["methods"][method]
-        groups: list[dict[str, Any]] = self._entry["groups"]
-        self._place = {id: (group["file"], row) for group in groups for row, id in enumerate(group[CLIENT_IDS])}
+        entry = manifest["methods"][method]
+        groups: list[dict[str, Any]] = entry["groups"]
+        self._place = {id: (str(group["file"]), row) for group in groups for row, id in enumerate(group[CLIENT_IDS])}
+        shared = entry["global"]  # null where a method has no global model
+        self._global_file = None if shared is None else str(shared["file"])
         self.client_ids = np.array(list(self._place), np.int32)
         self._stacks: dict[str, dict[str, np.ndarray]] = {}
 
@@ -112,8 +114,7 @@ class Models:
     @property
     def global_model(self) -> PyTree | None:
         """Parameters of the global model, or None if the method has none."""
-        entry = self._entry["global"]
-        return None if entry is None else nested(self._read(entry["file"]))
+        return None if self._global_file is None else nested(self._read(self._global_file))
 
     def _read(self, file: str) -> dict[str, np.ndarray]:
         path = files.inside(self._folder, file)
@@ -144,26 +145,8 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise JaxpflError(f"{folder / MANIFEST} does not have the format {FORMAT}")
-    methods = manifest.get("methods")
-    if not isinstance(methods, dict) or not all(map(_is_entry, methods.values())):
-        raise JaxpflError(f"{folder / MANIFEST} does not say which files hold which clients' models")
-    return Models(folder, manifest, one_method(method, methods, str(folder)))
-
-
-def _is_entry(entry: Any) -> bool:
-    """True if a manifest's entry of a method has the form that `Models` reads."""
-
-    def names_file(part: Any) -> bool:
-        return isinstance(part, dict) and isinstance(part.get("file"), str)
-
-    groups, shared = (entry.get("groups"), entry.get("global")) if isinstance(entry, dict) else (None, None)
-    return (
-        isinstance(groups, list)
-        and "global" in entry  # null where a method has no global model
-        and all(names_file(group) and isinstance(group.get(CLIENT_IDS), list) for group in groups)
-        and all(type(id) is int and 0 <= id < 2**31 for group in groups for id in group[CLIENT_IDS])
-        and (shared is None or names_file(shared))
-    )
+    with expecting(folder / MANIFEST, "a manifest of exported models"):
+        return Models(folder, manifest, one_method(method, manifest["methods"], str(folder)))
 
 
 def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: str) -> str:

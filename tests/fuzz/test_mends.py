@@ -222,7 +222,9 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
     manifest = {"format": FORMAT, "methods": {"local": {"groups": []}}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     files.write_checksums(tmp_path)
-    with pytest.raises(JaxpflError, match=r"manifest\.json does not say which files hold which clients' models$"):
+    with pytest.raises(
+        JaxpflError, match=r"manifest\.json is damaged, or not a manifest of exported models .KeyError: 'global'.$"
+    ):
         load_models(tmp_path)
     manifest["methods"] = {"local": {"groups": [], "global": None}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
