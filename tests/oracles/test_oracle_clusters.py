@@ -226,7 +226,6 @@ ORACLES = {
         mixtures,
         server_models,
         kinds=("uniform", "full"),
-        quick=True,
     ),
     "cfl": Oracle(
         "cfl",

@@ -1,5 +1,7 @@
 """Tasks and data against NumPy: least squares with its distillation and scores; augmented batches."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,9 +144,9 @@ def test_a_flip_mirrors_half_of_the_images(images):
 def test_a_crop_is_a_window_of_the_padded_image(images, padding):
     """Every corner is drawn about as often."""
     wide = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    seen = np.zeros((2 * padding + 1,) * 2)
+    seen, cropped = np.zeros((2 * padding + 1,) * 2), jax.jit(partial(augmentation.cropped, padding=padding))
     for seed in range(6):
-        got = np.asarray(augmentation.cropped(jax.random.key(seed), images, padding))
+        got = np.asarray(cropped(jax.random.key(seed), images))
         for one, around in zip(got, wide, strict=True):
             matches = [
                 (i, j)
@@ -161,7 +163,7 @@ def test_a_crop_is_a_window_of_the_padded_image(images, padding):
 def test_mixup_mixes_inputs_and_labels_alike(images):
     """By a permutation of the valid examples; the loss is the mixture's for a loss that is linear in the target."""
     y, valid = np.arange(B), np.arange(B) < 30
-    x, labels = augmentation.mixed(jax.random.key(2), jnp.asarray(images), jnp.asarray(y), jnp.asarray(valid), 0.7)
+    x, labels = jax.jit(augmentation.mixed)(jax.random.key(2), images, y, valid, 0.7)
     second, share = np.asarray(labels.second), float(labels.share)
     assert 0 < share < 1
     np.testing.assert_array_equal(labels.first, y)
@@ -175,7 +177,8 @@ def test_shares_are_of_the_beta_distribution():
     alpha, n = 0.4, 2000
     x, y, valid = jnp.zeros((1, 1, 1, 1)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
     keys = jax.random.split(jax.random.key(0), n)
-    share = np.asarray(jax.vmap(lambda key: augmentation.mixed(key, x, y, valid, alpha)[1].share)(keys), float)
+    draw = jax.jit(jax.vmap(lambda key: augmentation.mixed(key, x, y, valid, alpha)[1].share))
+    share = np.asarray(draw(keys), float)
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(share.mean() - 0.5) < 5 * np.sqrt(variance / n)
     assert abs(share.var() - variance) < 5 * 0.25 / np.sqrt(n)

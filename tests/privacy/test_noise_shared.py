@@ -267,6 +267,7 @@ def test_messages_of_clients(drawn, sent):
     assert drawn.repeated() == 0
 
 
+@pytest.mark.slow
 def test_steps_of_lloyds_algorithm(drawn):
     begin, points, valid = jnp.eye(2), jnp.ones((4, 2)), jnp.ones(4, bool)
     jax.block_until_ready(
