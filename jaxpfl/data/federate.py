@@ -273,7 +273,7 @@ def _check_source(source: Source) -> None:
         check_finite(x, whose)
         y = checked_labels(y, whose)
         if y.shape[1:] != source.y_train.shape[1:]:
-            raise JaxpflError(f"{whose}: labels are {y.shape[1:]}, those of training {source.y_train.shape[1:]}")
+            raise JaxpflError(f"{whose}: labels are {y.shape[1:]}, but training labels {source.y_train.shape[1:]}")
         if source.task != "classification":
             continue
         if not are_classes(y):

@@ -50,7 +50,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     except ImportError as error:
         raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
     if not counts.has_classes:
-        raise JaxpflError("the plot of a split shows classes, and these labels are none: leave out --plot")
+        raise JaxpflError("the plot of a split needs labels that are classes: leave out --plot")
     m, num_classes = counts.class_counts.shape
     shown = np.arange(num_classes)
     if num_classes > _MOST_CLASSES:

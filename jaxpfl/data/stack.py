@@ -344,12 +344,12 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
         found, given = jax.tree.structure(test), jax.tree.structure(train)
-        raise JaxpflError(f"data set {name!r}: test inputs are {found}, those of training {given}")
+        raise JaxpflError(f"data set {name!r}: test inputs are {found}, but training inputs {given}")
     pairs = []
     for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
         if a.shape[1:] != b.shape[1:]:
             raise JaxpflError(
-                f"data set {name!r}: one test input has shape {b.shape[1:]}, those of training {a.shape[1:]}"
+                f"data set {name!r}: one test input has shape {b.shape[1:]}, but one training input {a.shape[1:]}"
             )
         a = narrowed_floats(store_leaf(a, f"data set {name!r}, train"))
         b = narrowed_floats(store_leaf(b, f"data set {name!r}, test"))

@@ -150,7 +150,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     if not (folder / MANIFEST).is_file():
         lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
-        raise JaxpflError(f"{folder}: no federation: {lacks}")
+        raise JaxpflError(f"{folder} is not a saved federation: {lacks}")
     manifest = files.read_json(folder / MANIFEST)
     split = manifest.get("split") if isinstance(manifest, dict) else None
     if not (isinstance(split, dict) and isinstance(manifest.get("data"), str)):

@@ -66,7 +66,7 @@ def lora(
     """
     model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
     if model.statistics is not None and jax.tree.leaves(model.statistics.select(base)):
-        raise JaxpflError("lora: the model has running statistics (BatchNorm), which nothing would move: use GroupNorm")
+        raise JaxpflError("lora: nothing would update the model's running statistics (BatchNorm): use GroupNorm")
     if rank < 1:
         raise JaxpflError(f"lora: the rank must be >= 1, got {rank}")
     whole = _fitting("trained", trained, frozen)

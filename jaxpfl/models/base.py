@@ -274,7 +274,7 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
     if task.model.vocabulary is not None and not tokens:
-        raise JaxpflError("the model reads tokens, so inputs must be integers; those of this data set are not")
+        raise JaxpflError("the model reads tokens, so inputs must be integers, but this data set has others")
     return task
 
 
@@ -419,7 +419,9 @@ def in_bfloat16(task: Task) -> Task:
       JaxpflError: for a model with running statistics, whose small moves would be rounded away.
     """
     if task.statistics is not None:
-        raise JaxpflError("precision = bfloat16 rounds away the moves of running statistics (BatchNorm): use float32")
+        raise JaxpflError(
+            "precision = bfloat16 rounds away small updates of running statistics (BatchNorm): use float32"
+        )
     return task._replace(model=task.model._replace(apply=Half(task.model.apply)))
 
 

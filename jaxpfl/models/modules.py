@@ -82,7 +82,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
         variables = _variables(params)
         if train and STATISTICS in variables:
             raise JaxpflError(
-                f"{name} has running statistics (BatchNorm), which this training would not move: use GroupNorm, or a "
+                f"{name} has running statistics (BatchNorm), which this training would not update: use GroupNorm, or a "
                 "method that carries them, such as fedbn or fedavg"
             )
         rngs = None if key is None else {"dropout": key}
@@ -139,7 +139,7 @@ def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[s
         own = layer.use_running_average if given is None else given
         running = not train if own is None else own
         if not train and not running:
-            raise JaxpflError(f"{name}: {at} normalises by batches in evaluation too: use_running_average = not train")
+            raise JaxpflError(f"{name}: {at} normalises by batches in evaluation: set use_running_average = not train")
         if valid is not None:
             mask = _mask(name, at, layer, x, valid, mask)
         told = None if layer.use_running_average is not None else running
@@ -155,7 +155,7 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
     else:
         axis, features = 0, layer.axis if isinstance(layer.axis, tuple | list) else (layer.axis,)
         if getattr(layer, "axis_name", None) is not None:
-            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: statistics are those of one client")
+            raise JaxpflError(f"{name}: {at} has axis_name = {layer.axis_name}: statistics must be of one client")
         if any(one % x.ndim == 0 for one in features):
             raise JaxpflError(f"{name}: {at} has examples as features (axis = {layer.axis})")
     if x.shape[axis] != len(valid):

@@ -28,8 +28,8 @@ from command import SMALL, jaxpfl
         (["run", "fedavg", "--privacy.epsilon", "nan"], "--privacy.epsilon must be a number"),
         (["run", "ifca", "--privacy.epsilon", "1", "--privacy.delta", "1e-3"], "uploads of one weight"),
         (["run", "fedavg", "--metrics", "rsme"], "unknown metric 'rsme': did you mean 'rmse'"),
-        (["run", "fedavg", "--target", "price"], "target is for tables, csv:FILE: digits is none"),
-        (["run", "local", "--data", "federation:none"], "none: no federation: there is no such folder"),
+        (["run", "fedavg", "--target", "price"], "target applies to csv:FILE, not to digits"),
+        (["run", "local", "--data", "federation:none"], "none is not a saved federation: there is no such folder"),
         (
             ["run", "fedavg", "--privacy.epsilon", "8", "--privacy.delta", "0.2", "--strict"],
             "privacy.delta = 0.2 is not below 1 / clients = 0.166667",

@@ -47,7 +47,7 @@ def test_texts_are_described_and_refused(capsys, modules):
     assert (long.status, long.err.count("\n")) == (2, 1)
     assert "bisect.py: 2500 bytes, and a window of 4000 needs 4001: give a shorter window" in long.err
     other = jaxpfl(capsys, "data", "describe", "--data", "digits", "--window", "24")
-    assert "window is for texts, text:FOLDER: digits is none" in other.err
+    assert "window applies to text:FOLDER, not to digits" in other.err
     model = jaxpfl(capsys, "run", "fedavg", *modules, "--model", "mlp")
     assert (model.status, model.err.count("\n")) == (2, 1)
     assert "the model 'mlp' predicts one label, next-token needs one at each position" in model.err

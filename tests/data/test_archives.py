@@ -72,7 +72,7 @@ def test_whole_numbers_are_numbers_unless_they_are_said_to_be_tokens(tmp_path: P
     save(tmp_path / "a.npz", x_train=answers.astype(kind), y_train=shifted, vocabulary=np.array(1))
     with pytest.raises(JaxpflError, match="vocabulary must be the number of tokens, above the largest, 1"):
         load(name)
-    with pytest.raises(JaxpflError, match="tokens is for npz:FILE and leaf:FOLDER: digits is neither"):
+    with pytest.raises(JaxpflError, match="tokens applies to npz:FILE and leaf:FOLDER, not to digits"):
         load("digits", tokens=True)
 
 
@@ -107,10 +107,12 @@ def test_whole_numbers_as_float_labels_need_a_task(tmp_path: Path, shape: tuple)
     assert (found.task, found.y_train.dtype, found.y_train.max()) == ("regression", np.float32, 6)
     found = load(name, task="classification")
     assert (found.task, found.num_classes, found.class_names.tolist()) == ("classification", 3, [4, 5, 6])
-    with pytest.raises(JaxpflError, match="labels of the task binary are of two classes, there are 3"):
+    with pytest.raises(JaxpflError, match="the task binary needs two classes, but the labels have 3"):
         load(name, task="binary")
     save(tmp_path / "a.npz", x_train=X, y_train=Y + 0.5)
-    with pytest.raises(JaxpflError, match="labels of the task classification are whole numbers, y_train holds others"):
+    with pytest.raises(
+        JaxpflError, match="task classification needs whole numbers as labels, but y_train holds others"
+    ):
         load(name, task="classification")
     save(tmp_path / "a.npz", x_train=X, y_train=Y - 9)
     assert load(name, task="regression").y_train.min() == -9

@@ -105,7 +105,7 @@ def test_nothing_half_written_has_the_folders_name(
     # What a kill leaves is hidden, and gone after the next time.
     (tmp_path / ".f.partial").mkdir()
     (tmp_path / ".f.partial" / "train-y.npy").write_text("half")
-    with pytest.raises(JaxpflError, match="no federation: there is no such folder"):
+    with pytest.raises(JaxpflError, match="is not a saved federation: there is no such folder"):
         jaxpfl.open_federation(tmp_path / "f")
     jaxpfl.save_federation(federation(), tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
@@ -127,8 +127,8 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
     entries = manifest["splits"]
     small = entries | {"train": entries["train"] | {"capacity": 3}}
     cases: list[tuple[str, Any, str]] = [
-        ("federation.json", Path.unlink, "no federation: it has no federation.json"),
-        ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json: no JSON"),
+        ("federation.json", Path.unlink, "is not a saved federation: it has no federation.json"),
+        ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json: not JSON"),
         ("federation.json", lambda path: path.write_text(said(format=2)), "has format 2, this version reads 1"),
         ("federation.json", lambda path: path.write_text(said(splits=small)), "no capacity of 3 and chunks"),
         ("federation.json", lambda path: path.write_text(said(classes="x")), "federation.json is damaged"),

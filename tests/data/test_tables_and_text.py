@@ -74,7 +74,7 @@ def test_words_of_missing_values_and_the_encoding_are_named(tmp_path: Path) -> N
 
 
 def test_other_data_have_no_columns_and_a_missing_file_is_named(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(JaxpflError, match=r"target is for tables, csv:FILE: digits is none"):
+    with pytest.raises(JaxpflError, match=r"target applies to csv:FILE, not to digits"):
         load("digits", table=BY_CITY)
     with pytest.raises(JaxpflError, match=r"cannot read .*none.csv"):
         load("csv:none.csv", str(tmp_path), table=BY_CITY)
@@ -157,7 +157,7 @@ def test_a_compressed_file_is_not_inflated_to_many_times_its_length(
 ) -> None:
     monkeypatch.setattr(libsvm, "_SHORT", 0)
     (tmp_path / "many.bz2").write_bytes(bz2.compress(b"\n" * 10**6))
-    with pytest.raises(JaxpflError, match=r"many\.bz2: no LIBSVM text: it inflates to over 100 times its length"):
+    with pytest.raises(JaxpflError, match=r"many\.bz2: not LIBSVM text: it inflates to over 100 times its length"):
         load("libsvm:many.bz2", str(tmp_path))
 
 
@@ -167,7 +167,7 @@ def test_labels_that_are_no_whole_numbers_are_of_a_regression(tmp_path: Path) ->
     assert source.task == "regression"
     assert source.num_classes == 1
     np.testing.assert_array_equal(source.y_train, np.float32([0.25, -3]))
-    with pytest.raises(JaxpflError, match=r"label 0.25 is no whole number"):
+    with pytest.raises(JaxpflError, match=r"got the label 0.25"):
         load("libsvm:own", str(tmp_path), task="classification")
     (tmp_path / "ages").write_text("9 1:1\n7 2:1\n")
     assert load("libsvm:ages", str(tmp_path)).task == "classification"
@@ -183,7 +183,7 @@ def test_several_labels_of_a_line_become_columns(tmp_path: Path) -> None:
     assert (source.task, source.y_train.dtype, source.num_classes) == ("multilabel", np.int32, 3)
     np.testing.assert_array_equal(source.y_train, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]])  # 2, 5 and 9
     np.testing.assert_array_equal(source.y_test, [[0, 1, 1]])
-    with pytest.raises(JaxpflError, match=r"no LIBSVM text: .*lines of several labels are of task = multilabel"):
+    with pytest.raises(JaxpflError, match=r"not LIBSVM text: .*for several labels on a line set task = multilabel"):
         load("libsvm:own", str(tmp_path))
     path.with_name("own.t").write_text("9,4 1:1\n")
     with pytest.raises(JaxpflError, match=r"own.t: label 4 is not among the training labels"):
@@ -196,7 +196,7 @@ def test_two_classes_are_labels_0_and_1_of_a_task_with_one_logit(tmp_path: Path)
         source = load("libsvm:own", str(tmp_path), task=task)
         assert (source.task, source.num_classes, source.y_train.tolist()) == (task, 1, [1, 0, 0])
     (tmp_path / "own").write_text(TRAIN + "3 1:1\n")
-    with pytest.raises(JaxpflError, match="labels of the task ranking are of two classes, there are 3"):
+    with pytest.raises(JaxpflError, match="the task ranking needs two classes, but the labels have 3"):
         load("libsvm:own", str(tmp_path), task="ranking")
 
 

@@ -115,7 +115,7 @@ def test_a_class_that_a_set_names_is_not_imported(
     described = json.loads(file.read_text())
     (described if place == "top" else described["featuresDict"]["features"]["picture"])["pythonClassName"] = name
     file.write_text(json.dumps({"type": name, "content": {}} if place == "older" else described))
-    with pytest.raises(JaxpflError, match=f"its features name '{name}', which is no class of tensorflow-datasets"):
+    with pytest.raises(JaxpflError, match=f"its features name '{name}', which is not a class of tensorflow-datasets"):
         load("tfds:tiny_images", str(tmp_path))
     assert not (tmp_path / "ran").exists()
 

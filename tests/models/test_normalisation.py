@@ -189,7 +189,7 @@ REFUSED = {
     "sees 30 rows of 6 examples": Reshaped(),
     "has axis_name = i": Net(nn.BatchNorm(axis_name="i")),
     "examples as features": Net(nn.BatchNorm(axis=0)),
-    "normalises by batches in evaluation too": Net(nn.BatchNorm(use_running_average=False)),
+    "normalises by batches in evaluation": Net(nn.BatchNorm(use_running_average=False)),
 }
 
 
@@ -207,9 +207,9 @@ def test_a_module_whose_padding_would_count_is_refused_in_one_line(why):
 
 def test_training_by_another_loss_and_other_collections_are_refused():
     model, params = made(Net(nn.BatchNorm()))
-    with pytest.raises(JaxpflError, match=r"Net has running statistics .* would not move"):
+    with pytest.raises(JaxpflError, match=r"Net has running statistics .* would not update"):
         model.apply(params, X, key=jax.random.key(0), train=True)
-    with pytest.raises(JaxpflError, match="lora: the model has running statistics"):
+    with pytest.raises(JaxpflError, match="lora: nothing would update the model's running statistics"):
         lora(model, params)
     with pytest.raises(JaxpflError, match="bfloat16"):
         in_bfloat16(classification(model, (5,), 3))
@@ -230,7 +230,7 @@ def federation():
         ("adaped", {}, r"adaped does not carry the model's running statistics .* one of local, fedavg"),
         ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova does not support BatchNorm"),
         ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, r"running statistics \(fedavg\)"),
-        ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes those of a batch"),
+        ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes the examples of a batch"),
     ],
 )
 def test_refusals_of_methods(method, options, why):

@@ -107,7 +107,7 @@ def unseen(source: Source) -> Source:
     """
     apart = are_unseen(source)
     if not apart.any():
-        raise JaxpflError(f"data set {source.name!r}: its test users also have training examples: none is unseen")
+        raise JaxpflError(f"data set {source.name!r}: all its test users have training examples, so none is unseen")
     others = _tested_on(source, apart)
     return others._replace(
         name=f"{source.name}, unseen users",

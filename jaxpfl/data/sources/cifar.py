@@ -145,10 +145,10 @@ def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[
 def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
     batch = read_pickle(path)
     if not isinstance(batch, dict):
-        raise JaxpflError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary: no CIFAR batch")
+        raise JaxpflError(f"{path}: not a CIFAR batch: a pickled {type(batch).__name__}, expected a dictionary")
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if missing := [key for key in ("data", *known.labels) if key not in batch]:
-        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {printable(', '.join(map(str, batch)))})")
+        raise JaxpflError(f"{path}: it has no {missing[0]!r} (it holds {printable(', '.join(map(str, batch)))})")
     data = batch["data"]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
         raise JaxpflError(f"{path}: its data must be bytes [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")
@@ -168,7 +168,7 @@ def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
     content = np.frombuffer(contents(path), np.uint8)
     record = len(known.labels) + _BYTES
     if len(content) % record:
-        raise JaxpflError(f"{path}: truncated: {len(content)} bytes are no multiple of a record's {record}")
+        raise JaxpflError(f"{path}: truncated: {len(content)} bytes are not a multiple of the record length {record}")
     rows = content.reshape(-1, record)
     return rows[:, len(known.labels) :], [rows[:, i].astype(np.int32) for i in range(len(known.labels))]
 

@@ -289,8 +289,8 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
         line, cell = doubtful[0]
         flag = "--decimal comma" if "," in cell else "--decimal point"
         raise JaxpflError(
-            f"{path} line {line}: {cell!r} is a decimal number or one in thousands: take the marks out, or write one "
-            f"decimal more (estimate: {flag})"
+            f"{path} line {line}: {cell!r} may have a decimal mark or a thousands separator: remove the separators, or "
+            f"write one more decimal (estimate: {flag})"
         )
     return "comma" if commas and not any(points) else "point"
 

@@ -123,7 +123,7 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
     if every and kind == "images":
-        raise JaxpflError(f"{train_folder}: holds {kind}, and the task next-token is of text or sequences")
+        raise JaxpflError(f"{train_folder}: holds {kind}, but the task next-token needs text or sequences")
     encode: Callable[..., Any] = partial(_numbers, tokens=tokens)
     if kind == "text":
         encode, classes = partial(encode_text, every=every), len(ALL_LETTERS)
@@ -200,10 +200,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = files.parse_json(contents(file))
     except (ValueError, RecursionError) as error:
-        raise JaxpflError(f"{file}: no JSON, or truncated: {one_line(error)}") from error
+        raise JaxpflError(f"{file}: not valid JSON, or truncated: {one_line(error)}") from error
     data = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(data, dict):
-        raise JaxpflError(f"{file}: no 'user_data' in it: not a LEAF file")
+        raise JaxpflError(f"{file}: not a LEAF file: it has no 'user_data'")
     listed = content.get("users")
     names = set(map(str, listed)) if isinstance(listed, list) else data.keys()
     for user in sorted(names - data.keys()):
@@ -465,7 +465,7 @@ def _read_vocabulary(file: Path) -> Vocabulary:
     content = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     words, size = content.get("vocab"), content.get("size")
     if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size < _LARGEST:
-        raise JaxpflError(f"{file}: no 'vocab' and 'size' in it: not a vocabulary of LEAF")
+        raise JaxpflError(f"{file}: not a LEAF vocabulary: it has no 'vocab' and 'size'")
     table = {_text(word): token for word, token in words.items()}
     if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):
         raise JaxpflError(f"{file}: its tokens must be integers in 0 .. {size - 1}")

@@ -68,7 +68,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         if several or task == "classification":
             count = len(classes)
         elif len(classes) != 2:
-            raise JaxpflError(f"{train}: labels of the task {task} are of two classes, there are {len(classes)}")
+            raise JaxpflError(f"{train}: the task {task} needs two classes, but the labels have {len(classes)}")
     description = LIBSVM_SETS.get(name) or f"LIBSVM text in {train}"
     source = Source(name, x[0], y[0], None, None, count, description, task=task)
     if test is not None:
@@ -103,12 +103,12 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     try:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
-        hint = "" if several else " (lines of several labels are of task = multilabel)"
-        raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}{hint}") from error
+        hint = "" if several else " (for several labels on a line set task = multilabel)"
+        raise JaxpflError(f"{' or '.join(map(str, files))}: not LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
     for file, (x, _) in zip(files, parts, strict=True):
         if x.shape[0] == 0 or x.shape[1] == 0:
-            raise JaxpflError(f"{file}: no examples in it")
+            raise JaxpflError(f"{file}: the file has no examples")
     return parts
 
 
@@ -123,10 +123,10 @@ def _text(file: Path) -> IO[bytes]:
             while piece := inflated.read(2**20):
                 text.write(piece)
                 if text.tell() > most:
-                    raise JaxpflError(f"{file}: no LIBSVM text: it inflates to over {_MOST_INFLATED} times its length")
+                    raise JaxpflError(f"{file}: not LIBSVM text: it inflates to over {_MOST_INFLATED} times its length")
                 check_fits(file, _MEMORY * text.tell())
     except (OSError, EOFError, zlib.error) as error:
-        raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
+        raise JaxpflError(f"{file}: not LIBSVM text: {one_line(error)}") from error
     text.seek(0)
     return text
 
@@ -136,7 +136,7 @@ def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
     values = np.unique(labels)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]
-        raise JaxpflError(f"{file}: label {wrong:g} is no whole number, as classes are")
+        raise JaxpflError(f"{file}: classes must be whole numbers, got the label {wrong:g}")
     return values
 
 

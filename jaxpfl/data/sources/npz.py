@@ -128,7 +128,7 @@ def load_npz(
                 f"{path}: no array {key!r} (it holds {printable(', '.join(sorted(headers))) or 'nothing'})"
             )
     if ("x_test" in headers) != ("y_test" in headers):
-        raise JaxpflError(f"{path}: x_test and y_test must both be there, or neither")
+        raise JaxpflError(f"{path}: needs both x_test and y_test, or neither")
     parts = ["train", "test"] if "x_test" in headers else ["train"]
     for part in parts:
         _check_part(path, part, headers)
@@ -187,7 +187,7 @@ def _number_labels(
     if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
         return labels, None
     if not whole:
-        raise JaxpflError(f"{path}: labels of the task {task} are whole numbers, y_{real[0]} holds others")
+        raise JaxpflError(f"{path}: the task {task} needs whole numbers as labels, but y_{real[0]} holds others")
     if task is None and real:
         raise JaxpflError(
             f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "
@@ -195,9 +195,9 @@ def _number_labels(
         )
     numbers, names = number_classes(labels)
     if task in ("binary", "ranking") and len(names) != 2:
-        raise JaxpflError(f"{path}: labels of the task {task} are of two classes, there are {len(names)}")
+        raise JaxpflError(f"{path}: the task {task} needs two classes, but the labels have {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
-        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (numbers are of --task regression)")
+        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (for numbers: --task regression)")
     return numbers, unlike_numbers(names)
 
 

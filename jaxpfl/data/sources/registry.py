@@ -94,11 +94,11 @@ class _How(NamedTuple):
 def _load(name: str, root: Path, how: _How) -> Source:
     prefix, _, argument = name.partition(":")
     if how.window is not None and prefix != "text":
-        raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
+        raise JaxpflError(f"window applies to text:FOLDER, not to {name}")
     if how.tokens and prefix not in ("npz", "leaf"):
-        raise JaxpflError(f"tokens is for npz:FILE and leaf:FOLDER: {name} is neither")
+        raise JaxpflError(f"tokens applies to npz:FILE and leaf:FOLDER, not to {name}")
     if how.table is not None and how.table.changed and prefix != "csv":
-        raise JaxpflError(f"{how.table.changed} is for tables, csv:FILE: {name} is none")
+        raise JaxpflError(f"{how.table.changed} applies to csv:FILE, not to {name}")
     if name in _NAMED:
         return _NAMED[name][0](name, root, how)
     if argument and prefix in _PREFIXED:

@@ -147,7 +147,7 @@ def read_table(
     columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
         used = [column for column in (*targets, options.client) if column is not None]
-        raise JaxpflError(f"{path}: no column of features beside {printable(', '.join(used), 300)}")
+        raise JaxpflError(f"{path}: the table has no feature columns besides {printable(', '.join(used), 300)}")
     x, features = _inputs(table, columns)
     found = Columns(x, labels.y, labels.task, labels.number, features, class_names=labels.names)
     if options.client is None:
@@ -202,13 +202,13 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
         _warn_of_task(task, f"column {shown(target)} holds {len(distinct)} different values, {kind}")
     if task == "regression":
         if numbers is None:
-            raise JaxpflError(f"{table.path}: labels of a regression are numbers, column {shown(target)} holds text")
+            raise JaxpflError(f"{table.path}: regression needs numbers, but column {shown(target)} holds text")
         _check_single(table, target, numbers)
         return _Labels(numbers, task, 1)
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
-            f"task = {task}: one column of labels is of classification, binary, ranking or regression; give several as "
+            f"task = {task}: one label column suits classification, binary, ranking or regression; for several write "
             "target = A,B"
         )
     if len(distinct) < 2 or (two and len(distinct) > 2):
@@ -222,7 +222,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     for name in targets:
         numbers = _numbers(table, name)
         if numbers is None:
-            raise JaxpflError(f"{table.path}: several columns of labels hold numbers, column {shown(name)} holds text")
+            raise JaxpflError(f"{table.path}: several label columns need numbers, but column {shown(name)} holds text")
         columns.append(numbers)
     y = np.stack(columns, axis=1)
     marks = (y == 0) | (y == 1)
@@ -235,10 +235,10 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
             _check_single(table, name, numbers)
         return _Labels(y, task, len(targets))
     if task != "multilabel":
-        raise JaxpflError(f"task = {task}: several columns of labels are of multilabel or regression")
+        raise JaxpflError(f"task = {task}: several label columns suit multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
-        raise JaxpflError(f"{table.path} line {table.lines[row]}: labels of multilabel are 0 or 1, {holds}")
+        raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel needs labels 0 or 1, but {holds}")
     return _Labels(y.astype(np.int32), task, len(targets))
 
 

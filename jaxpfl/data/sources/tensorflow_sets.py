@@ -162,7 +162,7 @@ def _own_classes(tfds: Any) -> Iterator[None]:
 
     def own(cls: Any, name: str) -> Any:
         if not name.startswith("tensorflow_datasets."):
-            raise ValueError(f"its features name {shown(name)}, which is no class of tensorflow-datasets")
+            raise ValueError(f"its features name {shown(name)}, which is not a class of tensorflow-datasets")
         return found.__func__(cls, name)
 
     connector.cls_from_name = classmethod(own)

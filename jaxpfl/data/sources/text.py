@@ -97,5 +97,5 @@ def _read(file: Path) -> bytes:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         found = shown(content[error.start : error.start + 4])
-        raise JaxpflError(f"{file}: byte {error.start} is no UTF-8, {found}: texts must be") from None
+        raise JaxpflError(f"{file}: byte {error.start} is not UTF-8, {found}: save the text as UTF-8") from None
     return content
