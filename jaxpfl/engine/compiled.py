@@ -37,6 +37,7 @@ from jax.core import Tracer
 from jax.experimental import serialize_executable
 
 from jaxpfl.core.types import Device, PyTree
+from jaxpfl.privacy import noise
 from jaxpfl.support import files
 
 MOST = 128
@@ -341,6 +342,7 @@ def _environment() -> tuple[Any, ...]:
         jax.default_backend(),
         [_device(one) for one in jax.devices()],
         repr(jax.sharding.get_abstract_mesh()),
+        noise.recording(),
     )
 
 

@@ -184,8 +184,8 @@ def noisy_lloyd(
     def step(t: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, membership(at))
         of_total, of_sizes = jax.random.split(jax.random.fold_in(key, t))
-        sizes = add_gaussian(of_sizes, sizes, scale)
-        total = add_gaussian(of_total, total, scale)
+        sizes = add_gaussian(of_sizes, sizes, scale, "sizes of a step")
+        total = add_gaussian(of_total, total, scale, "sums of a step")
         known = sizes > jnp.maximum(2 * scale, 0.5)
         moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)

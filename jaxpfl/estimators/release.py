@@ -63,7 +63,7 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """
 
     def send(key: Key, mean: Array) -> Array:
-        return add_gaussian(numbered(key, radius, stddev), noise.clip(mean, radius)[0], stddev)
+        return add_gaussian(numbered(key, radius, stddev), noise.clip(mean, radius)[0], stddev, "a client's message")
 
     return Release(send, jnp.square(stddev), 32)
 

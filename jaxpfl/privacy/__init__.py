@@ -15,6 +15,7 @@ from jaxpfl.privacy.descriptions import (
     poisson_cap,
 )
 from jaxpfl.privacy.mechanism import Mechanism, NoiseSettings, StepNoise
+from jaxpfl.privacy.noise import Draw, record
 from jaxpfl.privacy.privacy_config import PrivacyConfig
 from jaxpfl.privacy.private_sum import PrivateHyper, privatize
 from jaxpfl.privacy.silos import SiloMechanism
@@ -25,6 +26,7 @@ __all__ = [
     "CentralNoise",
     "Cyclic",
     "DistributedNoise",
+    "Draw",
     "FixedSize",
     "Full",
     "Mechanism",
@@ -46,5 +48,6 @@ __all__ = [
     "plan_of",
     "poisson_cap",
     "privatize",
+    "record",
     "sampling_of",
 ]

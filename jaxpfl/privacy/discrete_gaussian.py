@@ -90,6 +90,7 @@ def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
 
     Implements: Ozkara et al. 2023, Remark 4.
     """
+    noise.enter("a client's message", key, math.prod(shape), jnp.sqrt(of.variance))
     of_high, of_low = jax.random.split(key)
     high, low = noise.bits(of_high, shape), noise.bits(of_low, shape)
     size = of.high.shape[0]

@@ -170,7 +170,7 @@ class GuardedBatch:
 
         values, gradients = jax.vmap(example_gradient)(x, y, jnp.arange(valid.shape[0]))
         total = jax.tree.map(lambda g: trees.where_rows(valid, g).sum(axis=0), gradients)
-        noisy = add_gaussian(noise_key, total, of_client.stddev)
+        noisy = add_gaussian(noise_key, total, of_client.stddev, "a batch")
         mean = jax.tree.map(lambda g, p: (g / of_client.expected).astype(p.dtype), noisy, params)
         self.loss = trees.valid_mean(valid, values).astype(self.loss.dtype)
         return jnp.full_like(self.loss, jnp.nan), mean

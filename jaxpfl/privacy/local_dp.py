@@ -88,7 +88,9 @@ def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
       stddev: standard deviation of the noise.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return add_gaussian(numbered(key, bound, stddev), bounded(wide, bound), stddev).astype(x.dtype)
+    return add_gaussian(numbered(key, bound, stddev), bounded(wide, bound), stddev, "a client's message").astype(
+        x.dtype
+    )
 
 
 def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
@@ -156,6 +158,7 @@ def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     eps 88, one step remains. Written as a convex combination, p is accurate to its last bits for large eps too, unlike
     1 - tanh.
     """
+    noise.enter("a client's bit", key, x.size, jnp.nan)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     size = jnp.abs(x.astype(dtype))
     against = size * jax.nn.sigmoid(-jnp.asarray(epsilon, dtype)) + (1 - size) / 2

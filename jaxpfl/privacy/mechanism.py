@@ -112,21 +112,21 @@ class StepNoise:
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clipped and noised gradient of the parameters; ``key`` is the step's."""
         _released_gradients.get([]).append(gradient)
-        return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
+        return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:
         """Clipped and noised gradient of a scale, []."""
         own = stream(key, Purpose.SCALE_NOISE)
-        return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev)
+        return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev, "a step of psi")
 
 
-def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:
+def _released(key: Key, gradient: PyTree, limit: float, stddev: float, protects: str) -> PyTree:
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
             # Rounding to a narrow type would remove a client's share of the noise.
             raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: use central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
-    return add_gaussian(key, clipped, stddev)
+    return add_gaussian(key, clipped, stddev, protects)
 
 
 _LEAST_STDDEV = 1e-30

@@ -24,7 +24,10 @@ noise: it is for simulation.
 from __future__ import annotations
 
 import math
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,14 +102,92 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
     return text + few * (clients < _FEW)
 
 
+class Draw(NamedTuple):
+    """A draw of noise, as a program made it.
+
+    Attributes:
+      protects: what is released under the noise, as the place that draws it says.
+      key: key data of the draw.
+      entries: number of entries of the noise; leaves of one type are one draw.
+      stddev: standard deviation of an entry; of Laplace noise, its scale.
+    """
+
+    protects: str
+    key: tuple[int, ...]
+    entries: int
+    stddev: float
+
+
+_ledger: list[Draw] | None = None
+_one_ledger = threading.Lock()
+
+
+@contextmanager
+def record() -> Iterator[list[Draw]]:
+    """Enter every draw of noise in a list, while the block runs.
+
+    Programs are compiled again within the block and after it, as those that record are other programs. Draws of clients
+    whose results are discarded are entered too: padding that makes cohorts even on several devices, and branches
+    that were not taken. Rounds of several processes are entered in the process that ran them.
+
+    Raises:
+      RuntimeError: within another such block.
+
+    Example::
+
+        with privacy.record() as draws:
+            jaxpfl.fit("fedavg", federation, rounds=3, privacy=mechanism)
+        assert len({draw.key for draw in draws}) == len(draws) == 3
+    """
+    global _ledger
+    if not _one_ledger.acquire(blocking=False):
+        raise RuntimeError("privacy.record() is at work already, and draws are entered in one list")
+    try:
+        jax.clear_caches()
+        _ledger = []
+        yield _ledger
+        jax.effects_barrier()
+    finally:
+        _ledger = None
+        jax.clear_caches()
+        _one_ledger.release()
+
+
+def recording() -> int | None:
+    """Identity of the list that draws are entered in, on which a program that is traced now depends."""
+    return None if _ledger is None else id(_ledger)
+
+
+def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
+    """Enter a draw in the list of `record`, if there is one, whenever the program that is being traced makes it.
+
+    Args:
+      protects: what is released under the draw.
+      key: its key, []; in a vectorised program one for each draw.
+      entries: number of entries.
+      stddev: [], standard deviation; NaN for a choice, as of randomised response.
+    """
+    if (ledger := _ledger) is None:
+        return
+
+    def append(data: np.ndarray, stddev: np.ndarray) -> None:
+        ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
+
+    jax.debug.callback(append, jax.random.key_data(key), jnp.asarray(stddev))
+
+
 _HALF = np.uint32(2**31)
 _WORD = 32
 _LATTICE = {jnp.dtype(jnp.float32): 9, jnp.dtype(jnp.float64): 24}
 """Lattice steps per standard deviation, as a power of two."""
 
 
-def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
+def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
     """Independent N(0, stddev^2) noise for every entry of a tree.
+
+    Args:
+      stddev: [], of every entry.
+      protects: what is released under the noise, for `record`.
 
     Returns:
       Leaves of float32 or float64: narrower types, which represent neither tails nor lattice, are widened.
@@ -114,6 +195,8 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
     with trees.leaves_apart(False):  # the noise of an entry depends on its place in the vector
         packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))
     keys = jax.random.split(key, max(len(packed.vectors), 1))
+    for k, v in zip(keys, packed.vectors, strict=False):
+        enter(protects, k, v.size, stddev)
     vectors = tuple(
         (stddev * standard_normal(k, v.shape, v.dtype)).astype(v.dtype)
         for k, v in zip(keys, packed.vectors, strict=False)
@@ -121,21 +204,22 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
     return trees.Packed(vectors, packed.structure, packed.shapes).unpack()
 
 
-def add_gaussian(key: Key, tree: PyTree, stddev: Scalar) -> PyTree:
+def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTree:
     """Add N(0, stddev^2) noise to every entry of a tree, rounded to the lattice of its scale.
 
     Args:
       stddev: [], of every entry; 0 returns the tree unchanged.
+      protects: argument of `gaussian`.
 
     Returns:
       Leaves of the types that `gaussian` returns.
     """
-    noisy = jax.tree.map(jnp.add, tree, gaussian(key, tree, stddev))
+    noisy = jax.tree.map(jnp.add, tree, gaussian(key, tree, stddev, protects))
     return jax.tree.map(lambda a: _on_lattice(a, stddev), noisy)
 
 
 def add_banded(
-    key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree
+    key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree, protects: str
 ) -> tuple[PyTree, PyTree]:
     r"""Add a round's noise of a banded factorisation (`privacy.descriptions`), rounded to its lattice.
 
@@ -145,6 +229,7 @@ def add_banded(
       stddev: s, [].
       coefficients: c.
       past: :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the first.
+      protects: argument of `gaussian`.
 
     Returns:
       The noisy tree, and ``past`` of the next round.
@@ -155,18 +240,20 @@ def add_banded(
         known = sum((c * before[j] for j, c in enumerate(rest)), jnp.zeros_like(fresh))
         return (fresh - known) / first
 
-    noise = jax.tree.map(correlated, gaussian(key, tree, stddev), past)
+    noise = jax.tree.map(correlated, gaussian(key, tree, stddev, protects), past)
     noisy = jax.tree.map(lambda a, z: _on_lattice(a + z, stddev), tree, noise)
     return noisy, jax.tree.map(lambda z, before: jnp.concatenate([z[None], before])[: len(rest)], noise, past)
 
 
-def add_laplace(key: Key, x: Array, scale: Scalar) -> Array:
+def add_laplace(key: Key, x: Array, scale: Scalar, protects: str) -> Array:
     """Add Laplace noise of density ``exp(-|t| / scale) / (2 scale)`` to ``x``, rounded to the lattice of its scale.
 
     Args:
       x: float32 or float64.
       scale: [], positive.
+      protects: argument of `gaussian`.
     """
+    enter(protects, key, x.size, scale)
     of_size, of_sign = jax.random.split(key)
     size = exponential(of_size, x.shape, x.dtype)
     noise = jnp.where(bits(of_sign, x.shape) < _HALF, -size, size)

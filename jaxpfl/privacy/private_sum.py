@@ -150,7 +150,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         if mechanism.noise == "distributed":
             assert mechanism.min_uploads is not None
             share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
-            change = add_gaussian(stream(key, Purpose.RELEASE_NOISE), change, share)
+            change = add_gaussian(stream(key, Purpose.RELEASE_NOISE), change, share, "a client's share")
         metrics |= {"upload_norm": size}
         if mechanism.noise != "per_step":
             metrics |= {"clipped": (size > limit).astype(size.dtype)}
@@ -186,9 +186,9 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         divisor = jnp.asarray(ctx.expected_cohort)
         past = guarded.past
         if correlated:
-            total, past = add_banded(sum_key, total, hp.noise_multiplier * norm, c, past)
+            total, past = add_banded(sum_key, total, hp.noise_multiplier * norm, c, past, "sum")
         elif mechanism.server_adds:
-            total = add_gaussian(sum_key, total, hp.noise_multiplier * norm)
+            total = add_gaussian(sum_key, total, hp.noise_multiplier * norm, "sum")
         else:
             enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
             total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
@@ -207,7 +207,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         if mechanism.quantile is None:
             return _Guarded(state, (), past), metrics
         assert mechanism.count_stddev is not None
-        count = add_gaussian(count_key, released.below, mechanism.count_stddev)
+        count = add_gaussian(count_key, released.below, mechanism.count_stddev, "count")
         below = 0.5 + count / ctx.expected_cohort
         norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
         return _Guarded(state, norm), metrics

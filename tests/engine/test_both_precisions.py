@@ -81,7 +81,9 @@ def test_noise_is_the_same_up_to_rounding():
 
     def drawn():
         given = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), tree)
-        return jax.jit(lambda like: (noise.gaussian(KEY, like, 2.0), noise.add_gaussian(KEY, like, 2.0)))(given)
+        return jax.jit(
+            lambda like: (noise.gaussian(KEY, like, 2.0, "a test"), noise.add_gaussian(KEY, like, 2.0, "a test"))
+        )(given)
 
     (single, coarse), (double, fine) = in_both(drawn)
     for name in tree:

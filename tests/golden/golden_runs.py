@@ -163,7 +163,7 @@ def _private_sum(change: Array) -> Mapping[str, Array]:
     uploads = {"w": jnp.asarray(_normal(6, 4, 3)), "b": jnp.asarray(_normal(6, 3))}
     clipped, norms = jax.vmap(lambda upload: noise.clip(upload, 3 * change))(uploads)
     total = jax.tree.map(lambda leaf: leaf.sum(axis=0), clipped)
-    return {"norms": norms, **noise.add_gaussian(jax.random.key(1), total, 0.5)}
+    return {"norms": norms, **noise.add_gaussian(jax.random.key(1), total, 0.5, "a test")}
 
 
 def _epsilons(change: float = 1.0) -> Numbers:

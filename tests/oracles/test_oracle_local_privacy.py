@@ -156,7 +156,7 @@ def made(method: str, mechanism: SiloMechanism, hp: dict[str, float]) -> Run:
 def drawn_from(key: jax.Array, like: Params) -> tuple[jax.Array, Any]:
     """Random bits of a batch's draw, and the noise on its gradient."""
     bits = jax.random.bits(stream(key, Purpose.BATCHES), (max(SIZES),), jnp.uint32)
-    return bits, gaussian(stream(key, Purpose.RELEASE_NOISE, 1), like, Z * C)
+    return bits, gaussian(stream(key, Purpose.RELEASE_NOISE, 1), like, Z * C, "a test")
 
 
 def private_step(

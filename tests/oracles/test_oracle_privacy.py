@@ -217,7 +217,7 @@ def test_noise_of_a_banded_factorisation_is_that_of_the_matrix():
     z = [np.diff(np.stack(leaves), axis=0) * (7 / 4) for leaves in zip(*models, strict=True)]
     for r in range(rounds):
         key = stream(stream(released, Purpose.SERVER_UPDATE, r), Purpose.RELEASE_NOISE)
-        normals = jax.tree.leaves(noise.gaussian(jax.random.split(key)[0], like, stddev))
+        normals = jax.tree.leaves(noise.gaussian(jax.random.split(key)[0], like, stddev, "a test"))
         for leaf, want in zip(z, normals, strict=True):
             white = sum(c[j] * leaf[r - j] for j in range(min(bands, r + 1)))
             np.testing.assert_allclose(white, np.asarray(want), atol=1e-7)

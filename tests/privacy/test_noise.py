@@ -102,7 +102,7 @@ def test_the_body_is_normal():
 
 
 def test_laplace():
-    drawn = np.asarray(jax.jit(lambda: noise.add_laplace(KEY, jnp.zeros(300_000), 2.0))(), np.float64)
+    drawn = np.asarray(jax.jit(lambda: noise.add_laplace(KEY, jnp.zeros(300_000), 2.0, "a test"))(), np.float64)
     assert stats.kstest(drawn / 2, "laplace").pvalue > 1e-6
     assert stats.kstest(drawn / 2.1, "laplace").pvalue < 1e-6
     np.testing.assert_array_equal(drawn * 2**9, np.round(drawn * 2**9))
@@ -115,29 +115,29 @@ def test_results_are_on_one_lattice_whatever_was_added(dtype, power, stddev):
     """Without it, sums near zero have last bits that depend on the summands (Mironov 2012)."""
     with jax.enable_x64(dtype == jnp.float64):
         x = stddev * jnp.asarray([0.0, 0.3, 1e-6, -7.7, 100.1], dtype)[:, None] * jnp.ones((5, 2000), dtype)
-        got = np.asarray(noise.add_gaussian(KEY, x, stddev))
+        got = np.asarray(noise.add_gaussian(KEY, x, stddev, "a test"))
         assert got.dtype == dtype
         step = 2.0 ** (math.floor(math.log2(stddev)) - power)
         steps = got / step
         np.testing.assert_array_equal(steps, np.round(steps))
         assert (steps % 2 == 1).any()  # and on no coarser one
         # Rounding moves by half a step at most.
-        raw = np.asarray(x + noise.gaussian(KEY, x, stddev))
+        raw = np.asarray(x + noise.gaussian(KEY, x, stddev, "a test"))
         assert np.abs(got - raw).max() <= step / 2 * (1 + 1e-6)
 
 
 def test_without_noise_nothing_changes():
     x = {"a": jnp.asarray([0.1, 3e38, -1e-30]), "b": jnp.asarray(7.7)}
-    got = jax.jit(lambda s: noise.add_gaussian(KEY, x, s))(0.0)
+    got = jax.jit(lambda s: noise.add_gaussian(KEY, x, s, "a test"))(0.0)
     assert all((got[name] == x[name]).all() for name in x)
-    added = jax.jit(lambda s: noise.add_gaussian(KEY, jnp.asarray([3e38]), s))(1e-3)
+    added = jax.jit(lambda s: noise.add_gaussian(KEY, jnp.asarray([3e38]), s, "a test"))(1e-3)
     assert added[0] == np.float32(3e38)  # no overflow on the way
-    assert noise.add_gaussian(KEY, (), 1.0) == ()
+    assert noise.add_gaussian(KEY, (), 1.0, "a test") == ()
 
 
 def test_narrow_types_are_widened():
     for dtype in (jnp.bfloat16, jnp.float16):
-        got = jax.jit(noise.add_gaussian)(KEY, jnp.ones(10_000, dtype), 1.0)
+        got = jax.jit(lambda x: noise.add_gaussian(KEY, x, 1.0, "a test"))(jnp.ones(10_000, dtype))
         assert got.dtype == jnp.float32
         assert len(np.unique(got)) > 2000  # bfloat16 has some 250 values between 1 and 3
 

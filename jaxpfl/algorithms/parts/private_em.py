@@ -62,7 +62,7 @@ def em(
     def step(t: Array, gamma: Mixture) -> Mixture:
         sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
         sums = jax.tree.map(lambda a: trees.where_rows(valid, a).sum(axis=0), sums)
-        counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev)
+        counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev, "sums of a step of EM")
         counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
         used = counts > jnp.maximum(1.0, 2 * uncertain)
         n = jnp.where(used, counts, 1.0)
@@ -92,7 +92,7 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
     """Mixture with its centers moved by C / 2 in random directions."""
-    noise = gaussian(key, gamma.mu, 1.0)
+    noise = gaussian(key, gamma.mu, 1.0, "nothing: directions of the start")
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
     return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 

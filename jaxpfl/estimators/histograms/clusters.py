@@ -218,7 +218,7 @@ def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Arra
     to B, if the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the norm of the entries on
     and above the diagonal is no larger.
     """
-    upper = jnp.triu(add_gaussian(key, moment, noise * radius**2))
+    upper = jnp.triu(add_gaussian(key, moment, noise * radius**2, "second moment"))
     return upper + jnp.triu(upper, 1).T
 
 

@@ -105,11 +105,11 @@ def centering(
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)
     exact = sums(users, centers)
-    a = jnp.maximum(add_laplace(of_count, exact.sizes, 1 / epsilon), 1)[:, None]
+    a = jnp.maximum(add_laplace(of_count, exact.sizes, 1 / epsilon, "counts of a call"), 1)[:, None]
     if on_sum:
-        b1 = add_gaussian(of_mean, exact.histograms, stddev) / a
+        b1 = add_gaussian(of_mean, exact.histograms, stddev, "mean of a call") / a
     else:
-        b1 = add_gaussian(of_mean, exact.histograms / a, stddev)
+        b1 = add_gaussian(of_mean, exact.histograms / a, stddev, "mean of a call")
     b1 = jnp.maximum(b1, floor)
     reach = clip / math.sqrt(d)
 
@@ -122,7 +122,7 @@ def centering(
 
         return jax.lax.map(lambda xs: of_cluster(*xs), (jnp.arange(k), b1))
 
-    b2 = add_gaussian(of_rest, total(users, clipped), clip * stddev)
+    b2 = add_gaussian(of_rest, total(users, clipped), clip * stddev, "correction of a call")
     return floored(b1 + jnp.sqrt(b1) * b2 / a, floor)
 
 

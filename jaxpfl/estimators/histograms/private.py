@@ -90,8 +90,8 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
     of_sums, of_masses = jax.random.split(key)
     on_sums, on_masses = stddevs(radius, noise)
     return Release(
-        add_gaussian(of_sums, exact.sums, on_sums),
-        add_gaussian(of_masses, exact.masses, on_masses),
+        add_gaussian(of_sums, exact.sums, on_sums, "sums of a round"),
+        add_gaussian(of_masses, exact.masses, on_masses, "masses of a round"),
     )
 
 
@@ -272,7 +272,7 @@ def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Sc
     weights that are public or private: a user is in one cluster and changes ``weights * sums`` by at most `REACH`.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
-    sums = add_gaussian(key, exact * weights, noise * REACH) / weights
+    sums = add_gaussian(key, exact * weights, noise * REACH, "standardised sums of a round") / weights
     return Release(sums, sums.sum(axis=1))
 
 

@@ -1,0 +1,189 @@
+"""The ledger of draws: every release of a run has noise of the claimed size, once, under a key of its own.
+
+`jaxpfl.privacy.record` enters what programs draw as they run. Held to it from the registry: each method under each
+mechanism and unit that it accepts, where clients live, seeds and settings side by side, and a run that goes on. What
+is drawn without being entered is found by `test_noise_sites`.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, fit, stack_clients
+from jaxpfl.privacy import Draw, Mechanism, PrivacyConfig, local_dp, private_sum, record
+
+Z, C, SEEDS, ROUNDS, STEPS, SIZES = 1.5, 0.5, 2, 2, 2, (4, 9, 6)
+CENTRAL = Mechanism(Z, C)
+COUNTED = Mechanism(Z, C, quantile=0.5, count_stddev=2.0)
+SHARES = Mechanism(Z, C, "distributed", min_uploads=3)
+IN_STEPS = Mechanism(Z, C, "per_step", scale_clipping_norm=0.2)
+EXAMPLES = PrivacyConfig(unit="example", noise_multiplier=Z, clipping_norm=C, delta=1e-3)
+REFUSED = {
+    "pooled": "pooled data",
+    "fedbuff": "asynchronous rounds",
+    "ifca": "one weight for an upload",
+    **dict.fromkeys(("fedamp", "cfl", "fedpac", "l2gd"), "uploads that are summed"),
+}
+"""Methods that take no part in rounds whose sum is noised, and a part of why."""
+GUARDED = {"fedavg-ft": 60, "local": 0, "mr-mtl": 0, "ditto": 0, "apfl": 0, "fedprox": 0}
+"""Methods whose examples can be protected one by one, and their batches for the personalised model."""
+
+
+@pytest.fixture(scope="module")
+def federation():
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in SIZES]
+    return stack_clients(clients, test=clients, validation=clients)
+
+
+def draws(federation, method: str, privacy: Any, **more: Any) -> tuple[list[Draw], Any]:
+    settings = {"model": "linear", "rounds": ROUNDS, "local_steps": STEPS, "batch_size": 4, "seeds": SEEDS}
+    # On several devices padding draws as well, and what it draws is discarded.
+    settings |= {"plan": ExecutionPlan(devices=1), "privacy": privacy} | more
+    with record() as found:
+        result = fit(method, federation, **settings)
+    return found, result
+
+
+def totals(found: list[Draw]) -> Counter[str]:
+    """Draws by what they protect, after the check that no two of them share a key."""
+    assert len({draw.key for draw in found}) == len(found)
+    return Counter(draw.protects for draw in found if not draw.protects.startswith("nothing"))
+
+
+def some(names: Any, few: tuple[str, ...]) -> list[Any]:
+    """Cases of which a few are in the default run, the others in the slow one."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("method", some(METHODS, ("fedavg",)))
+def test_a_round_of_every_method(federation, method):
+    privacy = COUNTED if METHODS[method].releases is None else CENTRAL
+    if method in REFUSED:
+        with pytest.raises(JaxpflError, match=REFUSED[method]):
+            draws(federation, method, privacy, model="mlp-ln:4")
+        return
+    found, result = draws(federation, method, privacy, model="mlp-ln:4")
+    plan, sums = result.privacy[0], {"sum": 1, "count": 1}
+    if METHODS[method].releases is not None:
+        sums = {"sums of a step of EM": METHODS[method].options["em_steps"]}
+    assert totals(found) == {name: SEEDS * plan.rounds * times for name, times in sums.items()}
+    if "sum" in sums:
+        z = COUNTED.noise_multiplier_of_sum.item()
+        stddevs = sorted(draw.stddev for draw in found if draw.protects == "sum")
+        np.testing.assert_allclose(stddevs, sorted(z * result.history["clipping_norm"].ravel()), rtol=1e-6)
+        assert {draw.stddev for draw in found if draw.protects == "count"} == {2.0}
+        assert {draw.entries for draw in found if draw.protects == "count"} == {1}
+    if method == "fedavg":
+        assert {draw.entries for draw in found if draw.protects == "sum"} == {3 * 4 + 4 + 2 * 4 + 4 * 2 + 2}
+
+
+@pytest.mark.slow
+def test_shares_of_the_clients(federation):
+    found, _ = draws(federation, "fedavg", SHARES)
+    assert totals(found) == {"a client's share": SEEDS * ROUNDS * len(SIZES)}
+    np.testing.assert_allclose([draw.stddev for draw in found], Z * C / 3**0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", some(("fedavg", "adaped"), ("adaped",)))
+def test_local_steps(federation, method):
+    found, result = draws(federation, method, IN_STEPS)
+    plan = result.privacy[0]
+    steps = SEEDS * plan.rounds * len(SIZES) * plan.noise.steps
+    assert totals(found) == dict(zip(("a step", "a step of psi"), [steps] * len(plan.noise.clips), strict=False))
+    by_kind = {draw.protects: draw.stddev for draw in found}
+    np.testing.assert_allclose([by_kind[name] for name in sorted(by_kind)], plan.noise.stddevs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", some(GUARDED, ("fedavg-ft",)))
+def test_batches_of_silos(federation, method):
+    """As many as each silo's claim counts: those of the rounds, and those of the model that it is scored with."""
+    found, result = draws(federation, method, EXAMPLES)
+    silos = result.statement().silos
+    once = list(set(found))  # every scoring makes the same personalised model again, with the same noise
+    assert totals(once) == {"a batch": SEEDS * sum(silo["batches"] * silo["clients"] for silo in silos)}
+    np.testing.assert_allclose([draw.stddev for draw in found], Z * C, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"plan": ExecutionPlan(clients_in="host", clients="map", runs="map")}, id="streamed"),
+        pytest.param({"participation": "poisson", "cohort": 0.1}, id="empty cohorts"),
+        pytest.param({"dropout": 0.9}, id="dropout"),
+        pytest.param({"privacy": replace(CENTRAL, noise_multiplier=(1.0, 2.0)), "seeds": [5, 5]}, id="settings"),
+        pytest.param({"server_optimizer": "adam", "compress": "top-k:share=0.5"}, id="compressed"),
+        pytest.param(
+            {"privacy": Mechanism(Z, C, "banded", bands=1), "participation": "cyclic", "cohort": 1}, id="banded"
+        ),
+    ],
+)
+def test_every_round_is_noised_once(federation, more):
+    privacy = more.get("privacy", CENTRAL)
+    found, result = draws(federation, "fedavg", **{"privacy": privacy} | more)
+    assert totals(found) == {"sum": SEEDS * result.privacy[0].rounds}
+    each = np.repeat(np.broadcast_to(privacy.noise_multiplier, SEEDS), ROUNDS) * C
+    np.testing.assert_allclose(sorted(draw.stddev for draw in found), each, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_rounds_that_are_added_and_other_runs(federation):
+    """A run that goes on, and runs of other settings, methods and seeds, draw noise of their own."""
+    both, result = draws(federation, "fedavg", CENTRAL)
+    with record() as added:
+        result.simulation.advance(result.state, 1)
+    others = [
+        draws(federation, *run, **more)[0]
+        for run, more in (
+            (("fedavg", CENTRAL), {"seeds": [7, 8]}),
+            (("fedavg", replace(CENTRAL, noise_multiplier=2.0)), {}),
+            (("fedprox", CENTRAL), {}),
+        )
+    ]
+    every = both + added + [draw for run in others for draw in run]
+    assert totals(every) == {"sum": SEEDS * (ROUNDS + 1 + 3 * ROUNDS)}
+    assert result.statement().rounds == ROUNDS + 1
+
+
+def test_too_few_uploads_release_nothing(federation):
+    """The server keeps its model, whatever the clients that came have sent."""
+    _, result = draws(federation, "fedavg", SHARES, dropout=0.999999, rounds=1)
+    start = result.simulation.init([0, 1])
+    for now, before in zip(jax.tree.leaves(result.state.server), jax.tree.leaves(start.server), strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_records_are_of_their_block(federation):
+    with record() as outer:
+        with pytest.raises(RuntimeError, match="at work already"), record():
+            pass
+        jax.block_until_ready(local_dp.gaussian(jax.random.key(0), np.ones(3, np.float32), 1.0, 2.0))
+    fit("fedavg", federation, model="linear", rounds=1, privacy=CENTRAL, seeds=1)
+    assert [draw[0::2] for draw in outer] == [("a client's message", 3)]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fault", "privacy"),
+    [
+        # The count's noise takes the sum's key.
+        (private_sum.jax.random, "split", lambda real: lambda key, n=2: jax.numpy.stack([key] * n), COUNTED),
+        # The noise is scaled by what came, here a third.
+        (private_sum, "add_gaussian", lambda real: lambda k, t, s, of: real(k, t, s / 3, of), CENTRAL),
+        # The same key in every round.
+        (private_sum, "stream", lambda real: lambda key, *of: jax.random.key(0), CENTRAL),
+        # A round is not noised at all.
+        (private_sum, "add_gaussian", lambda real: lambda k, t, s, of: t, CENTRAL),
+    ],
+    ids=["one key", "scale", "rounds", "none"],
+)
+@pytest.mark.slow
+def test_planted_faults_are_seen(federation, monkeypatch, module, name, fault, privacy):
+    monkeypatch.setattr(module, name, fault(getattr(module, name)))
+    monkeypatch.setitem(globals(), "COUNTED", privacy)
+    with pytest.raises(AssertionError):
+        test_a_round_of_every_method(federation, "fedavg")
