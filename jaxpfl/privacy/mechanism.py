@@ -111,7 +111,7 @@ class StepNoise:
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
         """Clipped and noised gradient of the parameters; ``key`` is the step's."""
-        _released_gradients.get([]).append(gradient)
+        _released_gradients.get([]).append(gradient)  # outside a private sum nobody reads it
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:

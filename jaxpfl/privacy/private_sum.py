@@ -134,6 +134,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
+        # Filled while this is traced: the claim counts a release in every step.
         with released_gradients() as noisy:
             state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
         silent = not noisy and "the update never calls LocalWork.released"

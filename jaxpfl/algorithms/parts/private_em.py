@@ -57,13 +57,14 @@ def em(
     clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
     d = optax.tree.size(clipped) / valid.shape[0]
     stddev = noise_multiplier * SENSITIVITY * clipping_norm
-    uncertain = stddev / (clipping_norm / 2)
+    uncertain = stddev / (clipping_norm / 2)  # of a count, whose unit in the sums is C / 2
 
     def step(t: Array, gamma: Mixture) -> Mixture:
         sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
         sums = jax.tree.map(lambda a: trees.where_rows(valid, a).sum(axis=0), sums)
         counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev, "sums of a step of EM")
         counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
+        # A center divided by a count that may be noise alone would be noise without bound.
         used = counts > jnp.maximum(1.0, 2 * uncertain)
         n = jnp.where(used, counts, 1.0)
         mu = jax.tree.map(

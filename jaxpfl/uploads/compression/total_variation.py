@@ -227,5 +227,6 @@ def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, re
         first = jnp.full((1,), u, a.dtype)
         return jnp.concatenate([a[1:], first] if reverse else [first, a[:-1]])
 
+    # Each block starts from what all blocks before it, in the order of the scan, combine to.
     before = jax.tree.map(shifted, unit, through)
     return combine(before, inside)

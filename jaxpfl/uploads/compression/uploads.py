@@ -204,5 +204,6 @@ def _put(part: PyTree, vector: Array) -> PyTree:
 
 def _other_bits(weight: Array, part: PyTree) -> Array:
     """Bits of a part's other entries, which are sent uncompressed for each nonzero weight."""
+    # All entries of the k rows together; a row is sent where its weight is positive.
     each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
     return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)
