@@ -177,7 +177,9 @@ def _client(
             theta, gamma = carry
 
             def predicted(params: PyTree) -> Array:
-                return distillation.counted(task, task.model.apply(params, batch.x, key=key, train=True), batch.y)
+                return distillation.mask_unlabelled(
+                    task, task.model.apply(params, batch.x, key=key, train=True), batch.y
+                )
 
             on = Examples(predicted, batch.valid)
 

@@ -164,7 +164,7 @@ def network_lasso(
     start = jax.eval_shape(lambda key: mask.split(task.init(key)), jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), start.personal))
     # Of a larger graph neither the spectrum nor the inverse is made: the system is solved by conjugate gradients.
-    spectrum = graphs.spectrum(graph) if admm.by_spectrum(graph) else None
+    spectrum = graphs.spectrum(graph) if admm.prefers_spectrum(graph) else None
 
     def model(message: Message) -> PyTree:
         return Parts(message.shared.shared, unravel(message.per_client), message.shared.fixed).model()

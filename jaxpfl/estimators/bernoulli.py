@@ -55,7 +55,7 @@ def local() -> Estimator:
     )
 
 
-def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
+def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
     """Posterior mean under a known prior Beta(alpha, beta); nothing is sent.
 
     Its error is exactly n / (alpha + beta + n) times the error of `local`.
@@ -205,7 +205,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
         first = moments(messages.value, sent & ~messages.square)
         second = moments(messages.value, sent & messages.square)
         mu = jnp.clip(first.mean, 0, 1)
-        squared_error = _of_mean(second) + (2 * mu) ** 2 * _of_mean(first)
+        squared_error = _mean_error(second) + (2 * mu) ** 2 * _mean_error(first)
         error, most = jnp.sqrt(squared_error), mu * (1 - mu)
         seen = second.mean - mu**2
         v = jnp.clip(seen + error, 0, most) if plus_error else truncated_mean(seen, error, most)
@@ -238,7 +238,7 @@ def printed_private(epsilon: Scalar) -> Estimator:
     return Estimator(summarize, lambda key, shared, messages, sent: moments(messages, sent), personalize)
 
 
-def _of_mean(of: Moments) -> Array:
+def _mean_error(of: Moments) -> Array:
     """Squared standard error of a mean."""
     return of.variance / jnp.maximum(of.number, 1)
 
@@ -257,7 +257,7 @@ class Population(NamedTuple):
     mean: Scalar
     variance: Scalar
 
-    def of_shares(self, n: Scalar) -> Scalar:
+    def share_variance(self, n: Scalar) -> Scalar:
         """S2, the variance of a client's share of ones among n samples."""
         return self.variance + self.local(n)
 
@@ -268,19 +268,19 @@ class Population(NamedTuple):
 
     def weight(self, n: Scalar) -> Scalar:
         """Best weight of the client's own share for known mu: ``v / S2``."""
-        return self.variance / self.of_shares(n)
+        return self.variance / self.share_variance(n)
 
     def printed_weight(self, n: Scalar) -> Scalar:
         """Limit of the printed weight for many clients, which takes S2 for v."""
         mu = self.mean
-        return n / (mu * (1 - mu) / self.of_shares(n) - 1 + n)
+        return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
         """MSE(a) with a mean over ``others`` other clients (infinitely many: mu is known).
 
         With weights estimated from them it is exact up to the spread of the estimated weight, O(1/m).
         """
-        spread = self.variance + self.of_shares(n) / others
+        spread = self.variance + self.share_variance(n) / others
         return a**2 * self.local(n) + (1 - a) ** 2 * spread
 
     def global_mean(self, n: Scalar, clients: Scalar) -> Scalar:

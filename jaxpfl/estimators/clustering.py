@@ -24,7 +24,7 @@ class Clusters(NamedTuple):
     sizes: Array
 
     @property
-    def as_prior(self) -> Discrete:
+    def prior(self) -> Discrete:
         """Discrete prior with shares in proportion to the sizes; uniform if no size is positive."""
         sizes = jnp.maximum(self.sizes, 0)
         total = sizes.sum()
@@ -179,7 +179,7 @@ def noisy_lloyd(
         if variance is None:
             return nearest(points, at.centers)
         losses = square_distances(points, at.centers) / (2 * variance / radius**2)
-        return jax.vmap(discrete.responsibilities, in_axes=(None, 0))(at.as_prior.p, losses)
+        return jax.vmap(discrete.responsibilities, in_axes=(None, 0))(at.prior.p, losses)
 
     def step(t: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, membership(at))

@@ -48,7 +48,7 @@ def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
     return jnp.where(curvature > 0, (V - c) / jnp.where(curvature > 0, curvature, 1), 1)
 
 
-def of_the_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
+def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
     """``c`` and ``V`` of `error` for the plain mean of clients that hold equally many samples.
 
     Implements: Ozkara et al. 2023, Claim 1.
@@ -69,7 +69,7 @@ def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent:
 
     Implements: Ozkara et al. 2023, Remark 1; Ozkara et al. 2023, equation (5).
     """
-    return best_weight(s2, *of_the_mean(clients, s2, st2, sq2, sent=sent))
+    return best_weight(s2, *mean_terms(clients, s2, st2, sq2, sent=sent))
 
 
 def local(s2: Scalar) -> Array:
@@ -86,7 +86,7 @@ def personalized(
 
     Implements: Ozkara et al. 2023, Theorem 1; Ozkara et al. 2023, equation (5).
     """
-    c, V = of_the_mean(clients, s2, st2, sq2, sent=sent)
+    c, V = mean_terms(clients, s2, st2, sq2, sent=sent)
     return error(best_weight(s2, c, V) if a is None else a, s2, c, V)
 
 
@@ -97,7 +97,7 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
 
     Args:
       clients: K, all of whom sent.
-      s2, st2, sq2: variances as in `of_the_mean`.
+      s2, st2, sq2: variances as in `mean_terms`.
     """
     return personalized(clients, s2, st2, sq2, a=0.0)
 

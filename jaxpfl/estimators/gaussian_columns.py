@@ -64,14 +64,14 @@ class Variances(NamedTuple):
     degrees: Array
     scale: Array
 
-    def of_client(self, scatter: Array, degrees: Array) -> Array:
+    def client_variance(self, scatter: Array, degrees: Array) -> Array:
         """A client's shrunken variance, from its summed squared deviations and degrees of freedom, which broadcast."""
         some = degrees * (scatter > 0)
         own = (self._finite * self.scale + scatter) / (self._finite + some)
         return jnp.where(jnp.isinf(self.degrees), self.pooled, own)
 
-    def degrees_of(self, scatter: Array, degrees: Array) -> Array:
-        """Degrees of freedom of the variance that `of_client` returns; infinite if one variance is taken for all."""
+    def client_degrees(self, scatter: Array, degrees: Array) -> Array:
+        """Degrees of freedom of `client_variance`; infinite if one variance is taken for all."""
         return self.degrees + degrees * (scatter > 0)
 
     @property
@@ -87,7 +87,7 @@ class Sent(NamedTuple):
     size: Array
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     """The server's broadcast, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
 
     mean: Array
@@ -106,21 +106,21 @@ def personalized() -> Estimator:
         sent = Sent(samples.mean, scatter(samples), samples.size)
         return sent, sent
 
-    def of_column(mean: Array, squares: Array, size: Array, sent: Array) -> Told:
+    def learn_column(mean: Array, squares: Array, size: Array, sent: Array) -> Broadcast:
         degrees = jnp.where(sent, jnp.maximum(size - 1, 0), 0)
         squares = jnp.where(sent, squares, 0)
         variances = learn_variances(squares, degrees)
-        s2 = variances.of_client(squares, degrees) / jnp.maximum(size, 1)
+        s2 = variances.client_variance(squares, degrees) / jnp.maximum(size, 1)
         st2 = between_variance(mean, s2, sent)
         w = jnp.where(sent, weight(st2 + s2), 0)
         total = trees.sum_products(w, jnp.where(sent, mean, 0))
-        return Told(total / jnp.maximum(w.sum(), _least(w)), w.sum(), st2, variances)
+        return Broadcast(total / jnp.maximum(w.sum(), _least(w)), w.sum(), st2, variances)
 
-    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
-        return jax.vmap(of_column, in_axes=(1, 1, None, None))(messages.mean, messages.scatter, messages.size, sent)
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Broadcast:
+        return jax.vmap(learn_column, in_axes=(1, 1, None, None))(messages.mean, messages.scatter, messages.size, sent)
 
-    def personalize(told: Told, message: Sent, sent: Array, own: Sent) -> Array:
-        s2 = told.variances.of_client(own.scatter, own.size - 1) / jnp.maximum(own.size, 1)
+    def personalize(told: Broadcast, message: Sent, sent: Array, own: Sent) -> Array:
+        s2 = told.variances.client_variance(own.scatter, own.size - 1) / jnp.maximum(own.size, 1)
         part = jnp.where(sent, weight(told.st2 + s2), 0) / jnp.maximum(told.weight, _least(told.weight))
         V = jnp.where(told.weight > 0, 1 / jnp.maximum(told.weight, _least(told.weight)), 0) * (told.st2 + s2 > 0)
         a = closed_form.best_weight(s2, part * s2, V + told.st2 * (1 - 2 * part))

@@ -21,6 +21,7 @@ from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import clustering
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.clustering import square_distances, within_ball
+from jaxpfl.estimators.gaussian import Local
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.priors import discrete
 from jaxpfl.priors.discrete import Discrete
@@ -39,13 +40,6 @@ class Broadcast(NamedTuple):
 
     learned: Array
     mixture: Mixture
-
-
-class Local(NamedTuple):
-    """A client's local state: its own mean [d] and number of samples []."""
-
-    mean: Array
-    size: Array
 
 
 class Sent(NamedTuple):
@@ -70,7 +64,7 @@ def posterior_mean(at: Mixture, own: Local) -> Array:
     return discrete.posterior_mean(discrete.responsibilities(at.p, losses), at.mu)
 
 
-def known(prior: Discrete, sx2: Scalar) -> Estimator:
+def discrete_posterior(prior: Discrete, sx2: Scalar) -> Estimator:
     """Theorem 6 with known shares and centers; nothing is sent.
 
     Implements: Ozkara et al. 2023, Theorem 6.
@@ -116,7 +110,7 @@ def em(
     def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Broadcast:
         begin = clustering.kmeans(messages.scores, messages.mean, sent, steps)
         noise = jnp.asarray(sx2) if sx2 is not None else _pooled(messages, sent, begin.centers)
-        start = Mixture(*begin.as_prior, jnp.maximum(noise, floor))
+        start = Mixture(*begin.prior, jnp.maximum(noise, floor))
         end = fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
         return Broadcast(sent.any(), end._replace(mu=within_ball(end.mu, reach)))
 
@@ -175,7 +169,7 @@ def alternating(
         return Sent(release.send(key, theta), own.size, jnp.zeros(()), _scores(key, starts, components)), own
 
     def combine(key: Key, shared: Broadcast, messages: Sent, sent: Array) -> Broadcast:
-        found = clustering.kmeans(messages.scores, messages.mean, sent, steps).as_prior
+        found = clustering.kmeans(messages.scores, messages.mean, sent, steps).prior
         return Broadcast(sent.any(), Mixture(found.p, found.mu, shared.mixture.sx2))
 
     nothing = Mixture(jnp.full(components, 1 / components), jnp.zeros((components, dim)), jnp.asarray(sx2, float))
@@ -221,7 +215,7 @@ def private(
             of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
             variance=typical if soft else None,
         )  # fmt: skip
-        return Broadcast(sent.any(), Mixture(*found.as_prior, jnp.asarray(sx2)))
+        return Broadcast(sent.any(), Mixture(*found.prior, jnp.asarray(sx2)))
 
     return Estimator(summarize, combine, _personalize)
 

@@ -181,14 +181,14 @@ def gradient_descent(
     """
     s2, sx2 = population.s2, population.sx2
 
-    def moved(mu: Array, thetas: Array) -> tuple[Array, Array]:
+    def descend(mu: Array, thetas: Array) -> tuple[Array, Array]:
         fit = jnp.einsum("ijd,ij->id", x, y - jnp.einsum("ijd,id->ij", x, thetas)) / sx2
         pull = (mu - thetas) / s2
         return mu - rate * pull.mean(axis=0), thetas + rate * (fit + pull)
 
     def ahead(_: Array, at: tuple[tuple[Array, Array], tuple[Array, Array], Array]):
         last, from_here, k = at
-        new = moved(*from_here)
+        new = descend(*from_here)
         # mu steps along a mean over clients; the objective sums over them, so that its step is m times as long.
         weights = (thetas.shape[0], 1)
         against = sum(w * jnp.vdot(a - b, b - c) for w, a, b, c in zip(weights, from_here, new, last, strict=True))
@@ -200,7 +200,7 @@ def gradient_descent(
     if accelerated:
         (mu, thetas), _, _ = jax.lax.fori_loop(0, steps, ahead, (begin, begin, jnp.zeros((), x.dtype)))
     else:
-        mu, thetas = jax.lax.fori_loop(0, steps, lambda _, at: moved(*at), begin)
+        mu, thetas = jax.lax.fori_loop(0, steps, lambda _, at: descend(*at), begin)
     return population._replace(mu=mu), thetas
 
 

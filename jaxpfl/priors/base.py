@@ -98,7 +98,7 @@ class Prior(NamedTuple):
     prox: Callable[[Scalar, Any, PyTree], PyTree] | None = None
 
 
-def moved(rate: Scalar, old: PyTree, new: PyTree) -> PyTree:
+def interpolate(rate: Scalar, old: PyTree, new: PyTree) -> PyTree:
     """Interpolation ``old + rate (new - old)`` of trees."""
     return jax.tree.map(lambda a, b: a + (rate * (b - a)).astype(a.dtype), old, new)
 
@@ -114,7 +114,7 @@ def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.tensordot(share.astype(a.dtype), a, axes=1), stacked)
 
 
-def as_float(value: Scalar) -> Array:
+def float_array(value: Scalar) -> Array:
     """Array of the value in the default float type."""
     return jnp.asarray(value, jnp.result_type(float))
 
@@ -155,11 +155,11 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
         return family.gamma(mu, jnp.maximum(scale, floor))
 
     def init(theta: PyTree) -> Any:
-        return project(family.gamma(theta, as_float(scale_init)))
+        return project(family.gamma(theta, float_array(scale_init)))
 
     def descend(rates: Rates, gamma: Any, theta: PyTree, on: Examples | None = None) -> Any:
         mu = family.descend(rates.location, gamma, theta)
-        scale = moved(rates.scale, gamma[1], family.spread(optax.tree.sub(theta, mu)))
+        scale = interpolate(rates.scale, gamma[1], family.spread(optax.tree.sub(theta, mu)))
         return project(family.gamma(mu, scale))
 
     def fit(gamma: Any, thetas: PyTree, valid: Array) -> Any:

@@ -31,7 +31,7 @@ from jax.scipy.special import gammaln
 from jaxpfl.core.types import Array, Metrics, PyTree, Scalar
 from jaxpfl.models import PerExample, Task
 from jaxpfl.models.losses import class_divergence as divergence
-from jaxpfl.priors.base import Examples, Prior, Rates, as_float
+from jaxpfl.priors.base import Examples, Prior, Rates, float_array
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
@@ -50,7 +50,7 @@ def check_task(method: str, task: Task) -> None:
     """
     if task.divergence is None and not task.has_classes:
         raise JaxpflError(
-            f"{method} distils predictions, and the task {task.kind!r} has no distance between them: give "
+            f"{method} distils predictions, but the task {task.kind!r} defines no distance between them: set "
             "Task.divergence"
         )
 
@@ -58,13 +58,13 @@ def check_task(method: str, task: Task) -> None:
 def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
     """Divergence ``(teacher, student, labels) -> [n]`` of a task's predictions: of classes, else the task's own.
 
-    The labels say which positions count, where a prediction has several (`counted`).
+    The labels say which positions count, where a prediction has several (`mask_unlabelled`).
     """
     measure = divergence if task.divergence is None else task.divergence
-    return lambda teacher, student, y: measure(counted(task, teacher, y), counted(task, student, y))
+    return lambda teacher, student, y: measure(mask_unlabelled(task, teacher, y), mask_unlabelled(task, student, y))
 
 
-def counted(task: Task, predictions: Array, y: Array) -> Array:
+def mask_unlabelled(task: Task, predictions: Array, y: Array) -> Array:
     """Predictions that are zero, and so alike for all models, at positions without a label (`Task.counted`)."""
     if task.counted is None:
         return predictions
@@ -140,10 +140,10 @@ def prior(
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
     if exact and distance != "kd":
-        raise JaxpflError(f"the exact normaliser is known for the distance kd only, got {distance}")
+        raise JaxpflError(f"the exact normaliser requires the distance kd, got {distance}")
     if own is not None and (exact or distance == "square"):
         asked = "the exact normaliser" if exact else "the distance square"
-        raise JaxpflError(f"{asked} is of the probabilities of a classification: this task is none")
+        raise JaxpflError(f"{asked} requires class probabilities, which this task does not predict")
     measure = DISTANCES[distance]
     if own is not None:
         measure = own if distance == "kd" else lambda teacher, student: own(student, teacher)
@@ -171,7 +171,7 @@ def prior(
         return gamma._replace(psi=jnp.maximum(gamma.psi, floor))
 
     def init(theta: PyTree) -> Shared:
-        return project(Shared(theta, as_float(psi_init)))
+        return project(Shared(theta, float_array(psi_init)))
 
     def report(gamma: Shared) -> Metrics:
         return {"psi": gamma.psi}

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
-from jaxpfl.priors.base import Examples, Family, Prior, location_scale, mean_square, moved, weighted_mean
+from jaxpfl.priors.base import Examples, Family, Prior, interpolate, location_scale, mean_square, weighted_mean
 
 
 class Gaussian(NamedTuple):
@@ -64,7 +64,7 @@ def sample(key: Key, gamma: Gaussian) -> PyTree:
 
 def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
     """Proximal step ``(s2 theta + step mu) / (s2 + step)``, accurate for distant theta too."""
-    return moved(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
+    return interpolate(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
 
 
 def mean(thetas: PyTree, valid: Array) -> PyTree:
@@ -73,7 +73,7 @@ def mean(thetas: PyTree, valid: Array) -> PyTree:
 
 
 def _toward(rate: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
-    return moved(rate, gamma.mu, theta)
+    return interpolate(rate, gamma.mu, theta)
 
 
 FAMILY = Family(Gaussian, penalty, sample, prox, _toward, mean, mean_square)

@@ -22,7 +22,7 @@ import optax
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 from jaxpfl.priors import gaussian
-from jaxpfl.priors.base import Examples, Prior, as_float, weighted_mean
+from jaxpfl.priors.base import Examples, Prior, float_array, weighted_mean
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -51,12 +51,12 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
       JaxpflError: for fewer than one component.
     """
     if components < 1:
-        raise JaxpflError(f"a mixture has at least one component, got {components}")
+        raise JaxpflError(f"components must be at least 1, got {components}")
 
     def init(theta: PyTree) -> Mixture:
         mu = jax.tree.map(lambda a: jnp.broadcast_to(a, (components, *a.shape)), theta)
-        s2 = jnp.maximum(as_float(s2_init), floor)
-        return Mixture(as_float(jnp.full(components, 1 / components)), mu, jnp.broadcast_to(s2, components))
+        s2 = jnp.maximum(float_array(s2_init), floor)
+        return Mixture(float_array(jnp.full(components, 1 / components)), mu, jnp.broadcast_to(s2, components))
 
     def center(gamma: Mixture) -> PyTree:
         most = jnp.argmax(gamma.p)

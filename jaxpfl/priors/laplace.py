@@ -71,11 +71,11 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 def median(thetas: PyTree, valid: Array) -> PyTree:
     """Median of each entry over the valid models [C], leaves [C, ...] -> [...]; zero where none is valid."""
 
-    def of_leaf(leaf: Array) -> Array:
+    def leaf_median(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))
         return jnp.where(valid.any(), jnp.nanmedian(jnp.where(rows, leaf, jnp.nan), axis=0), 0)
 
-    return jax.tree.map(of_leaf, thetas)
+    return jax.tree.map(leaf_median, thetas)
 
 
 def _toward(rate: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:

@@ -75,7 +75,7 @@ class Fused(NamedTuple):
     steps: Array
 
 
-def by_spectrum(graph: Graph) -> bool:
+def prefers_spectrum(graph: Graph) -> bool:
     """True if the linear systems of a graph on the host are solved by its spectrum rather than conjugate gradients."""
     crowded = graph.edges > 0 and graphs.host_degrees(graph).max() > graphs.MOST_UNROLLED
     return graph.nodes <= (MOST_DENSE_CROWDED if crowded else MOST_DENSE)
@@ -113,7 +113,7 @@ def fuse(
       warm: the last step's, or None for `cold`.
       tolerance: tolerance of the primal and of the dual residual.
       most: maximum number of steps.
-      dense: use the spectrum of the graph; None for the faster (`by_spectrum`).
+      dense: use the spectrum of the graph; None for the faster (`prefers_spectrum`).
       spectrum: spectrum of the graph, if known.
 
     Raises:
@@ -130,10 +130,10 @@ def fuse(
     if basis is not None:
         apart, w, omega = (_times(rows, basis.T) for rows in (apart, warm.w, warm.omega))
         warm = Warm(w, omega, warm.rho)
-    if by_spectrum(graph) if dense is None else dense:
-        solve = _by_spectrum(graphs.spectrum(graph) if spectrum is None else spectrum, y.dtype)
+    if prefers_spectrum(graph) if dense is None else dense:
+        solve = _spectral_solver(graphs.spectrum(graph) if spectrum is None else spectrum, y.dtype)
     else:
-        solve = _by_conjugate_gradients(graph, tolerance, y.dtype)
+        solve = _cg_solver(graph, tolerance, y.dtype)
 
     def relative(residual: Array) -> Array:
         return jnp.linalg.norm(residual) / scale
@@ -186,12 +186,12 @@ _Solve = Callable[[Scalar, Array, Array], Array]
 """``(rho, right-hand side, start) -> (I + rho L)^-1 right-hand side``."""
 
 
-def _by_spectrum(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
+def _spectral_solver(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
     values, vectors = jnp.asarray(spectrum.values, dtype), jnp.asarray(spectrum.vectors, dtype)
     return lambda rho, right, start: _times(vectors / (1 + rho * values), _times(vectors.T, right))
 
 
-def _by_conjugate_gradients(graph: Graph, tolerance: Scalar, dtype: jnp.dtype) -> _Solve:
+def _cg_solver(graph: Graph, tolerance: Scalar, dtype: jnp.dtype) -> _Solve:
     degrees = graphs.degrees(graph).astype(dtype)[:, None]
     # Errors of the linear system must stay below the tolerance of the residuals.
     small = tolerance / 10

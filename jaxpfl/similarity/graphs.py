@@ -8,7 +8,6 @@ edges, for isolated nodes, and for N = 1.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.support.errors import JaxpflError
 
@@ -60,53 +58,22 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
     return Graph(once[:, 0], once[:, 1], nodes)
 
 
-def nearest_neighbours(
-    distances: Callable[[Array], Array], nodes: int, k: int, *, block: int = 256, mutual: bool = False
-) -> Graph:
-    """Graph of k nearest neighbours: an edge if either node is among the k nearest of the other (``mutual``: both).
+def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
+    """Graph of k nearest neighbours in Euclidean distance, exact to the rounding of float64; on the host.
+
+    Two vectors are joined if either is among the k nearest of the other. Inner products give all distances quickly, but
+    suffer from cancellation. They only select candidates, as many as their rounding error leaves undecided; the nearest
+    are decided by differences, so that duplicates are at distance zero and ties go to the first nodes.
 
     Implements: Zhao et al., section II-A.
 
     Args:
-      distances: the distances [b, N] of nodes [b] int32 to all; jittable. Not more than [block, N] are held at once.
-      nodes: N.
-      k: neighbours of each node, all others if there are fewer. Ties go to the first nodes.
-      block: nodes at a time.
-      mutual: require both nodes to be among each other's k nearest.
-
-    Raises:
-      JaxpflError: for less than one node or neighbour.
-    """
-    check_neighbours(nodes, k)
-    k, block = min(k, nodes - 1), min(block, nodes)
-    if k == 0:
-        return from_edges([], nodes)
-
-    def near(ids: Array) -> Array:
-        apart = jnp.where(jnp.arange(nodes) == ids[:, None], jnp.inf, distances(ids))
-        return jax.lax.top_k(-apart, k)[1]
-
-    # The last block starts early enough to be complete, so that every block is the same program.
-    starts = np.minimum(np.arange(0, nodes, block), nodes - block)
-    ids = starts[:, None] + np.arange(block)
-    found = np.empty((nodes, k), np.int64)
-    found[ids] = full_precision.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
-    return joined(list(found), mutual)
-
-
-def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = False) -> Graph:
-    """`nearest_neighbours` of vectors in Euclidean distance, exact to the rounding of float64; on the host.
-
-    Inner products give all distances quickly, but suffer from cancellation. They only select candidates, as many as
-    their rounding error leaves undecided; the nearest are decided by differences, so that duplicates are at distance
-    zero and ties go to the first nodes.
-
-    Args:
       vectors: [N, q]; one that is not finite has no neighbours.
-      k, block, mutual: arguments as in `nearest_neighbours`.
+      k: neighbours of each vector, all others if there are fewer.
+      block: vectors at a time.
 
     Raises:
-      JaxpflError: as in `nearest_neighbours`.
+      JaxpflError: for less than one vector or neighbour.
     """
     given = np.asarray(vectors)
     nodes, numbers = given.shape
@@ -130,7 +97,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = Fa
             among = np.flatnonzero(close)
             exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
             found[i] = among[np.argsort(exact, kind="stable")[:k]]
-    return joined(found, mutual)
+    return joined(found)
 
 
 def check_neighbours(nodes: int, k: int) -> None:
@@ -143,13 +110,10 @@ def check_neighbours(nodes: int, k: int) -> None:
         raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
 
 
-def joined(found: list[np.ndarray], mutual: bool) -> Graph:
+def joined(found: list[np.ndarray]) -> Graph:
     """Graph from the neighbours found for each node."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
-    if mutual:
-        _, places, counts = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True, return_counts=True)
-        pairs = pairs[places[counts == 2]]
     return from_edges(pairs, nodes)
 
 
@@ -265,8 +229,8 @@ def check_possible(number: int) -> None:
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
-            f"a graph of {number} clients needs the package pynndescent (pip install '.[graph]' in a clone, "
-            f"or 'jaxpfl[graph]'), as more than {MOST_EXACT} are not compared pair by pair; or give the graph"
+            f"a graph of {number} clients needs the package pynndescent (pip install '.[graph]' in a clone, or "
+            f"'jaxpfl[graph]'), because more than {MOST_EXACT} are not compared in pairs; or give a graph"
         )
 
 
@@ -301,7 +265,7 @@ def approximate(vectors: Any, k: int) -> Graph:
         among = among[among != i]
         exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
         found[i] = among[np.argsort(exact, kind="stable")[:k]]
-    return joined(found, mutual=False)
+    return joined(found)
 
 
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:

@@ -22,7 +22,7 @@ from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, write_gains
-from jaxpfl.studies.study import Results, Settings, Study, at_least, check_uploads, within
+from jaxpfl.studies.study import Results, Settings, Study, check_uploads, minimum, within
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
@@ -30,7 +30,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 class BernoulliSettings(Settings):
     """X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
 
-    clients: int = within(10_000, at_least(2))
+    clients: int = within(10_000, minimum(2))
     """m."""
     samples: int = 14
     """n, of each client."""
@@ -54,8 +54,8 @@ class BernoulliSettings(Settings):
         super().check()
         if self.samples < 2:
             raise JaxpflError(
-                f"samples must be at least 2, got {self.samples}: of one sample each, nothing can be learned of the "
-                "clients' variance"
+                f"samples must be at least 2, got {self.samples}: with one sample each, the clients' "
+                "variance cannot be estimated"
             )
         check_uploads(self.uploads, self.clients)
         return parse_prior(self.prior)
@@ -72,7 +72,7 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
         "printed": (bernoulli.personalized(printed=True), theory(given, of, printed)),
     }
     if prior.beta is not None:
-        found["known prior"] = (bernoulli.known_beta(*prior.beta), of.personalized(n, best))
+        found["known prior"] = (bernoulli.beta_posterior(*prior.beta), of.personalized(n, best))
     if given.epsilon is not None:
         found["private"] = (bernoulli.split(given.epsilon), None)
         found["printed private"] = (bernoulli.printed_private(given.epsilon), None)
@@ -157,7 +157,7 @@ def privacy_notes(given: BernoulliSettings) -> list[str]:
     """A line on the guarantee of a client's message; none without eps."""
     if given.epsilon is None:
         return []
-    return [f"private: every client's message by itself, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
+    return [f"private: each client's message, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
 
 
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
@@ -272,7 +272,7 @@ def _numbers(text: str, rest: str) -> list[float]:
     try:
         return [float(part) for part in rest.split(",")] if rest else []
     except ValueError:
-        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is no list of numbers") from None
+        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is not a list of numbers") from None
 
 
 def estimate_file(
@@ -324,7 +324,7 @@ def estimate_file(
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
         of_all: dict[str, Any] = {
             "estimated": {"mean": float(mu), "variance": float(v)},
-            "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
+            "clients_differ": differences.compare_shares(ones, sizes, given.seed)._asdict(),
         }
         # A share's standard error is zero without ones: use the standard deviation of the posterior under a flat prior.
         local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
@@ -336,7 +336,7 @@ def own_results(path: Path, given: BernoulliSettings, options: OwnClients) -> Re
     """`estimate_file` with the options' layout and level, as the results of a study."""
     made, notes = estimate_file(path, given, options, level=options.level), privacy_notes(given)
     if notes:
-        notes = [*notes, own_clients.said_of_privacy(made.result["privacy"])]
+        notes = [*notes, own_clients.privacy_line(made.result["privacy"])]
     return own_clients.file_results(made, lambda: own_clients.file_tables(made.result, notes))
 
 

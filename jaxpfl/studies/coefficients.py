@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,9 +15,8 @@ from jaxpfl.estimators import regression
 from jaxpfl.estimators.empirical_bayes import common_representation as common
 from jaxpfl.estimators.empirical_bayes import random_coefficients as joint
 from jaxpfl.studies.repetitions import mean_square, repeat, report
-from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table, regression_title
-from jaxpfl.studies.study import Results, Settings, Study, at_least, within
-from jaxpfl.support.console import new_axes, save
+from jaxpfl.studies.report import estimator_table, regression_title, write_bars
+from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 from jaxpfl.support.errors import JaxpflError
 
 FLOOR = 1e-6
@@ -29,9 +27,9 @@ FLOOR = 1e-6
 class CoefficientsSettings(Settings):
     """y = X theta_i + w, X ~ N(0, I), and theta_i ~ N(mu, Sigma) of correlated entries, or in a subspace."""
 
-    clients: int = within(800, at_least(2))
+    clients: int = within(800, minimum(2))
     """Number of clients, m."""
-    samples: int = within(3, at_least(2))
+    samples: int = within(3, minimum(2))
     """Examples of a client, n."""
     dim: int = within(6, checks.count)
     """Number of coefficients, d."""
@@ -123,21 +121,9 @@ def simulated(given: CoefficientsSettings) -> Results:
     return Results(
         json=result,
         tables=lambda: estimator_table(result, title),
-        plots=lambda folder: [_plot(folder, result, title)],
+        plots=lambda folder: [write_bars(folder, result["mse"], "mean squared error of the coefficients", title)],
         series=series,
     )
-
-
-def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
-    """Plot every estimator's error."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = new_axes("", "mean squared error of the coefficients", title)
-    rows = result["mse"]
-    bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
-    axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
-    axes.set_yscale("log")
-    axes.tick_params(axis="x", labelrotation=20, labelsize=8)
-    return save(figure, folder, "errors")
 
 
 STUDY = Study(CoefficientsSettings, simulated)

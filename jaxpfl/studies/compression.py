@@ -25,7 +25,7 @@ from jaxpfl import data
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key
 from jaxpfl.studies.report import Curve, number, write_curves
-from jaxpfl.studies.study import Block, Read, Results, Settings, Study, at_least, within
+from jaxpfl.studies.study import Block, Read, Results, Settings, Study, minimum, within
 from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import feed_back, total_variation
@@ -63,7 +63,7 @@ class CompressionSettings(Settings):
     """Compressors to compare, as for --compress."""
     steps: int = within(300, checks.count)
     """T."""
-    batch: int = within(0, at_least(0))
+    batch: int = within(0, minimum(0))
     """Examples per gradient, drawn with replacement; 0 for all of a client's."""
     rates: tuple[float, ...] = within((0.1, 0.3, 1.0, 3.0, 6.0), checks.positive)
     """Rates, times 1 / L; every compressor runs at each."""
@@ -117,7 +117,9 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
     """
     source = data.load(given.data, given.data_dir) if source is None else source
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):
-        raise JaxpflError(f"data set {given.data!r} has {source.num_classes} classes, expected 2 of plain inputs")
+        raise JaxpflError(
+            f"data set {given.data!r} has {source.num_classes} classes, expected 2 and inputs of one array"
+        )
     if source.users_train is not None:
         split: dict[str, Any] = {"partition": "natural"}
     elif given.alpha is None:
@@ -151,7 +153,7 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
             return at, curvature
         hessian = (x * (p * (1 - p))[:, None]).T @ x / len(y) + l2 * np.eye(len(at))
         at = at - np.linalg.solve(hessian, gradient)
-    raise JaxpflError(f"Newton's method did not settle in {_NEWTON} steps: use a larger l2")
+    raise JaxpflError(f"Newton's method did not converge in {_NEWTON} steps: use a larger l2")
 
 
 def loss(at: Array, problem: Problem, l2: float) -> Array:
@@ -323,8 +325,8 @@ def tables(result: dict[str, Any]) -> list[Block]:
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
         f"{given['steps']} steps",
-        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads, "
-        "in all steps, and until the gap first falls below, at the rate that makes it least; -: at no rate",
+        "gap: final loss minus the optimum, at the best rate (times 1/L); kbit: a client's upload in all steps; to: "
+        "its upload until the gap first falls below, at the best rate for that; -: not reached",
     )
     table.add_column("compressor", style="bold", no_wrap=True)
     targets = [f"{target:g}" for target in given["targets"]]
@@ -366,8 +368,8 @@ def _draw(folder: Path, name: str, result: dict[str, Any], shown: list[str]) -> 
         ends += [bits[0], bits[-1]]
     setting = f"{result['settings']['data'].partition(':')[0]}, {result['clients']} clients"
     style: dict[str, Any] = {
-        "xlabel": "kbit that a client has uploaded",
-        "ylabel": "gap of the loss to the optimum",
+        "xlabel": "kbit uploaded by a client",
+        "ylabel": "loss minus the optimum",
         "title": setting,
     }
     return write_curves(folder / f"{name}.png", [min(ends), max(ends)], curves, logarithmic="xy", **style)

@@ -34,7 +34,7 @@ from jaxpfl.engine import Simulation
 from jaxpfl.models import Model, Task
 from jaxpfl.studies.repetitions import report, standard_error
 from jaxpfl.studies.report import Curve, estimator_table, write_curves
-from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, within
+from jaxpfl.studies.study import Block, Results, Settings, Study, minimum, within
 from jaxpfl.support import host_memory
 
 _STEPS = 10
@@ -46,7 +46,7 @@ _SHARE = 0.5
 class DittoSettings(Settings):
     """w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
 
-    clients: int = within(100, at_least(2))
+    clients: int = within(100, minimum(2))
     """Number of clients, K."""
     samples: int = within(10, checks.count)
     """Samples of a client, n."""

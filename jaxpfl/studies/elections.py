@@ -126,7 +126,7 @@ def _note(result: dict[str, Any]) -> str:
     own, printed = result["gains"]["personalized"], result["printed_gain"]
     gain = f"gain over local: {100 * own['mean']:.1f} ± {100 * own['std']:.1f} % (standard deviation over folds)"
     if not np.isfinite(own["mean"]):
-        gain = "no gain over local: in a fold no county's local estimate has an error to avoid"
+        gain = "gain over local undefined: in one fold all local estimates are exact"
     return f"{gain}; printed in the paper: {100 * printed['mean']:.1f} ± {100 * printed['std']:.1f} %"
 
 

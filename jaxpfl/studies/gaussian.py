@@ -27,7 +27,7 @@ from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Learned, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, fractions, write_curves, write_sizes
-from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, at_least, check_uploads, refuse_given, within
+from jaxpfl.studies.study import NOT_PRIVATE, Results, Settings, Study, check_uploads, minimum, refuse_given, within
 from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
 
@@ -40,11 +40,11 @@ discrete Gaussian on a quantiser's levels."""
 class GaussianPopulation(Settings):
     """Clients and their messages, as far as theory needs them; the defaults match the paper's Figure 1a."""
 
-    clients: int = within(10_000, at_least(2))
+    clients: int = within(10_000, minimum(2))
     """m."""
     samples: int = within(15, checks.count)
     """n, of each client."""
-    sigma_theta: float = within(0.1, at_least(0))
+    sigma_theta: float = within(0.1, minimum(0))
     """Standard deviation of the clients' parameters, in each dimension."""
     sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's parameter."""
@@ -70,11 +70,11 @@ class GaussianPopulation(Settings):
         """
         super().check()
         if self.dim > 1 and self.mechanism != "analytic":
-            raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+            raise JaxpflError(f"mechanism {self.mechanism} requires dim 1, got {self.dim}: use analytic")
         if self.epsilon is None:
             refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
         if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
-            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
+            text = f"mechanism printed is proven private for epsilon < 1 only, got {self.epsilon:g}: use analytic"
             warn(text)
 
     @property
@@ -286,7 +286,7 @@ def simulated(given: GaussianSettings) -> Results:
     }
     result = {"study": "gaussian", "settings": dict(vars(given))} | report(errors, exact) | {"bounds": bounds}
     title = f"{m} Gaussian clients of {given.samples} samples, d = {d}, {given.repetitions} repetitions"
-    notes = [f"no estimator does better than {bounds['unknown mean']:.4g} (mu unknown)"]
+    notes = [f"lower bound on the error (mu unknown): {bounds['unknown mean']:.4g}"]
     if given.epsilon is not None:
         notes.append(privacy_note(given, given.epsilon))
     return Results(
@@ -303,8 +303,8 @@ def privacy_note(given: GaussianSettings, epsilon: float) -> str:
     clipped = "each entry" if given.dim == 1 else "the norm"
     bits = private_release(given, strength(given, epsilon)).bits
     return (
-        f"private: every client's message by itself, epsilon {epsilon:g}, {delta}, mechanism {given.mechanism}, "
-        f"{clipped} clipped to {given.bound:.3g}, {bits} bit{'s' if bits > 1 else ''} an entry"
+        f"private: each client's message, epsilon {epsilon:g}, {delta}, mechanism {given.mechanism}, "
+        f"{clipped} clipped to {given.bound:.3g}, {bits} bit{'s' if bits > 1 else ''} per entry"
     )
 
 
@@ -350,9 +350,8 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
         }
         s2 = given.sigma_x**2 / (fine if name == "samples" else np.full(len(fine), given.samples))
         floor = given.dim * np.asarray(closed_form.bound_known_mean(s2, given.st2))
-        plots.append(
-            write_sizes(folder, run, given, name, sizes, f"Gaussian clients, {_spread(given)}", fine, lines, floor)
-        )
+        title = f"Gaussian clients, {_spread(given)}"
+        plots.append(write_sizes(folder, simulated, given, name, sizes, title, fine, lines, floor))
     return plots
 
 
@@ -407,22 +406,24 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     ignored = (*own_clients.SIMULATED, "dim", "mean")
     own_clients.refuse_simulated(given, ignored)
     if given.epsilon is None:
-        refuse_given(given, _PUBLIC, "needs epsilon, without which all is learned from the file")
+        refuse_given(given, _PUBLIC, "requires epsilon, as it is otherwise estimated from the file")
         ignored += (*_PUBLIC, "mechanism", "delta")
     if given.epsilon is None or given.mechanism != "discrete":
-        refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
+        refuse_given(given, ("bits",), "requires epsilon and mechanism discrete with --csv")
         ignored += ("bits",)
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = own_clients.sizes_of(path, samples)
-    known = _public(given, sizes, samples[0].shape[1])
+    # The clipping radius must hold for the client with fewest samples.
+    known = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=samples[0].shape[1])
+    known.check()
     own_clients.check_squares(path, clients.columns, samples)
     notes = own_clients.alike(clients.columns, samples)
     for number, column in enumerate(clients.columns):
         if not any(np.ptp(own[:, number]) for own in samples):
             which = f"column {column!r}: " if known.dim > 1 else ""
-            what = notes[0] if len(notes) == len(clients.columns) else f"{which}every client's samples are all alike"
-            raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
+            what = notes[0] if len(notes) == len(clients.columns) else f"{which}each client's samples are identical"
+            raise JaxpflError(f"{path}: {what}: a client's own mean has no error to avoid")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),
@@ -441,7 +442,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
         if given.epsilon is not None:
             clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
             if clipped:
-                notes.append(_said_of_clipping(clipped, known))
+                notes.append(_clipping_warning(clipped, known))
             delta = 0.0 if given.mechanism == "one-bit" else given.delta
             check_delta(delta, len(samples))
             facts["privacy"] = {
@@ -451,10 +452,10 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
                 "clipped_to": known.bound,
                 "clients_clipped": clipped,
             } | {name: getattr(given, name) for name in _PUBLIC}
-        told: gaussian_columns.Told = made["personalized"].shared
+        told: gaussian_columns.Broadcast = made["personalized"].shared
         own, scatter = made["local"].estimates, jax.vmap(gaussian_columns.scatter)(data)
         learned = [
-            _learned(jax.tree.map(lambda of, k=k: of[k], told), own[:, k], scatter[:, k], sizes, level)
+            _column_posterior(jax.tree.map(lambda of, k=k: of[k], told), own[:, k], scatter[:, k], sizes, level)
             for k in range(known.dim)
         ]
         found = own_clients.summary("gaussian", path, clients, data, estimators, made, key, learned, facts)
@@ -468,24 +469,26 @@ def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -
     made = estimate_file(path, given, options, level=options.level)
     notes = []
     if made.public is not None and given.epsilon is not None:
-        privacy = own_clients.said_of_privacy(made.result["privacy"])
+        privacy = own_clients.privacy_line(made.result["privacy"])
         notes = [privacy_note(made.public, given.epsilon), privacy]
     return own_clients.file_results(made, lambda: own_clients.file_tables(made.result, notes))
 
 
-def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:
+def _clipping_warning(clipped: int, known: GaussianSettings) -> str:
     what = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
     return (
-        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: take a public center off, "
-        "or give --radius"
+        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: subtract a public "
+        "center, or increase --radius"
     )
 
 
-def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:
+def _column_posterior(
+    told: gaussian_columns.Broadcast, own: Array, scatter: Array, sizes: np.ndarray, level: float
+) -> Learned:
     """Posterior of one column, from the clients' means and summed squared deviations, [m] each."""
     variances: Variances = told.variances
     free = jnp.asarray(sizes - 1.0)
-    sx2 = np.asarray(variances.of_client(scatter, free))
+    sx2 = np.asarray(variances.client_variance(scatter, free))
     s2 = sx2 / sizes
     alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
     unit = float(variances.pooled) ** 0.5  # scale at which the squares of variances do not underflow
@@ -498,11 +501,11 @@ def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.
     degrees = (
         np.full(len(sizes), learned_gaussian.degrees_left(len(sizes), 1, pooled_degrees))
         if alike
-        else np.asarray(variances.degrees_of(scatter, free))
+        else np.asarray(variances.client_degrees(scatter, free))
     )
     reach = learned_gaussian.student(level, degrees) * scale
     of_error = pooled_degrees if alike else degrees
-    test = differences.of_means(np.asarray(own), s2, of_error, pooled=alike)
+    test = differences.compare_means(np.asarray(own), s2, of_error, pooled=alike)
     facts: dict[str, Any] = {
         "estimated": {
             "mean": float(told.mean),
@@ -523,13 +526,6 @@ def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.
     return own_clients.Learned(facts, center - reach, center + reach, scale, s2**0.5, more)
 
 
-def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSettings:
-    # The clipping radius must hold for the client with fewest samples.
-    public = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=dim)
-    public.check()
-    return public
-
-
 _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "radius")
 
 
@@ -547,7 +543,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     """
     level_within(options.level, np.float64)
     own_clients.refuse_simulated(given, (*own_clients.SIMULATED, "dim", "mean"))
-    refuse_given(given, _PRIVATE, "is without --covariates: messages of regressions have no private form here")
+    refuse_given(given, _PRIVATE, "is not available with --covariates: regressions have no private messages")
     clients, target, covariates = _read_regressed(path, options)
     index = np.repeat(np.arange(len(clients.names)), [len(own) for own in clients.samples])
     rows = np.concatenate(clients.samples)
@@ -607,9 +603,9 @@ def _regression_lines(result: dict[str, Any]) -> list[str]:
     of = result["estimated"]
     return [
         *own_clients.how_it_was_read(result),
-        own_clients.said_coefficients(result),
-        f"spread about it: sigma_theta {of['sigma_theta']:.4g}, sigma_x {of['sigma_x']:.4g}",
-        own_clients.said_test(result["clients_differ"], "clients"),
+        own_clients.coefficients_line(result),
+        f"spread about the regression: sigma_theta {of['sigma_theta']:.4g}, sigma_x {of['sigma_x']:.4g}",
+        own_clients.test_line(result["clients_differ"], "clients"),
     ]
 
 

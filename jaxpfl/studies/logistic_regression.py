@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +15,14 @@ from jaxpfl.estimators import regression
 from jaxpfl.studies.regression import regression_results
 from jaxpfl.studies.repetitions import mean_square, repeat
 from jaxpfl.studies.report import fractions, write_sizes
-from jaxpfl.studies.study import Results, Settings, Study, at_least, within
+from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 
 @dataclass(frozen=True)
 class LogisticSettings(Settings):
     """P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I). The paper has no experiment."""
 
-    clients: int = within(1000, at_least(2))
+    clients: int = within(1000, minimum(2))
     """m."""
     samples: int = within(20, checks.count)
     """n, of each client."""
@@ -31,7 +30,7 @@ class LogisticSettings(Settings):
     """d."""
     sigma_theta: float = within(0.5, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension; known to the methods."""
-    sigma_mean: float = within(1.0, at_least(0))
+    sigma_mean: float = within(1.0, minimum(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     rate: float = within(0.02, checks.positive)
     """eta, of steps on a sum over the client's examples."""
@@ -94,13 +93,9 @@ def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
     of_m = fractions(given.clients, (0.01, 0.03, 0.1, 0.3, 1), 2)
     of_n = fractions(given.samples, (0.25, 0.5, 1, 2, 4), 1)
     return [
-        write_sizes(folder, _summary, few, "clients", of_m, "Logistic regression"),
-        write_sizes(folder, _summary, few, "samples", of_n, "Logistic regression"),
+        write_sizes(folder, simulated, few, "clients", of_m, "Logistic regression"),
+        write_sizes(folder, simulated, few, "samples", of_n, "Logistic regression"),
     ]
-
-
-def _summary(given: LogisticSettings) -> dict[str, Any]:
-    return simulated(given).json
 
 
 STUDY = Study(LogisticSettings, simulated)

@@ -22,7 +22,7 @@ from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import CsvLayout, OwnFile, own_or_simulated, sizes_of
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import Curve, beside, estimator_table, write_curves
-from jaxpfl.studies.study import NOT_PRIVATE, Block, Results, Settings, Study, at_least, refuse_given, within
+from jaxpfl.studies.study import NOT_PRIVATE, Block, Results, Settings, Study, minimum, refuse_given, within
 from jaxpfl.support.console import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression import quantizers
@@ -42,7 +42,7 @@ class MixtureSettings(Settings):
     """d."""
     sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's center."""
-    radius: float = within(0.5, at_least(0))
+    radius: float = within(0.5, minimum(0))
     """r: norm of the centers, publicly known."""
     iterations: int = within(10, checks.count)
     """T: steps of private k-means, and maximum rounds of the alternation (Algorithm 3)."""
@@ -132,7 +132,7 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         prior, theta, clients = draw(of_data, given)
-        every = {"known": mixture.known(prior, sx2)} | estimators
+        every = {"known": mixture.discrete_posterior(prior, sx2)} | estimators
         found = {n: mean_square(base.estimate(e, of_run, clients).estimates, theta) for n, e in every.items()}
 
         def after_one_more(round: Array, at: tuple[Any, Array]) -> tuple[Any, Array]:
@@ -187,8 +187,8 @@ def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
         *notes,
         f"privacy of a client: epsilon {given.epsilon:g}, delta {given.delta:g}, means clipped to a norm of "
         f"{spent['clip']:.3g}",
-        f"private: central, add or remove one; {given.iterations} Gaussian steps of noise multiplier "
-        f"{spent['central']['noise_multiplier']:.3g}, from a start that knows no data",
+        f"private: central, add or remove one client; {given.iterations} Gaussian steps of noise multiplier "
+        f"{spent['central']['noise_multiplier']:.3g}, from a start independent of the data",
         f"local privacy: one message with noise of standard deviation {spent['local']['stddev']:.3g}",
     ]
 
@@ -275,7 +275,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
         samples, or a column in which no client's samples differ.
     """
     own_clients.refuse_simulated(given, _SIMULATED)
-    refuse_given(given, ("epsilon", "delta"), "is of simulated data: kinds of your own clients are not private")
+    refuse_given(given, ("epsilon", "delta"), "applies to simulated clients: kinds of your own clients are not private")
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)
@@ -288,7 +288,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     center, scale = local.mean(axis=0), np.sqrt(scatter / (sizes - 1).sum())
     for column, spread in zip(clients.columns, scale, strict=True):
         if not spread > 0:
-            raise JaxpflError(f"{path}: {column}: no client's samples differ from each other: kinds have no width")
+            raise JaxpflError(f"{path}: {column}: each client's samples are identical, and kinds have no width")
     with jax.enable_x64(True):
         data = base.stack([(own - center) / scale for own in samples])
         estimator = mixture.em(given.components, steps=STEPS, starts=STARTS)
@@ -376,7 +376,7 @@ def kind_tables(result: dict[str, Any]) -> list[Block]:
     return [
         table,
         f"sigma_x {f'({spreads})' if several else spreads}",
-        f"log likelihood {result['log_likelihood']:.6g}, BIC {result['bic']:.6g}: over --components, the least is best",
+        f"log likelihood {result['log_likelihood']:.6g}, BIC {result['bic']:.6g} (lower is better)",
     ]
 
 

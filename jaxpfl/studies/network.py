@@ -36,7 +36,7 @@ from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.studies.repetitions import measure
-from jaxpfl.studies.report import Curve, number, with_error, write_curves
+from jaxpfl.studies.report import Curve, number, plus_minus, write_curves
 from jaxpfl.studies.study import Block, Results, Settings, Study, within
 from jaxpfl.support.console import new_table
 from jaxpfl.support.errors import JaxpflError, unknown_name
@@ -103,11 +103,11 @@ class NetworkSettings(Settings):
         """
         super().check()
         if not 2 <= self.clusters <= self.clients:
-            raise JaxpflError(f"clusters must be 2 to the {self.clients} clients, got {self.clusters}")
+            raise JaxpflError(f"clusters must be from 2 to the number of clients, {self.clients}, got {self.clusters}")
         if self.neighbours >= self.clients:
-            raise JaxpflError(f"neighbours must be fewer than the {self.clients} clients, got {self.neighbours}")
+            raise JaxpflError(f"neighbours must be below the number of clients, {self.clients}, got {self.neighbours}")
         if self.samples < 2:
-            raise JaxpflError(f"samples must be at least 2, to train and to validate, got {self.samples}")
+            raise JaxpflError(f"samples must be at least 2 (to train and to validate), got {self.samples}")
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
@@ -129,7 +129,7 @@ def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
     return client_graph(given.graph, federation, task, work, neighbours=given.neighbours)
 
 
-def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
+def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
     """Properties of the graph alone.
 
     Returns:
@@ -221,7 +221,7 @@ def distinct(models: np.ndarray, k: int) -> np.ndarray:
 
 
 def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
-    """`measures` of every method, [repetitions, S] each, and `of_graph` as "graph", [repetitions] each.
+    """`measures` of every method, [repetitions, S] each, and `graph_scores` as "graph", [repetitions] each.
 
     Raises:
       JaxpflError: for settings that `NetworkSettings.check` refuses.
@@ -232,7 +232,7 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
         truth = data.draw_planted(given.population(repetition))
         federation = data.federate(truth.source, partition="natural", validation_share=0.25)
         graph = neighbours(federation, given)
-        found["graph"].append(of_graph(graph, truth))
+        found["graph"].append(graph_scores(graph, truth))
         for name in given.methods:
             found[name].append(measures(trained(name, federation, graph, given), truth))
     return {name: {part: np.stack([row[part] for row in rows]) for part in rows[0]} for name, rows in found.items()}
@@ -288,7 +288,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
         f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
         f"d = {given['dim']}, {given['repetitions']} repetitions",
         "at the value that the validation loss chooses in each repetition; ± one standard error; ARI: adjusted Rand "
-        "index of the clusters; best: the least mean error on the path, known only to who knows the truth",
+        "index of the clusters; best: the least mean error on the path, by the true models",
     )
     table.add_column("method", style="bold", no_wrap=True)
     for name in ("chosen", "parameter error", "best", "ARI", "clusters", "accuracy"):
@@ -299,11 +299,11 @@ def tables(result: dict[str, Any]) -> list[Block]:
         table.add_row(
             name,
             f"{row['swept']} {', '.join(f'{value:g}' for value in values)}",
-            with_error(chosen["error"]),
+            plus_minus(chosen["error"]),
             number(min(point["mean"] for point in row["path"]["error"])),
-            with_error(chosen["ari"]),
+            plus_minus(chosen["ari"]),
             f"{chosen['clusters']['mean']:.3g}",
-            with_error(chosen["accuracy"], percent=True),
+            plus_minus(chosen["accuracy"], percent=True),
         )
     graph = {name: row["mean"] for name, row in result["graph"].items()}
     return [

@@ -20,9 +20,8 @@ from jaxpfl.estimators.empirical_bayes import FAMILIES, Family, NormalMixture, e
 from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvTable, Own, Picture, distinct_clients, own_or_simulated, refuse_sum
 from jaxpfl.studies.repetitions import repeat, report
-from jaxpfl.studies.report import FEW_ERRORS, color, estimator_table
-from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, refuse_given, within
-from jaxpfl.support.console import new_axes, save
+from jaxpfl.studies.report import estimator_table, write_bars
+from jaxpfl.studies.study import Block, Results, Settings, Study, minimum, refuse_given, within
 from jaxpfl.support.errors import JaxpflError, printable, shown, unknown_name
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal", "needles"]
@@ -45,7 +44,7 @@ _REACH, _CELLS = 12.0, 8_001
 class NormalMeansSettings(Settings):
     """x_i ~ N(theta_i, 1), theta_i from a population."""
 
-    clients: int = within(1000, at_least(2))
+    clients: int = within(1000, minimum(2))
     """Number of clients, m."""
     truth: Truth = "sparse"
     """The population: sparse (5 % of the means are 5, others 0), two-point (-2 and 2), efron (90 % are 0, others
@@ -76,7 +75,7 @@ class NormalMeansSettings(Settings):
                 raise JaxpflError(f"nonzero must be below the number of clients, {self.clients}, got {self.nonzero}")
             checks.positive("size", self.size)
         else:
-            refuse_given(self, ("nonzero", "size"), f"is of truth needles, and truth is {self.truth}")
+            refuse_given(self, ("nonzero", "size"), f"applies to truth needles, not to {self.truth}")
         for prior in self.priors:
             if prior not in FAMILIES:
                 raise unknown_name("prior", prior, FAMILIES)
@@ -196,26 +195,15 @@ def simulated(given: NormalMeansSettings) -> Results:
     result = {"study": "normal-means", "settings": dict(vars(given))} | report(series, exact)
     named = f"{given.nonzero} needles of {given.size:g}" if given.truth == "needles" else given.truth
     title = f"{given.clients} normal means, {named}, {given.repetitions} repetitions"
+    label = "mean squared error of an estimate"
     return Results(
         json=result,
-        tables=lambda: estimator_table(result, title, ["personalized: a normal prior; the others by their priors"]),
-        plots=lambda folder: [_plot(folder, result, title)],
+        tables=lambda: estimator_table(
+            result, title, ["personalized has a normal prior; the others are named by their priors"]
+        ),
+        plots=lambda folder: [write_bars(folder, result["mse"], label, title, least=exact["known prior"])],
         series=series,
     )
-
-
-def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
-    """Plot every estimator's error, with the Bayes risk as a line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = new_axes("", "mean squared error of an estimate", title)
-    rows = result["mse"]
-    bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
-    axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
-    least = rows["known prior"]["closed_form"]
-    axes.axhline(least, color=color("local"), linestyle="--", linewidth=1.2, label=f"Bayes risk {least:.3g}")
-    axes.tick_params(axis="x", labelrotation=20, labelsize=8)
-    axes.legend(frameon=False, fontsize=9)
-    return save(figure, folder, "errors")
 
 
 Kind: TypeAlias = Literal["estimate", "successes", "count"]
@@ -299,7 +287,7 @@ def read(
     if len(found) != 1:
         what = "several pairs of columns" if found else "no pair of columns"
         ways = " or ".join(",".join(pair) for pair in PAIRS.values())
-        more = "" if found else "; a row for each sample is for jaxpfl estimate gaussian"
+        more = "" if found else "; for a row per sample use jaxpfl estimate gaussian"
         raise JaxpflError(f"{path}: {what} in {table.listed}: needs {ways}{more}")
     kind = found[0]
     first, second = (table.find(name) for name in PAIRS[kind])
@@ -310,7 +298,7 @@ def read(
     own = table.clients(client, used)
     for name in (own, *used):
         if [own, *used].count(name) > 1:
-            raise JaxpflError(f"{path}: column {shown(name)} is asked for twice")
+            raise JaxpflError(f"{path}: column {shown(name)} is used twice")
     columns = {name: table.numbers(name) for name in used if name != group}
     names, x, s = distinct_clients(table, own), columns[first], columns[second]
     rules = [(second, s > 0, "> 0")]
@@ -373,7 +361,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
     local, personalized, low, high = (columns[name] for name in ("local", "personalized", "low", "high"))
     picture = Picture("", local, personalized, low, high, sizes, found.facts["estimated"]["mean"])
     own = Own(result, {"client": data.names} | {name: of.tolist() for name, of in columns.items()}, [picture])
-    return own_clients.file_results(own, lambda: _said(result), found.files)
+    return own_clients.file_results(own, lambda: _summary_lines(result), found.files)
 
 
 def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
@@ -384,13 +372,13 @@ def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
     """
     if kind != "estimate":
         names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
-        refuse_given(options, names, f"is of estimate,se, and {path.name} has {','.join(PAIRS[kind])}")
+        refuse_given(options, names, f"applies to estimate,se, but {path.name} has {','.join(PAIRS[kind])}")
     priors = ("prior", "center", "components", "weights")
     if options.covariates:
-        why = "is without --covariates, about which clients have a prior of their own"
+        why = "is not available with --covariates, which sets the prior"
         refuse_given(options, (*priors, "groups"), why)
     elif options.groups is not None:
-        refuse_given(options, priors, "is without --groups, about which clients are normal")
+        refuse_given(options, priors, "is not available with --groups, whose prior is normal")
 
 
 def _fit(data: Summaries, seed: int, options: Any) -> Fitted:
@@ -506,7 +494,7 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
     if prior == "conjugate" and data.weights is None and len(z) <= _MOST_INTEGRATED:
         how = "integrated"
         low, high, stderr = (eb.learned_rates.probabilities if bounded else eb.learned_rates.rates)(z, n, options.level)
-    test = eb.differences.of_shares(z, n, seed) if bounded else eb.differences.of_rates(z, n)
+    test = eb.differences.compare_shares(z, n, seed) if bounded else eb.differences.compare_rates(z, n)
     facts = {
         "prior": "npmle" if prior == "npmle" else "beta" if bounded else "gamma",
         "intervals": how,
@@ -566,28 +554,28 @@ def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
     return {"weights": {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}}
 
 
-def _said(result: dict[str, Any]) -> list[Block]:
+def _summary_lines(result: dict[str, Any]) -> list[Block]:
     lines = [own_clients.summaries_read(result)]
     estimated = result["estimated"]
     if "coefficients" in result:
-        lines.append(own_clients.said_coefficients(result))
-        lines.append(f"spread about it: sigma_theta {estimated['sigma_theta']:.4g}")
+        lines.append(own_clients.coefficients_line(result))
+        lines.append(f"spread about the regression: sigma_theta {estimated['sigma_theta']:.4g}")
     elif "groups" in result:
         mean = f"mean {estimated['mean']:.4g} ± {estimated['stderr']:.2g}"
         spreads = f"sigma_groups {estimated['sigma_groups']:.4g}, sigma_theta within groups"
-        lines.append(f"learned of {result['groups']} groups: {mean}, {spreads} {estimated['sigma_theta']:.4g}")
-        lines.append(own_clients.said_test(result["groups_differ"], "groups"))
+        lines.append(f"estimated from {result['groups']} groups: {mean}, {spreads} {estimated['sigma_theta']:.4g}")
+        lines.append(own_clients.test_line(result["groups_differ"], "groups"))
     else:
         mean, spread = f"mean {estimated['mean']:.4g}", f"sigma_theta {estimated['sigma_theta']:.4g}"
         likely = f"log likelihood {result['log_marginal']:.6g}"
-        lines.append(f"learned of all, prior {result['prior']}: {mean}, {spread}, {likely}")
+        lines.append(f"estimated from all clients, prior {result['prior']}: {mean}, {spread}, {likely}")
     if "weights" in result:
         of = result["weights"]
         lines.append(
-            f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients; tests "
+            f"prior weighted by {printable(of['column'])}, worth {of['effective_clients']:.4g} equal clients; tests "
             "count each row once"
         )
-    lines.append(own_clients.said_test(result["clients_differ"], "clients"))
+    lines.append(own_clients.test_line(result["clients_differ"], "clients"))
     if "risk" in result:
         risk = result["risk"]
         lines.append(
@@ -595,7 +583,7 @@ def _said(result: dict[str, Any]) -> list[Block]:
             f"local {risk['local']:.4g}"
         )
     if result.get("intervals") == "plug-in":
-        lines.append("intervals take the prior for known: too short for few clients")
+        lines.append("intervals treat the prior as known: too short with few clients")
     return [*lines]
 
 

@@ -138,7 +138,9 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
-        raise JaxpflError("value is of a row for each sample, values of a row for each client: give one of them")
+        raise JaxpflError(
+            "value (a row for each sample) and values (a row for each client) exclude each other: give one of them"
+        )
     table = csv_text.read(path, given.sep, given.decimal, given.encoding, given.missing_words)
     long = given.values is None
     chosen = given.value if long else given.values
@@ -190,7 +192,7 @@ def distinct_clients(table: Table, column: str) -> list[str]:
     seen: dict[str, int] = {}
     for line, name in zip(table.lines, table.texts(column), strict=True):
         if name in seen:
-            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is in line {seen[name]} too")
+            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is also in line {seen[name]}")
         seen[name] = line
     return list(seen)
 
@@ -213,12 +215,12 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
     Raises:
       JaxpflError: the column, its largest number, and the range.
     """
-    for column, values in zip(columns, _by_column(samples), strict=True):
+    for column, values in zip(columns, _sample_columns(samples), strict=True):
         largest = float(np.abs(values).max())
         if largest and not _SMALLEST <= largest <= _LARGEST:
             raise JaxpflError(
-                f"{path}: {printable(column)} must be of a size between {_SMALLEST:g} and {_LARGEST:g}, got "
-                f"{largest:g}: take another unit, squares of these cannot be computed"
+                f"{path}: {printable(column)} must have a largest magnitude from {_SMALLEST:g} to {_LARGEST:g}, got "
+                f"{largest:g}: use another unit, as the squares are out of range"
             )
 
 
@@ -227,7 +229,7 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
     one = len(columns) == 1
     return [
         f"every sample {'of the file' if one else 'in column ' + printable(column)} is {values[0]:g}"
-        for column, values in zip(columns, _by_column(samples), strict=True)
+        for column, values in zip(columns, _sample_columns(samples), strict=True)
         if not np.ptp(values)
     ]
 
@@ -244,7 +246,9 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
     if len(rest) > 1:
         ends = f"{rest[0]}..{rest[-1]}" if own is not None else "FIRST..LAST"
         ways += f", or {flag}--values {shlex.quote(ends)} (a row for each client)"
-    return JaxpflError(f"{table.path}: no column is called value, of {table.listed}: write {printable(ways, 300)}")
+    return JaxpflError(
+        f"{table.path}: no column is called value (columns: {table.listed}): write {printable(ways, 300)}"
+    )
 
 
 def _several(table: Table, text: str) -> list[str]:
@@ -256,11 +260,13 @@ def _several(table: Table, text: str) -> list[str]:
         places = [table.names.index(table.find(end)) for end in ends]
         found += [name for name in table.names[places[0] : places[-1] + 1] if name not in found]
     if not found:
-        raise JaxpflError(f"{table.path}: no column in {shown(text)}: the first of a range stands before its last")
+        raise JaxpflError(
+            f"{table.path}: {shown(text)} selects no column: the first column of a range comes before its last"
+        )
     return found
 
 
-def _by_column(samples: list[np.ndarray]) -> np.ndarray:
+def _sample_columns(samples: list[np.ndarray]) -> np.ndarray:
     """Samples of all clients by column, [d, N]."""
     return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
 
@@ -330,12 +336,12 @@ def summary(
     } | facts
     found = None
     if sizes.max() < _LEAST_SAMPLES:
-        why = "of what is not held out, the clients' variance cannot be learned"
+        why = "with one held out, the clients' variance cannot be estimated"
         result["not_scored"] = f"no client has {_LEAST_SAMPLES} samples: {why}"
     else:
-        left_out = "a sample" if sizes.max() <= _MOST_FOLDS else f"1/{_MOST_FOLDS}"
-        result["of"] = f"the true values, {left_out} of each client left out"
-        found = held_out_errors(estimators, key, data)
+        left_out = "one sample" if sizes.max() <= _MOST_FOLDS else f"1/{_MOST_FOLDS}"
+        result["of"] = f"the true values, with {left_out} of each client left out"
+        found = cross_validate(estimators, key, data)
     several = len(learned) > 1
     columns: dict[str, list] = {"client": names, "samples": sizes.tolist()}
     blocks: dict[str, dict[str, Any]] = {}
@@ -368,7 +374,7 @@ def refuse_simulated(given: Settings, names: tuple[str, ...]) -> None:
     Raises:
       JaxpflError.
     """
-    refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
+    refuse_given(given, names, "applies to simulated clients, not to --csv")
 
 
 def without(given: Settings, ignored: tuple[str, ...]) -> dict[str, Any]:
@@ -386,7 +392,7 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
     if len(sizes) < 2:
         raise JaxpflError(f"{path}: needs at least two clients, got {len(sizes)}")
     if sizes.max() < 2:
-        raise JaxpflError(f"{path}: every client has a single sample: nothing can be learned of the clients' variance")
+        raise JaxpflError(f"{path}: every client has a single sample: the clients' variance cannot be estimated")
     return sizes
 
 
@@ -402,7 +408,7 @@ class HeldOut(NamedTuple):
     noise: np.ndarray
 
 
-def held_out_errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
+def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
     """Cross-validate the estimators.
 
     Sample j is held out in fold j mod the number of folds. A client without training samples in a fold neither sends
@@ -524,7 +530,7 @@ def how_it_was_read(result: dict[str, Any]) -> list[str]:
     numbers = ", ".join(_sample(x) for x in first["samples"])
     more = ", ..." if first["size"] > len(first["samples"]) else ""
     lines.append(
-        f"{read['clients']} clients of {range_} samples; the first, {printable(first['client'])}: {numbers}{more}"
+        f"{read['clients']} clients with {range_} samples; the first is {printable(first['client'])}: {numbers}{more}"
     )
     if read["missing"]:
         lines.append(f"cells without a number, left out: {read['missing']}")
@@ -547,7 +553,7 @@ def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
     found: list[Block] = how_it_was_read(result)
     for column, block in (result.get("columns") or {"": result}).items():
         of = f"{title}, {printable(column)}" if column else title
-        lines = said(block, result["level"])
+        lines = population_lines(block, result["level"])
         if "not_scored" in result:
             found += [of, f"no errors on held-out samples: {result['not_scored']}", *lines]
         else:
@@ -556,7 +562,7 @@ def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
     return [*found, *notes]
 
 
-def said(block: dict[str, Any], level: float) -> list[str]:
+def population_lines(block: dict[str, Any], level: float) -> list[str]:
     """Lines below a column's table: population estimates, rounded by the samples' spread, and test results."""
     estimated = dict(block["estimated"])
     spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
@@ -566,33 +572,33 @@ def said(block: dict[str, Any], level: float) -> list[str]:
     test, noise = block["clients_differ"], block.get("noise")
     differ = test["p_value"] < _SIGNIFICANT
     lines = [
-        f"learned of all: {', '.join(texts.values())}",
+        f"estimated from all clients: {', '.join(texts.values())}",
         f"{'clients differ' if differ else 'no sign that clients differ'}: {test['name']}, p = {test['p_value']:.2g}",
     ]
     if ends is not None and ends[1] == 0:
         lines.append(
-            f"no sigma_theta at {percent(level)} explains the file: clients' means are closer to each other than their "
+            f"warning: at {percent(level)} no sigma_theta fits, as clients' means are closer to each other than their "
             "samples' spread allows: check the file"
         )
     if noise is not None and not noise["one_for_all"]:
         lines.append(
-            f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client's own "
-            f"sigma_x is taken, drawn to {noise['prior_sigma_x']:.4g} as by {noise['prior_degrees']:.3g} samples more"
+            f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client has its "
+            f"own sigma_x, shrunk towards {noise['prior_sigma_x']:.4g} as by {noise['prior_degrees']:.3g} more samples"
         )
     return lines
 
 
-def said_test(test: dict[str, Any], what: str) -> str:
+def test_line(test: dict[str, Any], what: str) -> str:
     """A line on a test that clients, or groups, differ."""
     differ = f"{what} differ" if test["p_value"] < _SIGNIFICANT else f"no sign that {what} differ"
     return f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
 
 
-def said_of_privacy(privacy: dict[str, Any]) -> str:
+def privacy_line(privacy: dict[str, Any]) -> str:
     """Facts that privacy takes for public, and results that are not private."""
     public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
     known = ", ".join([*public, "the clients' numbers of samples"])
-    return f"taken for public: {known}; not private: the rest, with what is learned of all and the intervals"
+    return f"assumed public: {known}; not private: all other results, also the population's estimates and the intervals"
 
 
 def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:
@@ -607,7 +613,7 @@ def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[
     ]
 
 
-def said_coefficients(result: dict[str, Any]) -> str:
+def coefficients_line(result: dict[str, Any]) -> str:
     """A line on the coefficients of a result."""
     terms = ", ".join(
         f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
@@ -650,7 +656,7 @@ def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Pat
     bars = {"color": COLORS[1], "alpha": 0.15 + 0.4 * few, "linewidth": 0.6 + few}
     axes.vlines(of.local, of.low, of.high, label=f"{percent(level)} interval", **bars)
     points = {"s": (4 + 40 * of.sizes / of.sizes.max()) * (0.3 + 0.7 * few), "alpha": 0.5 + 0.4 * few, "linewidths": 0}
-    label = "a client, larger for more samples"
+    label = "client, larger with more samples"
     axes.scatter(of.local, of.personalized, color=COLORS[1], zorder=3, label=label, **points)
     axes.axhline(of.mean, color=COLORS[3], linewidth=1, linestyle="--", zorder=2, label="estimated mean of all")
     figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)

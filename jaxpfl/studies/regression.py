@@ -15,8 +15,8 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
-from jaxpfl.studies.report import estimator_table, fractions, regression_title, with_error, write_sizes
-from jaxpfl.studies.study import Results, Settings, Study, at_least, within
+from jaxpfl.studies.report import estimator_table, fractions, plus_minus, regression_title, write_sizes
+from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _FLOOR = 1e-6
 """Lower bound of estimated variances."""
@@ -26,15 +26,15 @@ _FLOOR = 1e-6
 class RegressionSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
 
-    clients: int = within(10_000, at_least(2))
+    clients: int = within(10_000, minimum(2))
     """m."""
-    samples: int = within(10, at_least(2))  # the variance shows in pairs of a client's examples
+    samples: int = within(10, minimum(2))  # the variance shows in pairs of a client's examples
     """n, of each client."""
     dim: int = within(50, checks.count)
     """d."""
     sigma_theta: float = within(0.1, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension."""
-    sigma_mean: float = within(0.1, at_least(0))
+    sigma_mean: float = within(0.1, minimum(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     noise_variance: float = within(0.05, checks.positive)
     """Variance of w."""
@@ -147,7 +147,7 @@ def regression_results(
     result = {"study": name, "settings": dict(vars(given))} | report(errors, exact)
     over = {n: gain(own, errors["fedavg"])._asdict() for n, own in errors.items() if n not in ("local", "fedavg")}
     result |= {"gains_over_fedavg": over}
-    gains = ", ".join(f"{n} {with_error(row, percent=True)}" for n, row in over.items())
+    gains = ", ".join(f"{n} {plus_minus(row, percent=True)}" for n, row in over.items())
     title = regression_title(kind, given, f"n = {given.samples}")
     return Results(
         json=result,
@@ -166,8 +166,8 @@ def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
     of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3), 2)
     of_n = fractions(given.samples, (0.4, 1, 2, 4), 2)
     return [
-        write_sizes(folder, run, few, "clients", of_m, "Linear regression"),
-        write_sizes(folder, run, fewer, "samples", of_n, "Linear regression"),
+        write_sizes(folder, simulated, few, "clients", of_m, "Linear regression"),
+        write_sizes(folder, simulated, fewer, "samples", of_n, "Linear regression"),
     ]
 
 

@@ -19,7 +19,7 @@ from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import Curve, estimator_table, regression_title, write_curves
-from jaxpfl.studies.study import Results, Settings, Study, at_least, within
+from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _POINTS = 20
 """Number of points of Algorithm 1's curve over its iterations."""
@@ -32,13 +32,13 @@ _FLOOR = 1e-5
 class RegressionMixtureSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
 
-    clients: int = within(1000, at_least(2))
+    clients: int = within(1000, minimum(2))
     """m."""
     samples: tuple[int, ...] = within((10, 20, 30), checks.count)
     """n, of each client; one study per value."""
     dim: int = within(50, checks.count)
     """d."""
-    mean: float = within(1.0, at_least(0))
+    mean: float = within(1.0, minimum(0))
     """Value of every entry of mu; unstated in the paper, and 1 reproduces its errors for local estimates."""
     component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
@@ -56,7 +56,7 @@ class RegressionMixtureSettings(Settings):
     """Seed of every random draw."""
 
     @property
-    def known(self) -> MixturePopulation:
+    def population(self) -> MixturePopulation:
         """The true population."""
         mu = jnp.full(self.dim, self.mean)
         s2 = jnp.full(2, self.component_variance)
@@ -103,7 +103,7 @@ def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array
         "local": alone,
         "algorithm-6": in_hull,
         "personalized": posterior_means(learned),
-        "known": posterior_means(given.known),
+        "known": posterior_means(given.population),
     }
     errors = {name: mean_square(estimate, theta) for name, estimate in estimates.items()}
     return errors | {"algorithm-1": along[-1], "along": along}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from jaxpfl.studies.study import Block
+from jaxpfl.studies.study import Block, Results
 from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 
 Values: TypeAlias = Sequence[float] | np.ndarray
@@ -55,7 +55,7 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
     for name, row in result["mse"].items():
         gained = result["gains"].get(name)
         theory = [number(row["closed_form"])] * exact
-        table.add_row(name, with_error(row), *theory, "-" if gained is None else with_error(gained, percent=True))
+        table.add_row(name, plus_minus(row), *theory, "-" if gained is None else plus_minus(gained, percent=True))
     return [table, *notes]
 
 
@@ -68,7 +68,7 @@ def regression_title(study: str, given: Any, more: str) -> str:
       more: a further size or setting.
     """
     sizes = f"m = {given.clients}, d = {given.dim}, {more}"
-    return f"{study}, {sizes}, {given.repetitions} repetitions; known: the prior is"
+    return f"{study}, {sizes}, {given.repetitions} repetitions; known: with the true prior"
 
 
 def number(value: float | None) -> str:
@@ -82,7 +82,7 @@ def beside(value: float, spread: float) -> str:
     return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
 
-def with_error(row: dict[str, float | None], *, percent: bool = False) -> str:
+def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
     """``mean ± stderr``, to the last significant figure of the error."""
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
@@ -202,6 +202,28 @@ def write_curves(
     return save(figure, path.parent, path.stem)
 
 
+def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, least: float | None = None) -> Path:
+    """Plot ``folder/errors.png``: the mean of every estimator's row with its standard error.
+
+    Args:
+      folder: folder of the plot.
+      rows: the rows ``mse`` by estimator.
+      ylabel, title: texts of the plot.
+      least: Bayes risk, drawn as a line; without it the axis is logarithmic.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = new_axes("", ylabel, title)
+    bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
+    axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
+    if least is None:
+        axes.set_yscale("log")
+    else:
+        axes.axhline(least, color=color("local"), linestyle="--", linewidth=1.2, label=f"Bayes risk {least:.3g}")
+        axes.legend(frameon=False, fontsize=9)
+    axes.tick_params(axis="x", labelrotation=20, labelsize=8)
+    return save(figure, folder, "errors")
+
+
 def write_gains(path: Path, fine: Values, curves: Mapping[str, Curve], *, xlabel: str, title: str) -> Path:
     """`write_curves` of gains over the local estimate in percent, on a logarithmic axis."""
     style: dict[str, Any] = {"ylabel": "gain over the local estimate, %", "logarithmic": "x", "from_zero": False}
@@ -229,7 +251,7 @@ def fractions(size: int, shares: Iterable[float], least: int) -> list[int]:
 
 def write_sizes(
     folder: Path,
-    run: Callable[[Any], dict[str, Any]],
+    run: Callable[[Any], Results],
     given: Any,
     name: str,
     sizes: list[int],
@@ -242,7 +264,7 @@ def write_sizes(
 
     Args:
       folder: folder of the plot.
-      run: ``settings -> result`` with the rows ``mse`` by estimator.
+      run: ``settings -> Results`` with the rows ``mse`` by estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
       name: setting to vary, a key of `AXES`.
       sizes: its values.
@@ -251,7 +273,7 @@ def write_sizes(
       lines: exact errors of the estimators to plot; of all estimators, without lines, unless given.
       floor: a lower bound at ``fine``.
     """
-    found = [run(replace(given, **{name: size}))["mse"] for size in sizes]
+    found = [run(replace(given, **{name: size})).json["mse"] for size in sizes]
     exact = dict.fromkeys(found[0]) if lines is None else lines
     curves = {of: Curve.measured(sizes, [row[of] for row in found], line) for of, line in exact.items()}
     setting = {"clients": f"m = {given.clients}", "samples": f"n = {given.samples}", "dim": f"d = {given.dim}"}

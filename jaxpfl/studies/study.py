@@ -18,7 +18,7 @@ Block: TypeAlias = Any
 """A printed part of the results: a rich table, or a line of plain text."""
 
 
-NOT_PRIVATE = "needs epsilon, without which nothing is private"
+NOT_PRIVATE = "requires epsilon"
 """Reason for refusing a setting of privacy without epsilon."""
 
 
@@ -33,7 +33,7 @@ def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = F
     return dataclasses.field(default=default, metadata={"check": check, "empty": empty})
 
 
-def at_least(least: float) -> Callable[[str, float], None]:
+def minimum(least: float) -> Callable[[str, float], None]:
     """The check that a number is finite and at least ``least``."""
 
     def check(name: str, value: float) -> None:
@@ -80,7 +80,7 @@ class Settings:
             if "check" not in field.metadata or value is None:
                 continue
             if value == () and not field.metadata["empty"]:
-                raise JaxpflError(f"{field.name} must be at least one value, got none")
+                raise JaxpflError(f"{field.name} must have at least one value, got none")
             for one in value if isinstance(value, tuple) else (value,):
                 field.metadata["check"](field.name, one)
 

@@ -16,8 +16,8 @@ from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators.base import Samples
 from jaxpfl.studies.bernoulli import ProbabilityPrior, parse_prior
 from jaxpfl.studies.repetitions import gain, measure, repeat, repetition, report
-from jaxpfl.studies.report import Curve, estimator_table, with_error, write_gains
-from jaxpfl.studies.study import Block, Results, Settings, Study, at_least, within
+from jaxpfl.studies.report import Curve, estimator_table, plus_minus, write_gains
+from jaxpfl.studies.study import Block, Results, Settings, Study, minimum, within
 from jaxpfl.support.errors import JaxpflError
 
 _SHOWN = 8
@@ -28,7 +28,7 @@ _SHOWN = 8
 class UnequalSettings(Settings):
     """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples of client i."""
 
-    clients: int = within(10_000, at_least(2))
+    clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
     least: int = within(2, checks.count)
     """Fewest samples of a client."""
@@ -49,7 +49,7 @@ class UnequalSettings(Settings):
         """
         super().check()
         if self.most < max(2, self.least):
-            raise JaxpflError(f"most must be at least 2 and the least samples ({self.least}), got {self.most}")
+            raise JaxpflError(f"most must be at least 2 and not below least ({self.least}), got {self.most}")
         return parse_prior(self.prior)
 
     @property
@@ -58,7 +58,7 @@ class UnequalSettings(Settings):
         return self.least + np.arange(self.clients) * (self.most - self.least + 1) // self.clients
 
     @property
-    def shown(self) -> list[int]:
+    def reported_sizes(self) -> list[int]:
         """Sizes with an error of their own, evenly spaced on a logarithmic axis."""
         sizes = np.unique(self.sizes)
         spaced = np.geomspace(sizes[0], sizes[-1], _SHOWN)
@@ -74,7 +74,7 @@ def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Arr
 
 
 def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and over each size in `shown`."""
+    """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and at each of `reported_sizes`."""
     prior = given.check()
     estimators = {
         "local": bernoulli.local(),
@@ -83,8 +83,8 @@ def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
         "printed": bernoulli.personalized(printed=True),
     }
     if prior.beta is not None:
-        estimators["known prior"] = bernoulli.known_beta(*prior.beta)
-    groups = np.stack([np.ones(given.clients, bool), *(given.sizes == n for n in given.shown)])
+        estimators["known prior"] = bernoulli.beta_posterior(*prior.beta)
+    groups = np.stack([np.ones(given.clients, bool), *(given.sizes == n for n in given.reported_sizes)])
 
     def score(estimates: Array, p: Array) -> Array:
         return jnp.where(groups, (estimates - p) ** 2, 0).sum(axis=1) / groups.sum(axis=1)
@@ -111,7 +111,7 @@ def simulated(given: UnequalSettings) -> Results:
         "global": float(prior.population.global_mean(1 / (1 / given.sizes).mean(), given.clients)),
     }
     rows = []
-    for number, n in enumerate(given.shown, start=1):
+    for number, n in enumerate(given.reported_sizes, start=1):
         errors = {name: values[:, number] for name, values in series.items()}
         rows.append({
             "samples": n,
@@ -134,9 +134,11 @@ def _tables(given: UnequalSettings, result: dict[str, Any]) -> list[Block]:
     title = f"{given.clients} Bernoulli clients of {given.least} to {given.most} samples, {given.prior}"
     lines = []
     for row in result["by_samples"]:
-        gained = with_error(row["gains"]["personalized"], percent=True)
+        gained = plus_minus(row["gains"]["personalized"], percent=True)
         limit = f"{100 * row['limit']:.1f} %"
-        lines.append(f"clients of {row['samples']} samples: personalized gains {gained}, among many clients {limit}")
+        lines.append(
+            f"clients with {row['samples']} samples: personalized gains {gained}; limit with many clients {limit}"
+        )
     return estimator_table(result, f"{title}, {given.repetitions} repetitions", lines)
 
 

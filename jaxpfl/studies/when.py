@@ -78,7 +78,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
         needs = "no number of clients" if row["clients"] is None else f"{row['clients']} clients{noise}"
         least = row["one_bit_epsilon"]
         private = "" if least is None else f", or {m} that send one bit each at epsilon {least:.3g}"
-        lines.append(f"{100 * row['gain']:.1f} % takes {needs}{private}")
+        lines.append(f"a gain of {100 * row['gain']:.1f} % requires {needs}{private}")
     for name, what in (("global_gain", "one estimate for all"), ("careless_gain", "a weight that ignores the noise")):
         change = "avoids" if result[name] >= 0 else "adds"
         lines.append(f"{what} {change} {100 * abs(result[name]):.1f} %")

@@ -35,7 +35,7 @@ def test_own_clients(capsys, tmp_path: Path):
     result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", tmp_path / "o", "--json")
     assert (result.status, result.err) == (0, "")
     assert result.json["clients"] == 30
-    assert result.json["of"] == "the true values, a sample of each client left out"
+    assert result.json["of"] == "the true values, with one sample of each client left out"
     assert result.json["estimated"]["sigma_x"] == pytest.approx(1, abs=0.3)
     with open(tmp_path / "o" / "estimates.csv") as file:
         table = list(csv.DictReader(file))
@@ -51,7 +51,7 @@ def test_numbers_that_say_nothing_or_too_much(capsys, tmp_path: Path):
     path.write_text("client,value\na,0\na,0\nb,0\nb,0\nb,0\n")
     assert "every sample of the file is 0\n" in jaxpfl(capsys, "estimate", "bernoulli", "--csv", path).out
     refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", path).err
-    assert f"{path}: every sample of the file is 0: a client's own mean makes no error to avoid" in refused
+    assert f"{path}: every sample of the file is 0: a client's own mean has no error to avoid" in refused
     for power in (200, -200):
         path.write_text(f"client,value\na,1e{power}\na,2e{power}\nb,3e{power}\nb,4e{power}\nb,4e{power}\n")
         for study in ("gaussian", "mixture"):

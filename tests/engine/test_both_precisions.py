@@ -17,7 +17,7 @@ from jaxpfl.core.participation import Availability
 from jaxpfl.data.batching import draw_batches, plan_batches
 from jaxpfl.models import classification
 from jaxpfl.priors import Rates, distillation, gaussian, laplace
-from jaxpfl.priors.base import moved
+from jaxpfl.priors.base import interpolate
 from jaxpfl.privacy import noise
 
 SIZES = np.array([3, 17, 40])
@@ -102,7 +102,7 @@ def test_a_scale_stalls_only_within_rounding_over_its_rate(rate, start, end):
     the rounding of the last step is added."""
 
     def run(steps):
-        return jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, s: moved(rate, s, jnp.float32(end)), s))(
+        return jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, s: interpolate(rate, s, jnp.float32(end)), s))(
             jnp.float32(start)
         )
 

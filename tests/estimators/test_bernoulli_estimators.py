@@ -73,7 +73,7 @@ def test_the_corrected_variance_is_unbiased_for_unequal_clients_and_the_printed_
 def test_known_beta_gain_is_exact():
     """The error given p is a polynomial in p: summed over counts, integrated by Gauss quadrature."""
     alpha, beta, n = 2.0, 6.0, 14
-    made = estimates(bernoulli.known_beta(alpha, beta), counts(np.arange(n + 1), np.full(n + 1, n)))
+    made = estimates(bernoulli.beta_posterior(alpha, beta), counts(np.arange(n + 1), np.full(n + 1, n)))
     p, w = np.polynomial.legendre.leggauss(60)
     p, w = (p + 1) / 2, w / 2 * stats.beta.pdf((p + 1) / 2, alpha, beta)
     pmf = stats.binom.pmf(np.arange(n + 1)[:, None], n, p)

@@ -20,10 +20,10 @@ def test_the_analysis_of_variance_is_scipys():
     samples = [rng.normal(size=n) + rng.normal() for n in (3, 5, 9, 4)]
     mean, scatter, size = summed(samples)
     pooled = scatter.sum() / (size - 1).sum()
-    found = differences.of_means(mean, pooled / size, float((size - 1).sum()), pooled=True)
+    found = differences.compare_means(mean, pooled / size, float((size - 1).sum()), pooled=True)
     expected = stats.f_oneway(*samples)
     np.testing.assert_allclose(found[1:], expected, rtol=1e-10)
-    welch = differences.of_means(mean, scatter / (size - 1) / size, size - 1.0, pooled=False)
+    welch = differences.compare_means(mean, scatter / (size - 1) / size, size - 1.0, pooled=False)
     np.testing.assert_allclose(welch[1:], stats.f_oneway(*samples, equal_var=False), rtol=1e-9)
 
 
@@ -57,14 +57,14 @@ def test_the_spreads_interval_covers(st: float):
 
 def test_the_chi_square_test_is_scipys_and_simulated_where_counts_are_small():
     ones, size = np.array([100, 90, 130]), np.full(3, 300)
-    found = differences.of_shares(ones, size, 0)
+    found = differences.compare_shares(ones, size, 0)
     expected = stats.chi2_contingency([ones, size - ones], correction=False)
     np.testing.assert_allclose(found[1:], expected[:2], rtol=1e-10)
     # Two ones among six samples of three clients: 3 of 15 deals give both to one client.
-    simulated = differences.of_shares(np.array([2, 0, 0]), np.full(3, 2), 0)
+    simulated = differences.compare_shares(np.array([2, 0, 0]), np.full(3, 2), 0)
     assert simulated.name == "chi-square, simulated"
     assert simulated.p_value == pytest.approx(0.2, abs=0.02)
-    assert differences.of_shares(np.zeros(4), np.full(4, 9), 0).p_value == 1
+    assert differences.compare_shares(np.zeros(4), np.full(4, 9), 0).p_value == 1
 
 
 def test_bartletts_test_and_the_fitted_prior():
@@ -77,7 +77,7 @@ def test_bartletts_test_and_the_fitted_prior():
         assert float(found.p_value) == pytest.approx(stats.bartlett(*samples).pvalue, abs=2e-3)
         # The logarithms of the variances have the variance trigamma(nu_0 / 2): here 1.4^2.
         assert special.polygamma(1, float(found.degrees) / 2) == pytest.approx(1.96, rel=0.25)
-        s2 = np.asarray(found.of_client(jnp.asarray(scatter), jnp.asarray(size - 1.0)))
+        s2 = np.asarray(found.client_variance(jnp.asarray(scatter), jnp.asarray(size - 1.0)))
         by_hand = (float(found.degrees) * float(found.scale) + scatter) / (float(found.degrees) + size - 1)
         np.testing.assert_allclose(s2, by_hand, rtol=1e-12)
         assert np.log(s2 / sigma**2).std() < 0.9 * np.log(scatter / (size - 1) / sigma**2).std()

@@ -34,7 +34,7 @@ VECTORS: dict[str, Estimator] = {
     "one bit": gaussian.personalized(st2=0.2, sx2=0.5, release=release.one_bit(4.0, 1.0)),
     "one bit, split": gaussian.split(4.0, 1.0, 0.5),
     "james-stein": gaussian.james_stein(0.5),
-    "centers known": mixture.known(KNOWN, 0.5),
+    "centers known": mixture.discrete_posterior(KNOWN, 0.5),
     "em": mixture.em(2, sx2=0.5, steps=10, starts=2),
     "em, variance fitted": mixture.em(2, steps=10, starts=2),
     "alternating": mixture.alternating(2, 1, 0.5, steps=5, starts=2),
@@ -44,7 +44,7 @@ VECTORS: dict[str, Estimator] = {
 PROBABILITIES: dict[str, Estimator] = {
     "local share": bernoulli.local(),
     "global share": bernoulli.global_mean(),
-    "known beta": bernoulli.known_beta(2.0, 3.0),
+    "known beta": bernoulli.beta_posterior(2.0, 3.0),
     "corrected": bernoulli.personalized(),
     "printed": bernoulli.personalized(printed=True),
     "variance given": bernoulli.personalized(variance=0.05),
@@ -245,7 +245,7 @@ def test_a_number_seen_without_error_is_itself():
 )
 def test_shares_of_clusters_are_those_of_their_points(sizes: list[float], shares: list[float]):
     """Noisy sizes may be negative or below one; without any points all clusters are alike."""
-    found = Clusters(jnp.zeros((3, 2)), jnp.array(sizes)).as_prior
+    found = Clusters(jnp.zeros((3, 2)), jnp.array(sizes)).prior
     np.testing.assert_allclose(found[0], shares, rtol=1e-6)
 
 

@@ -92,7 +92,7 @@ def test_algorithm_1_draws_with_the_stated_probabilities():
 
 
 def test_losses_and_the_best_lambda():
-    truth = histogram.in_blocks(TRUTH.astype(np.float32), USERS)
+    truth = histogram.arrange(TRUTH.astype(np.float32), USERS)
     centers = POPULATION.centers
     for lam in (0.0, 0.4, 1.0):
         nearest = apart(Q, centers).argmin(1)
@@ -108,16 +108,16 @@ def test_best_lambda_is_near_the_bayes_weight():
     users = users_of(counts, 128)
     candidates = jnp.linspace(0.1, 0.6, 16)
     centers = jnp.asarray(population.centers, jnp.float32)
-    truth = histogram.in_blocks(truth.astype(np.float32), users)
+    truth = histogram.arrange(truth.astype(np.float32), users)
     best, _ = histogram_tuning.tuned(
-        users, truth, candidates, histogram_tuning.of_nearest(centers), histogram_tuning.fixed, 1e-7
+        users, truth, candidates, histogram_tuning.nearest_center(centers), histogram_tuning.fixed, 1e-7
     )
     assert float(best) == pytest.approx(1 / 3, abs=0.034)
     alphas = jnp.geomspace(10, 250, 16)
     best, found = histogram_tuning.tuned(
-        users, truth, alphas, histogram_tuning.of_nearest(centers), histogram_tuning.by_size, 1e-7
+        users, truth, alphas, histogram_tuning.nearest_center(centers), histogram_tuning.size_weight, 1e-7
     )
-    again = histogram_tuning.finetuned(centers, histogram_tuning.by_size(alphas[3]), 1e-7)
+    again = histogram_tuning.finetuned(centers, histogram_tuning.size_weight(alphas[3]), 1e-7)
     assert float(found[3]) == pytest.approx(float(histogram_tuning.loss(users, truth, again)), rel=1e-5)
     assert float(best) == pytest.approx(50, rel=0.25)
 
@@ -185,11 +185,9 @@ def test_second_moment_and_the_tokens_kept():
     found = histogram_clusters.directions(moment, jnp.asarray(chosen), 2)
     values, vectors = np.linalg.eigh(v.T @ v)
     np.testing.assert_allclose(found.values, values[::-1][:2], rtol=1e-4)
-    keep = histogram_clusters.kept(found, 30, histogram_clusters.threshold_of(found, 5))
+    keep = histogram_clusters.token_mask(found, 30, histogram_clusters.threshold_of(found, 5))
     largest = np.abs(vectors[:, -2:]).max(1)
     assert set(np.flatnonzero(keep)) == set(chosen[np.argsort(-largest)[:5]])
-    literal = histogram_clusters.kept(found, 30, 0.1, every=True)
-    assert set(np.flatnonzero(literal)) == set(chosen[np.abs(vectors[:, -2:]).min(1) > 0.1])
 
 
 def test_only_k_minus_1_directions_inform():

@@ -25,7 +25,7 @@ CENTERS = jnp.asarray(floored(POPULATION.centers), jnp.float32)
 MEAN = floored(COUNTS.sum(0) / COUNTS.sum())
 ALL = jnp.arange(12)
 RADIUS = 0.3
-WEIGHTS = histogram_private.weights_of(jnp.asarray(MEAN, jnp.float32))
+WEIGHTS = histogram_private.standard_weights(jnp.asarray(MEAN, jnp.float32))
 
 
 @pytest.mark.parametrize(("releases", "sigma", "printed"), [(1, 0.479, 10.7), (5, 1.071, 25.7), (50, 3.387, 88.0)])
@@ -34,7 +34,7 @@ def test_noise_at_eps_15_and_delta_1e10(releases, sigma, printed):
     assert z == pytest.approx(sigma, abs=6e-4)
     assert histogram_private.plan([z] * releases).epsilon(1e-10) == pytest.approx(15, rel=1e-4)
     assert histogram_private.plan([z] * releases).epsilon(1e-10) <= 15
-    part = histogram_printed.of_a_call(15.0, 1e-10, releases)
+    part = histogram_printed.call_budget(15.0, 1e-10, releases)
     assert histogram_printed.gaussian_stddev(*part) == pytest.approx(printed, abs=0.06)
     composed = histogram_printed.theorem_3_1(*part, releases)
     assert composed == pytest.approx((15.0, 1e-10), rel=1e-6)
@@ -57,7 +57,7 @@ def test_the_printed_calibration_is_refused_where_it_does_not_hold():
     with pytest.raises(JaxpflError, match="epsilon of a call must be > 0 and < 1"):
         histogram_printed.gaussian_stddev(1.0, 1e-10)
     with pytest.raises(JaxpflError, match="epsilon 1e\\+06 is too large for the printed calibration of 5 rounds"):
-        histogram_printed.of_a_call(1e6, 1e-10, 5)
+        histogram_printed.call_budget(1e6, 1e-10, 5)
 
 
 @jax.jit
@@ -169,7 +169,7 @@ def even(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: floa
 
 def standardised(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: float, clipped: bool) -> jax.Array:
     """The same of noise that has the mean's shape."""
-    sums, weights = histogram_private.clipped_sums, histogram_private.weights_of(jnp.asarray(rarely(RARE)))
+    sums, weights = histogram_private.clipped_sums, histogram_private.standard_weights(jnp.asarray(rarely(RARE)))
     with pytest.MonkeyPatch.context() as patch:
         if not clipped:
             patch.setattr(histogram_private, "clipped_sums", lambda u, c, _, **how: sums(u, c, 1e3, **how))
@@ -231,12 +231,11 @@ def test_the_audit_finds_planted_faults(worlds, mechanism, fault, scale, clipped
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_sum", [False, True])
-def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
+def test_algorithm_3_without_noise_is_the_mean_and_its_refinement():
     """sigma = 0 and a huge eps: b1 is the mean, b2 of unclipped deviations sums to zero, so P is the mean."""
     users = users_of(COUNTS, 8)
     made = histogram_printed.centering(
-        jax.random.key(0), users, CENTERS, epsilon=1e9, stddev=0.0, clip=1e6, floor=FLOOR, on_sum=on_sum
+        jax.random.key(0), users, CENTERS, epsilon=1e9, stddev=0.0, clip=1e6, floor=FLOOR
     )
     from jaxpfl.estimators.histograms.clusters import sums
 
@@ -248,17 +247,14 @@ def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
 
 @pytest.mark.slow
 def test_algorithm_3_has_the_printed_noise():
-    """On the mean, sigma whatever the users; on the sum, sigma over their number: 2000 draws, 5 standard errors."""
+    """Sigma on the mean, whatever the users: 2000 draws, 5 standard errors."""
     users, runs, sigma = users_of(COUNTS, 24), 2000, 1e-3
     uniform = jnp.full((1, 12), 1 / 12)
     mean = np.asarray(histogram.mean(users))
-    for on_sum, scale in ((False, 1.0), (True, 1 / 24)):
-        draw = jax.vmap(
-            lambda k, on_sum=on_sum: histogram_printed.centering(
-                k, users, uniform, epsilon=1e9, stddev=sigma, clip=1e-6, floor=1e-9, on_sum=on_sum
-            )[0]
-        )
-        made = np.asarray(jax.jit(draw)(jax.random.split(jax.random.key(1), runs)))
-        top = mean.argmax()
-        expected = sigma * scale * math.sqrt((1 - mean[top]) ** 2 + 11 * mean[top] ** 2)  # normalising takes some away
-        assert made[:, top].std() == pytest.approx(expected, rel=0.12)
+    draw = jax.vmap(
+        lambda k: histogram_printed.centering(k, users, uniform, epsilon=1e9, stddev=sigma, clip=1e-6, floor=1e-9)[0]
+    )
+    made = np.asarray(jax.jit(draw)(jax.random.split(jax.random.key(1), runs)))
+    top = mean.argmax()
+    expected = sigma * math.sqrt((1 - mean[top]) ** 2 + 11 * mean[top] ** 2)  # normalising takes some away
+    assert made[:, top].std() == pytest.approx(expected, rel=0.12)

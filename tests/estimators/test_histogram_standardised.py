@@ -66,7 +66,7 @@ def test_denoising_saves_most_of_what_noise_costs():
 def test_the_noise_is_that_of_each_token():
     """Standard deviations over 4000 draws within 5 standard errors: a false alarm in 1e5 over 40 entries."""
     z, runs = 0.7, 4000
-    weights = histogram_private.weights_of(jnp.asarray(MEAN, jnp.float32))
+    weights = histogram_private.standard_weights(jnp.asarray(MEAN, jnp.float32))
     np.testing.assert_allclose(weights, (MEAN + 0.1 / 20) ** -0.5, rtol=1e-5)
     centers = jnp.asarray(CENTERS[:2], jnp.float32)
     draw = jax.vmap(lambda key: histogram_private.noisy_sums(key, USERS, centers, weights, z))
@@ -96,7 +96,7 @@ def test_without_noise_it_is_algorithm_2_on_users_of_equal_norm(clusters, monkey
     if clusters == 1:
         np.testing.assert_allclose(made[0], MEAN, rtol=1e-3, atol=1e-5)
         return
-    mean = histogram_private.mean_of(histogram_private.known_of(first, 1.0, none), FLOOR)
+    mean = histogram_private.denoised_mean(histogram_private.initial_mean(first, 1.0, none), FLOOR)
     start = histogram_private.private_start(jax.random.split(key)[0], mean, clusters, 1.0, FLOOR)
     expected, _ = algorithm_2(Q, np.asarray(start, float), 3)
     some = np.bincount(apart(Q, expected).argmin(1), minlength=clusters) > 0

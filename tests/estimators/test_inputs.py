@@ -63,7 +63,7 @@ def test_a_mask_of_nothing_is_none_and_columns_are_paired_by_their_index():
     again = jax.jit(lambda of: of._replace(mean=2 * of.mean))(found)  # labels pass transformations
     assert list(again.to_frame().index) == names
 
-    with pytest.raises(JaxpflError, match="indexes of x and s must hold the same clients, got 'a' in x alone"):
+    with pytest.raises(JaxpflError, match="indexes of x and s must hold the same clients, got 'a' only in x"):
         ebnm(frame["x"], frame["s"].rename({"a": "z"}))
     twice = frame["x"].set_axis(list("aabcdefg"))
     with pytest.raises(JaxpflError, match="indexes of x and s differ and repeat labels"):

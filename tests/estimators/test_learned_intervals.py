@@ -190,11 +190,11 @@ def test_clients_of_unequal_noise_have_intervals_of_their_own():
         )
         variances = jax.tree.map(lambda of: of[0], made.shared.variances)
         own, scatter = jax.vmap(lambda of: (of.mean, of.scatter[0]))(data)
-        center, scale = learned_gaussian.posterior(own, variances.of_client(scatter, free) / n)
+        center, scale = learned_gaussian.posterior(own, variances.client_variance(scatter, free) / n)
         plain = learned_gaussian.morris(own, variances.pooled / n, 0.95, degrees=100.0)
         errors = jnp.stack([(made.estimates - theta) ** 2, (one.estimates - theta) ** 2])
         off = jnp.abs(theta - center) / scale
-        return off[:, 0], variances.degrees_of(scatter, free), (plain[0] <= theta) & (theta <= plain[1]), errors
+        return off[:, 0], variances.client_degrees(scatter, free), (plain[0] <= theta) & (theta <= plain[1]), errors
 
     keys = jax.random.split(jax.random.key(0), 500)
     off, degrees, plain, errors = map(np.asarray, jax.jit(lambda keys: jax.lax.map(study, keys, batch_size=100))(keys))

@@ -36,7 +36,9 @@ def test_theorem_6_by_hand():
     """The posterior mean from the samples' own densities, also for clients of unequal size."""
     data, _ = clients(20, least=1)
     p = np.array([0.5, 0.3, 0.2])
-    got = base.estimate(mixture.known(Discrete(jnp.asarray(p), jnp.asarray(CENTERS)), 0.25), jax.random.key(0), data)
+    got = base.estimate(
+        mixture.discrete_posterior(Discrete(jnp.asarray(p), jnp.asarray(CENTERS)), 0.25), jax.random.key(0), data
+    )
     for i in range(20):
         x = np.asarray(data.x[i])[np.asarray(data.mask[i])]
         weight = p * np.exp(-((x[:, None] - CENTERS) ** 2).sum(axis=(0, 2)) / (2 * 0.25))
@@ -81,7 +83,7 @@ def test_em_is_next_to_the_known_centers_and_the_printed_alternation_gets_worse(
 
     The errors' spread over populations is 4 % (EM's .0229 over .0225); the alternation's ten rounds triple it."""
     data, theta = clients(1000)
-    best = error(mixture.known(Discrete(jnp.full(3, 1 / 3), jnp.asarray(CENTERS)), 0.25), data, theta)
+    best = error(mixture.discrete_posterior(Discrete(jnp.full(3, 1 / 3), jnp.asarray(CENTERS)), 0.25), data, theta)
     fitted = error(mixture.em(3, sx2=0.25), data, theta)
     rounds = [error(mixture.alternating(3, 2, 0.25), data, theta, rounds=t) for t in (2, 10)]
     assert best < fitted < 1.1 * best

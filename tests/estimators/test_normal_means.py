@@ -235,10 +235,10 @@ def test_stein_s_estimate_of_the_risk():
         ([1.0, 2.0], [1.0, -1.0], {}, "s must be finite and > 0, got -1.0 for client 1"),
         ([1.0, 2.0], [np.inf, 1.0], {}, "s must be finite and > 0, got inf for client 0"),
         ([1.0, np.nan], [1.0, 1.0], {}, "x must be finite, got nan for client 1"),
-        ([1.0, 2.0, 3.0], [1.0, 1.0], {}, "got 3 estimates and 2 errors"),
+        ([1.0, 2.0, 3.0], [1.0, 1.0], {}, "the same length, got 3 estimates and 2 errors"),
         ([[1.0, 2.0]], [1.0, 1.0], {}, r"got shapes \(1, 2\) and \(2,\)"),
         (["a", "b"], 1.0, {}, r"x must be numbers, one for each client, got \['a', 'b'\]"),
-        ([1.0], [1.0], {}, "needs at least 2 clients, got 1: of a single one"),
+        ([1.0], [1.0], {}, "needs at least 2 clients, got 1: a single client"),
         ([], [], {"prior": "point-normal"}, "needs at least 1 client, got 0"),
         ([1.0, 2.0], 1.0, {"prior": "nomal"}, "unknown prior 'nomal': did you mean 'normal'"),
         ([1.0, 2.0], 1.0, {"center": "zero"}, "center must be a number or 'learned', got 'zero'"),
@@ -273,7 +273,7 @@ def test_values_beyond_single_precision_are_refused():
 
 
 def test_a_coarse_grid_is_said():
-    with pytest.warns(JaxpflWarning, match=r"prior npmle: atoms 5 apart, the least s is 1: give more components"):
+    with pytest.warns(JaxpflWarning, match=r"prior npmle: atoms 5 apart, above the least s 1: use more components"):
         ebnm([0.0, 50.0, 20.0], 1.0, prior="npmle", components=11)
 
 

@@ -197,7 +197,7 @@ def test_no_spread_about_the_regression():
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (np.eye(8)[0], "x tells clients of no events"),
+        (np.eye(8)[0], "x separates clients without events"),
         (np.ones(8), "x's column 0 is a linear combination of the columns before it and the intercept"),
         (np.random.default_rng(0).normal(size=(8, 6)), "7 coefficients need at least 9 clients, got 8"),
         (np.full(8, np.nan), "x must be finite, got nan for client 0 in column 0"),

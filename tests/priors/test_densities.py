@@ -186,7 +186,7 @@ def test_exact_penalty_is_the_sum_over_real_examples():
 def test_distillation_refuses():
     with pytest.raises(JaxpflError, match="did you mean 'kd'"):
         distillation.prior(distance="kdd")
-    with pytest.raises(JaxpflError, match="for the distance kd only"):
+    with pytest.raises(JaxpflError, match="requires the distance kd, got square"):
         distillation.prior(distance="square", exact=True)
     with pytest.raises(JaxpflError, match="needs examples"):
         distillation.prior().penalty(distillation.Shared(0.0, 1.0), 0.0)

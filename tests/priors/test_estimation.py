@@ -234,5 +234,5 @@ def single_penalty(gamma, thetas) -> float:
 
 
 def test_mixture_refuses_no_component():
-    with pytest.raises(JaxpflError, match="at least one component"):
+    with pytest.raises(JaxpflError, match="components must be at least 1, got 0"):
         gaussian_mixture.prior(0)

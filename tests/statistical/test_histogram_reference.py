@@ -45,7 +45,7 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     drawn = token_counts.draw_users(rng, population, np.full(users, 500))
     counts = drawn.counts
     own = histogram.from_sparse(counts.indptr, counts.indices, counts.counts, 1000)
-    truth = histogram.in_blocks(drawn.histograms, own)
+    truth = histogram.arrange(drawn.histograms, own)
     noises = {
         e: (histogram_private.calibrated(e, 1e-10, 1), histogram_private.calibrated(e, 1e-10, 6)) for e in epsilons
     }

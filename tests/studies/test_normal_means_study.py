@@ -90,8 +90,8 @@ def test_needles_that_cannot_be_are_refused():
         ({"nonzero": 1000}, "nonzero must be below the number of clients, 1000, got 1000"),
         ({"size": 0.0}, "size must be > 0 and finite, got 0"),
         ({"size": float("inf")}, "size must be > 0 and finite, got inf"),
-        ({"truth": "normal", "nonzero": 5}, "nonzero is of truth needles, and truth is normal, got 5"),
-        ({"truth": "sparse", "size": 3.0}, "size is of truth needles, and truth is sparse, got 3"),
+        ({"truth": "normal", "nonzero": 5}, "nonzero applies to truth needles, not to normal, got 5"),
+        ({"truth": "sparse", "size": 3.0}, "size applies to truth needles, not to sparse, got 3"),
     ):
         with pytest.raises(JaxpflError, match=said):
             NormalMeansSettings(**{"truth": "needles", **given}).check()  # pyright: ignore[reportArgumentType]
@@ -175,13 +175,13 @@ def test_estimates_about_covariates(capsys, tmp_path):
             ["--covariates", "incme"],
             "own.csv 'incme': did you mean 'income'? (known: estimate, gap, half, id, inco",
         ),
-        (["--covariates", "se"], "own.csv: column 'se' is asked for twice"),
-        (["--covariates", "income", "INCOME"], "own.csv: column 'income' is asked for twice"),
+        (["--covariates", "se"], "own.csv: column 'se' is used twice"),
+        (["--covariates", "income", "INCOME"], "own.csv: column 'income' is used twice"),
         (["--covariates", "note"], "own.csv line 2: note must be a finite number, got 'a'"),
         (["--covariates", "gap"], "own.csv line 3: gap must be a finite number, got ''"),
         (["--covariates", "income", "half"], "covariate 'half' is a linear combination of the intercept and the cov"),
         (["--covariates", "income"], "own.csv: 2 coefficients need at least 5 clients, got 4"),
-        (["--covariates", "income", "--prior", "npmle"], "prior is without --covariates"),
+        (["--covariates", "income", "--prior", "npmle"], "prior is not available with --covariates"),
     ],
 )
 def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said):
@@ -202,16 +202,16 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
         ),
         ("id,count,exposure\na,1.5,4\nb,2,4\n", "line 2: count must be a whole number of at least 0, got '1.5'"),
         ("id,successes,trials\na,1,2.5\nb,2,4\n", "line 2: trials must be a whole number, got '2.5'"),
-        ("client,value\na,1\na,2\nb,3\n", "a row for each sample is for jaxpfl estimate gaussian"),
+        ("client,value\na,1\na,2\nb,3\n", "for a row per sample use jaxpfl estimate gaussian"),
         ("id,successes,trials\na,5,4\nb,2,4\n", "line 2: successes must be at most the trials, got '5'"),
         ("id,estimate,se,count,exposure\na,1,1,1,1\n", "several pairs of columns"),
         ("id,estimate,se,se\na,1,1,1\n", "line 1: two columns are named 'se'"),
         ("id,estimate,Se,SE\na,1,1,1\n", "unknown column of"),
-        ("id,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is in line 2 too"),
+        ("id,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is also in line 2"),
         ("id,estimate,se\nx,1,1\n,2,1\n", "line 3: no name in column 'id', got ''"),
         ("id,estimate,se\na,1,1,7\nb,2,1\n", "line 2: 4 cells, the header has 3"),
         ("id,estimate,se\n", "own.csv: a header and no rows"),
-        ("id,region,estimate,se\n1,a,1,1\n1,b,1,1\n", "line 3: client '1' is in line 2 too"),
+        ("id,region,estimate,se\n1,a,1,1\n1,b,1,1\n", "line 3: client '1' is also in line 2"),
         ("estimate,se\n1,1\n2,1\n", "client or id, of estimate, se: add one with the clients' names"),
         ("area,estimate,se\na,1,1\nb,2,1\n", "client or id, of area, estimate, se: write --client area"),
         (
@@ -235,9 +235,9 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     ones = made(tmp_path, "id,successes,trials\na,2,2\nb,1,2\n", "ones.csv")
     for said, *arguments in (
         ("one.csv: needs at least 2 clients, got 1", "--csv", one),
-        ("prior is of estimate,se, and ones.csv has successes,trials", "--csv", ones, "--prior", "point-normal"),
-        ("components is of estimate,se, and ones.csv has successes", "--csv", ones, "--components", "2"),
-        ("truth is of simulated data", "--csv", one, "--truth", "normal"),
+        ("prior applies to estimate,se, but ones.csv has successes,trials", "--csv", ones, "--prior", "point-normal"),
+        ("components applies to estimate,se, but ones.csv has successes", "--csv", ones, "--components", "2"),
+        ("truth applies to simulated clients, not to --csv", "--csv", one, "--truth", "normal"),
         ("level must be > 0 and < 1, got 2", "--csv", one, "--level", "2"),
         ("level requires --csv, got 0.5", "--level", "0.5"),
         ("No such file", "--csv", tmp_path / "none.csv"),
@@ -297,7 +297,7 @@ def test_clients_in_groups(capsys, tmp_path):
     for name, values in columns.items():
         np.testing.assert_allclose([float(row[name]) for row in groups], values, rtol=1e-9, atol=1e-12)
     main(["estimate", "normal-means", "--csv", str(path), *options])
-    assert "learned of 6 groups: mean" in (said := capsys.readouterr().out)
+    assert "estimated from 6 groups: mean" in (said := capsys.readouterr().out)
     assert "groups differ: likelihood ratio" in said
 
 
@@ -309,7 +309,7 @@ def test_weighted_clients(capsys, tmp_path, prior):
     main(
         ["estimate", "normal-means", "--csv", str(path), "--weights", "People", "--prior", prior, "--output", str(out)]
     )
-    assert f"prior weighted by people: as by {w.sum() ** 2 / (w**2).sum():.4g} equal cl" in capsys.readouterr().out
+    assert f"prior weighted by people, worth {w.sum() ** 2 / (w**2).sum():.4g} equal cl" in capsys.readouterr().out
     with jax.enable_x64(True):
         fit = ebnm(x, s, prior=prior, weights=w)
         low, high = fit.interval()
@@ -327,18 +327,18 @@ def test_weighted_clients(capsys, tmp_path, prior):
     ("arguments", "said"),
     [
         (["--groups", "shcool"], "own.csv 'shcool': did you mean 'school'? (known: estimate, gap"),
-        (["--groups", "se"], "own.csv: column 'se' is asked for twice"),
+        (["--groups", "se"], "own.csv: column 'se' is used twice"),
         (["--groups", "gap"], "own.csv line 3: no name in column 'gap', got ''"),
-        (["--groups", "id"], "own.csv: column 'id' is asked for twice"),
+        (["--groups", "id"], "own.csv: column 'id' is used twice"),
         (["--groups", "school"], "own.csv: needs at least 3 groups, got 2"),
-        (["--groups", "school", "--covariates", "minus"], "groups is without --covariates"),
-        (["--groups", "school", "--prior", "npmle"], "prior is without --groups"),
-        (["--groups", "school", "--weights", "zero"], "weights is without --groups"),
+        (["--groups", "school", "--covariates", "minus"], "groups is not available with --covariates"),
+        (["--groups", "school", "--prior", "npmle"], "prior is not available with --groups"),
+        (["--groups", "school", "--weights", "zero"], "weights is not available with --groups"),
         (["--weights", "people"], "own.csv 'people' (known: estimate, gap"),
         (["--weights", "zero"], "own.csv: weights must be > 0 for at least 2 clients, got 0"),
         (["--weights", "minus"], "own.csv line 3: minus must be at least 0, got '-1'"),
         (["--weights", "nan"], "own.csv line 2: nan must be a finite number, got 'nan'"),
-        (["--weights", "zero", "--covariates", "minus"], "weights is without --covariates"),
+        (["--weights", "zero", "--covariates", "minus"], "weights is not available with --covariates"),
     ],
 )
 def test_bad_groups_and_weights_are_refused_in_a_line(capsys, tmp_path, arguments, said):

@@ -204,7 +204,7 @@ def test_levels_and_what_is_said(tmp_path: Path):
     width = [np.subtract(own.columns["high"], own.columns["low"]) for own in (wide, narrow)]
     assert (width[0] > 2 * width[1]).all()
     assert (wide.result["level"], narrow.result["level"]) == (0.99, 0.5)
-    said = own_clients.said(wide.result, 0.99)
+    said = own_clients.population_lines(wide.result, 0.99)
     assert "(99 %: 0 to " in said[0]
     assert said[1].startswith("no sign that clients differ: Welch")
     assert "the noise differs between clients: Bartlett's test, p = " in said[2]
@@ -261,7 +261,7 @@ def test_clients_about_covariates(capsys, tmp_path):
         (["--covariates", "corn", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
         (["--covariates", "yield", "corn", "--value", "yield"], "value and covariates must be different columns, got"),
         (["--covariates", "corn", "--values", "yield"], "covariates need a row for each sample: give --value COLUMN"),
-        (["--covariates", "corn", "soy", "--epsilon", "1"], "epsilon is without --covariates"),
+        (["--covariates", "corn", "soy", "--epsilon", "1"], "epsilon is not available with --covariates"),
     ],
 )
 def test_what_would_be_ignored_is_refused_in_a_line(capsys, tmp_path, args, said):

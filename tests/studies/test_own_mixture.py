@@ -99,10 +99,10 @@ def test_files(made, tmp_path: Path):
         (
             {"epsilon": 1.0},
             "a,1\na,2\nb,3\n",
-            "epsilon is of simulated data: kinds of your own clients are not private",
+            "epsilon applies to simulated clients: kinds of your own clients are not private",
         ),
-        ({"radius": 2.0}, "a,1\na,2\nb,3\n", "radius is of simulated data, which a CSV file takes the place of"),
-        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "value: no client's samples differ"),
+        ({"radius": 2.0}, "a,1\na,2\nb,3\n", "radius applies to simulated clients, not to --csv"),
+        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "value: each client's samples are identical"),
         ({"components": 2}, "a,1\nb,3\n", "every client has a single sample"),
     ],
 )

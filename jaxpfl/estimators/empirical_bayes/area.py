@@ -47,7 +47,7 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.search import bisect
 from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.empirical_bayes import inputs
-from jaxpfl.estimators.empirical_bayes.normal_means import checked, in_blocks
+from jaxpfl.estimators.empirical_bayes.normal_means import blockwise, checked
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 Likelihood: TypeAlias = Literal["reml", "ml"]
@@ -334,15 +334,15 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
     share = jax.nn.softmax(jax.lax.map(log_density, v) + jnp.log(jnp.asarray(_WEIGHTS, kind)))
     of_nodes = jax.lax.map(lambda A: _least_squares(A, Q, y, D)[1:3], A)
 
-    def of(client: Array) -> tuple[Array, Array]:
+    def ends(client: Array) -> tuple[Array, Array]:
         own, at, error = Q[client], y[client], D[client]
 
-        def given(A: Array, factor: Array, b: Array) -> tuple[Array, Array]:
+        def conditional(A: Array, factor: Array, b: Array) -> tuple[Array, Array]:
             B = error / (A + error)
             spread = (solve_triangular(factor, own.T, lower=True) ** 2).sum(axis=0)
             return at - B * (at - own @ b), jnp.sqrt(A * B + B**2 * spread)
 
-        mean, sd = jax.vmap(given)(A, *of_nodes)  # [nodes, clients]
+        mean, sd = jax.vmap(conditional)(A, *of_nodes)  # [nodes, clients]
 
         def quantile(p: Scalar) -> Array:
             def below(t: Array) -> Array:
@@ -352,7 +352,7 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
         return quantile((1 - level) / 2), quantile((1 + level) / 2)
 
-    return in_blocks(of, jnp.arange(len(y)))
+    return blockwise(ends, jnp.arange(len(y)))
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:

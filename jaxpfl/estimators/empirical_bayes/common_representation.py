@@ -133,13 +133,6 @@ def alternating(basis: Array, messages: Message, steps: int) -> Array:
     return jax.lax.fori_loop(0, steps, step, jnp.linalg.qr(basis)[0])
 
 
-@full_precision.products
-def distance(basis: Array, other: Array) -> Array:
-    """Sine of the largest principal angle between two column spaces of one dimension, []: 0 to 1."""
-    first, second = jnp.linalg.qr(basis)[0], jnp.linalg.qr(other)[0]
-    return jnp.linalg.norm(second - first @ (first.T @ second), ord=2)
-
-
 def _basis(messages: Message, heads: Array, second: Array) -> Array:
     """Solution B of ``sum_i A_i B S_i = sum_i b_i w_i'``, [d, k], of least norm where a direction is unseen."""
     (k, d), right = (heads.shape[1], messages.cross.shape[1]), messages.cross.T @ heads

@@ -40,7 +40,7 @@ class Test(NamedTuple):
     p_value: float
 
 
-def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
+def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
     """Analysis of variance of the clients' means, for any sizes, or Welch's.
 
     Args:
@@ -63,7 +63,7 @@ def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, p
 def spread(
     mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, level: float, *, pooled: bool
 ) -> tuple[float, float]:
-    """Confidence interval for sigma_theta, the standard deviation of the parameters; arguments as in `of_means`."""
+    """Confidence interval for sigma_theta, the parameters' standard deviation; arguments as in `compare_means`."""
     from scipy import special
 
     free = len(mean) - 1
@@ -76,7 +76,7 @@ def spread(
     return ends[0], ends[1]
 
 
-def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
+def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
     r"""Pearson's chi-square test of equal probabilities of Bernoulli clients:
 
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
@@ -109,7 +109,7 @@ def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
     return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
 
 
-def of_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
+def compare_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
     """Pearson's chi-square test of equal rates.
 
     Args:

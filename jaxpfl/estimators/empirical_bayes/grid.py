@@ -79,7 +79,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
         factor = jax.scipy.linalg.cho_factor(curve + jnp.diag(dual + ridge))
         move = root * jax.scipy.linalg.cho_solve(factor, root * (mu / pi - gradient))
         dual_move = mu / pi - dual - dual / pi * move
-        sizes = _to_boundary(pi, move) * 0.5 ** jnp.arange(_HALVINGS)
+        sizes = _boundary_step(pi, move) * 0.5 ** jnp.arange(_HALVINGS)
         along = L @ move
 
         def merit(size: Array) -> Array:
@@ -89,7 +89,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
         size = sizes[jnp.argmin(jnp.nan_to_num(jax.lax.map(merit, sizes), nan=jnp.inf))]
         usable = jnp.isfinite(move).all()
         new = jnp.where(usable, pi + size * move, pi)
-        new_dual = jnp.where(usable, dual + _to_boundary(dual, dual_move) * dual_move, dual)
+        new_dual = jnp.where(usable, dual + _boundary_step(dual, dual_move) * dual_move, dual)
         new_dual = jnp.maximum(new_dual, jnp.finfo(kind).tiny)
         return point(new, new_dual, jnp.where(usable, at.steps + 1, _STEPS), at)
 
@@ -99,7 +99,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     return end.best, end.slack
 
 
-def _to_boundary(at: Array, move: Array) -> Array:
+def _boundary_step(at: Array, move: Array) -> Array:
     """Longest step, at most 1, that keeps all entries above zero."""
     return jnp.minimum(1, _KEEP * jnp.where(move < 0, at / jnp.where(move < 0, -move, 1), jnp.inf).min())
 

@@ -157,7 +157,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
     if number < LEAST_GROUPS:
         raise JaxpflError(f"needs at least {LEAST_GROUPS} groups, got {number}")
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
-        raise JaxpflError("every group has a single client: spreads within and between groups cannot be told apart")
+        raise JaxpflError("every group has a single client: spreads within and between groups cannot be separated")
     found = _solve(own, errors, jnp.asarray(index), groups=number)
     return found._replace(labels=inputs.labels_of(x, s, group))
 

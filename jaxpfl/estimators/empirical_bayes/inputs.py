@@ -49,7 +49,7 @@ def refuse_masked(name: str, value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
         at = place[0] if len(place) == 1 else place
-        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: leave such clients out")
+        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: remove such clients")
 
 
 def is_frame(value: Any) -> bool:
@@ -78,7 +78,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
         lacking = first.difference(own)
         if len(lacking):
             raise JaxpflError(
-                f"indexes of {pair} must hold the same clients, got {shown(lacking[0])} in {framed[0]} alone"
+                f"indexes of {pair} must hold the same clients, got {shown(lacking[0])} only in {framed[0]}"
             )
         given[name] = given[name].reindex(first)
     return tuple(given.values())
@@ -103,17 +103,17 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
     one = rows.removesuffix("s")
     if isinstance(value, Tracer):
         if number is None:
-            raise JaxpflError(f"{name}s, their number, must be given where those of the {rows} are not known")
+            raise JaxpflError(f"{name}s, their number, must be given under jit and vmap")
         if value.shape != (m,):
-            raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {value.shape}")
+            raise JaxpflError(f"{name} must have one entry for each of the {m} {rows}, got shape {value.shape}")
         return value.astype(jnp.int32), None
     refuse_masked(name, value)
     given = np.asarray(value)
     if given.shape != (m,):
-        raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {given.shape}")
+        raise JaxpflError(f"{name} must have one entry for each of the {m} {rows}, got shape {given.shape}")
     if given.dtype.kind == "O":
         if any(of is None or of != of for of in given):
-            raise JaxpflError(f"{name} must be a number or a name of each {one}, got None or NaN")
+            raise JaxpflError(f"{name} must be a number or a name for each {one}, got None or NaN")
         given = given.astype(str)
     elif given.dtype.kind == "f" and not np.isfinite(given).all():
         at = int(np.argmin(np.isfinite(given)))

@@ -60,7 +60,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     known, left = jnp.isinf(degrees), degrees_left(m, d, degrees)
     nu = jnp.where(known, 1.0, degrees)
 
-    def given(u: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Log density and conditional moments at u, where lambda = scale (1 / u^2 - 1).
 
         In u the density is bounded for every m. Returns lambda, its log density, w, M, and the factor's posterior mean.
@@ -78,13 +78,13 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     def narrow(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         u, step = _cells(*ends)
-        log_p = given(u)[1]
+        log_p = conditional(u)[1]
         likely = log_p > log_p.max() - _NEGLIGIBLE
         low, high = jnp.where(likely, u, 1).min(), jnp.where(likely, u, 0).max()
         return jnp.maximum(low - step, ends[0]), jnp.minimum(high + step, ends[1])
 
     u, _ = _cells(*jax.lax.fori_loop(0, _ZOOMS, narrow, (jnp.zeros_like(scale), jnp.ones_like(scale))))
-    ratio, log_p, w, off, factor = given(u)
+    ratio, log_p, w, off, factor = conditional(u)
     p = jax.nn.softmax(log_p)[:, None]
     B = s2 * w
     EB, of_mean = (p * B).sum(axis=0)[:, None], (p * B).T @ off

@@ -192,7 +192,7 @@ class NormalMeans(NamedTuple):
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, the least t with P(theta <= t) >= p, [m]."""
         inputs.inside("p", p)
-        return in_blocks(lambda x, s: self.prior.quantile(p, x, s), self.x, self.s)
+        return blockwise(lambda x, s: self.prior.quantile(p, x, s), self.x, self.s)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each.
@@ -220,8 +220,8 @@ class NormalMeans(NamedTuple):
     @property
     def scores(self) -> Array:
         """Normal scores of the estimates under their fitted marginal distributions: N(0, 1) if the prior holds, [m]."""
-        below = in_blocks(self.prior.marginal_below, self.x, self.s)
-        above = in_blocks(self.prior.mirrored().marginal_below, -self.x, self.s)
+        below = blockwise(self.prior.marginal_below, self.x, self.s)
+        above = blockwise(self.prior.mirrored().marginal_below, -self.x, self.s)
         tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # far out both round to zero
         return jnp.where(below < above, 1, -1) * ndtri(tail)
 
@@ -235,11 +235,11 @@ def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> 
         sign = jnp.minimum(prior.below(zero, x, s), prior.mirrored().below(zero, -x, s))
         return *prior.moments(x, s), sign, prior.log_marginal(x, s)
 
-    mean, sd, lfsr, fit = in_blocks(block, x, s)
+    mean, sd, lfsr, fit = blockwise(block, x, s)
     return NormalMeans(x, s, prior, mean, sd, lfsr, 1 - (sd / s) ** 2, fit.sum(), jnp.asarray(slack, x.dtype))
 
 
-def in_blocks(function: Any, *arrays: Array) -> Any:
+def blockwise(function: Any, *arrays: Array) -> Any:
     """A function of [n] arrays over all m clients, `AT_ONCE` of them at a time."""
     m = len(arrays[0])
     if m <= AT_ONCE:
@@ -298,7 +298,9 @@ def ebnm(
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
-            warn(f"prior npmle: atoms {step:.3g} apart, the least s is {float(errors.min()):.3g}: give more components")
+            warn(
+                f"prior npmle: atoms {step:.3g} apart, above the least s {float(errors.min()):.3g}: use more components"
+            )
     if center is None and alone:
         _warn_of_center(prior, own)
     at = jnp.asarray(0.0 if learned or center is None else center, own.dtype)
@@ -328,7 +330,7 @@ def _solve(
     fitted = fitted._replace(means=fitted.means * unit + origin, sds=fitted.sds * unit)
     found = posterior(fitted, x, s, slack)
     if weighted:
-        found = found._replace(log_marginal=len(x) * (w @ in_blocks(fitted.log_marginal, x, s)))
+        found = found._replace(log_marginal=len(x) * (w @ blockwise(fitted.log_marginal, x, s)))
     return found
 
 
@@ -422,7 +424,7 @@ def _check_center(prior: Family, center: Any) -> None:
         if center != "learned":
             raise JaxpflError(f"center must be a number or 'learned', got {shown(center)}")
         if prior in COMPONENTS:
-            raise JaxpflError(f"prior {prior} does not learn its center: give a number, or take it off x")
+            raise JaxpflError(f"prior {prior} does not learn its center: give a number, or subtract it from x")
     elif prior == "npmle":
         raise JaxpflError(f"prior {prior} has no center, got {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
@@ -464,26 +466,26 @@ def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
     Raises:
       JaxpflError: as `ebnm`.
     """
-    own, errors = known(x, s, one=one)
+    own, errors = checked_arrays(x, s, one=one)
     kind = jnp.result_type(float)
     if isinstance(own, np.ndarray) and isinstance(errors, np.ndarray):
         for name, each in (("x", own), ("s", errors)):
             if np.abs(each).max() > jnp.finfo(kind).max / 4 or (name == "s" and each.min() < 4 * jnp.finfo(kind).tiny):
-                raise JaxpflError(f"{name} must be within the range of {kind}: take another unit, or double precision")
+                raise JaxpflError(f"{name} must be within the range of {kind}: use another unit, or double precision")
         full_precision.check_digits(float(np.abs(own).max()), float(errors.min()))
     return jnp.asarray(own, kind), jnp.broadcast_to(jnp.asarray(errors, kind), own.shape)
 
 
-def known(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
+def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
     """Estimates and errors as NumPy arrays in double precision, where they are known; arguments as `checked`."""
     own, errors = (inputs.numbers(name, each) for name, each in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must be one number for each client, got shapes {own.shape} and {errors.shape}")
     if errors.ndim and errors.shape != own.shape:
-        raise JaxpflError(f"x and s must be of the same clients, got {len(own)} estimates and {len(errors)} errors")
+        raise JaxpflError(f"x and s must have the same length, got {len(own)} estimates and {len(errors)} errors")
     least = 1 if one else 2
     if len(own) < least:
-        what = "" if one else ": of a single one, nothing can be learned of the others (or give center)"
+        what = "" if one else ": a single client does not determine a prior (or give center)"
         raise JaxpflError(f"needs at least {least} client{'s' * (least > 1)}, got {len(own)}{what}")
     if isinstance(own, np.ndarray) and not np.isfinite(own).all():
         at = int(np.argmin(np.isfinite(own)))
@@ -566,7 +568,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     if m <= 3:
         raise JaxpflError(f"James and Stein's estimator needs at least 4 clients, got {m}")
     if np.ndim(s) != 0:
-        raise JaxpflError(f"James and Stein's estimator needs one s for all clients, got {np.shape(s)}: take ebnm")
+        raise JaxpflError(f"James and Stein's estimator needs one s for all clients, got {np.shape(s)}: use ebnm")
     center = own.mean()
     spread = (((own - center) / errors) ** 2).sum()
     weight = jnp.maximum(0, 1 - (m - 3) / jnp.where(spread > 0, spread, 1)) * (spread > 0)

@@ -62,7 +62,7 @@ from jaxpfl.core.search import bisect, climb
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.empirical_bayes import grid, inputs
 from jaxpfl.estimators.empirical_bayes.area import regressors, triangle
-from jaxpfl.estimators.empirical_bayes.normal_means import in_blocks
+from jaxpfl.estimators.empirical_bayes.normal_means import blockwise
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 RatePrior: TypeAlias = Literal["conjugate", "npmle"]
@@ -287,7 +287,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
         sd = jnp.sqrt((shares * (places - mean[:, None]) ** 2).sum(axis=1))
         return shares, mean, sd, jax.nn.logsumexp(logs, axis=1)
 
-    shares, mean, sd, value = in_blocks(block, z, n)
+    shares, mean, sd, value = blockwise(block, z, n)
     value = value + _log_saturated(z, n, bounded=bounded)
     return AtomRates(z, n, places, weights, shares, mean, sd, len(z) * (w @ value), slack)
 
@@ -340,7 +340,9 @@ def checked_counts(
         what = "all trials are successes" if events.sum() else f"all {'successes' if bounded else 'counts'} are zero"
         raise JaxpflError(f"{what}: no prior can be fitted")
     if bounded and sizes.max() == 1:
-        raise JaxpflError(f"{names[1]} must be above 1 for some client: of one trial each no spread can be learned")
+        raise JaxpflError(
+            f"{names[1]} must be above 1 for some client: with one trial each, no spread can be estimated"
+        )
     return z, n
 
 
@@ -433,7 +435,9 @@ def _fit_about(
     sizes = jnp.broadcast_to(jnp.asarray(n, kind), (m,))
     found, reach = _solve_about(jnp.asarray(z, kind), sizes, columns, intercept=bool(intercept), bounded=bounded)
     if not isinstance(reach, Tracer) and not reach < _FAR:
-        raise JaxpflError("x tells clients of no events (or of all) from the others: no coefficients are the likeliest")
+        raise JaxpflError(
+            "x separates clients without events (or with all) from the others: the likelihood has no maximum"
+        )
     return found._replace(labels=inputs.labels_of(events, size, x))
 
 

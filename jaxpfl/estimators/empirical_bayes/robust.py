@@ -26,7 +26,7 @@ from jax.core import Tracer
 
 from jaxpfl.core.types import Scalar
 from jaxpfl.estimators.empirical_bayes import inputs
-from jaxpfl.estimators.empirical_bayes.normal_means import known
+from jaxpfl.estimators.empirical_bayes.normal_means import checked_arrays
 from jaxpfl.support.errors import JaxpflError
 
 _PLACES, _TANGENTS, _TABLE = 240, 60, 64
@@ -75,7 +75,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
       JaxpflError: as `ebnm`; for a level outside (0, 1); and under a transformation.
     """
     inputs.level_within(level, np.float64)
-    own, errors = known(x, s, one=False)
+    own, errors = checked_arrays(x, s, one=False)
     if isinstance(own, Tracer) or isinstance(errors, Tracer):
         raise JaxpflError("robust intervals run on the host: call this outside jit and vmap")
     errors = np.broadcast_to(errors, own.shape)

@@ -177,7 +177,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
     if sizes.max() < 2:
-        raise JaxpflError("every client has a single sample: its error and the clients' spread cannot be told apart")
+        raise JaxpflError("every client has a single sample: its error and the clients' spread cannot be separated")
 
     def about_means(of: np.ndarray) -> np.ndarray:
         return of - (np.bincount(index, of, m) / sizes)[index]
@@ -186,14 +186,16 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
     inner = int(np.linalg.matrix_rank(within))
     p = x.shape[1] + intercept
     if m + inner - p < LEAST_FREE:
-        raise JaxpflError(f"covariates explain nearly all differences of {m} clients: at most {m - LEAST_FREE} may")
+        raise JaxpflError(f"covariates explain nearly all differences of {m} clients: use at most {m - LEAST_FREE}")
     if len(x) - m - inner < 1:
-        raise JaxpflError(f"{len(x)} samples of {m} clients leave none for the error beside {inner} covariates")
+        raise JaxpflError(
+            f"{len(x)} samples of {m} clients are too few to estimate the error beside {inner} covariates"
+        )
     if isinstance(y, np.ndarray):
         left = about_means(y)
         left -= within @ np.linalg.lstsq(within, left, rcond=None)[0]
         if np.abs(left).max() <= _NO_SCATTER * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(y).max():
-            raise JaxpflError("y has no scatter about the regression: a client's own mean makes no error to avoid")
+            raise JaxpflError("y has no scatter about the regression: a client's own mean has no error to avoid")
 
 
 @partial(full_precision.jit, static_argnames=("m", "intercept"))
@@ -219,7 +221,7 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
     inner, cross, square = Q_in.T @ Q_in, Q_in.T @ r_in, r_in @ r_in
     free = N - p
 
-    def at(ratio: Array) -> tuple[Array, Array, Array, Array]:
+    def profile(ratio: Array) -> tuple[Array, Array, Array, Array]:
         """Factor of the normal equations, coefficients, squares about them and log likelihood, in units of sigma_e."""
         k = n / (1 + n * ratio)
         factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)
@@ -231,13 +233,13 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
         return factor, b, squares, value / 2
 
     starts = jnp.linspace(*_RATIOS, _SCALES, dtype=y.dtype)[:, None]
-    best, value = climb(lambda log: at(jnp.exp(log[0]))[3] / N, starts)
+    best, value = climb(lambda log: profile(jnp.exp(log[0]))[3] / N, starts)
     zero = jnp.zeros((), y.dtype)
-    none = at(zero)[3]
+    none = profile(zero)[3]
     some = value * N
     alike = none >= some - 16 * jnp.finfo(y.dtype).eps * (N + jnp.abs(some))
     ratio = jnp.where(alike, 0, jnp.exp(best[0]))
-    factor, b, squares, value = at(ratio)
+    factor, b, squares, value = profile(ratio)
     e2 = squares / free
     v2 = ratio * e2
 

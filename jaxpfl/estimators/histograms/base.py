@@ -101,7 +101,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
     return Users(jnp.asarray(place), jnp.asarray(count), jnp.asarray(size.reshape(ids.shape)), jnp.asarray(ids), tokens)
 
 
-def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
+def arrange(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
     """One value (or row) per user, [n, ...], arranged in the users' blocks: [b, c, ...]."""
     blocks, block = users.size.shape
     rest = blocks * block - len(values)
@@ -110,12 +110,12 @@ def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
 
 
 def each(values: Array, users: Users) -> np.ndarray:
-    """Inverse of `in_blocks`: [..., b, c] -> [..., n], for values on the host."""
+    """Inverse of `arrange`: [..., b, c] -> [..., n], for values on the host."""
     flat = np.asarray(values).reshape(*values.shape[:-2], -1)
     return flat[..., np.asarray(users.valid).ravel()]
 
 
-def as_counted(tree: Any, users: Users) -> Any:
+def counts_dtype(tree: Any, users: Users) -> Any:
     """A tree cast to the precision of the users' counts, which a scan over them preserves."""
     return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators.clustering import within_ball
-from jaxpfl.estimators.histograms.base import Users, as_counted, divergences, floored, histograms, total
+from jaxpfl.estimators.histograms.base import Users, counts_dtype, divergences, floored, histograms, total
 from jaxpfl.privacy.noise import add_gaussian
 
 Direction: TypeAlias = Literal["printed", "objective"]
@@ -48,13 +48,13 @@ class Sums(NamedTuple):
 def sums(users: Users, centers: Array) -> Sums:
     """Assign every user to its nearest center and sum, in one pass."""
 
-    def of_block(block: Users, q: Array) -> Sums:
+    def block_sums(block: Users, q: Array) -> Sums:
         apart = divergences(q, centers)
         member = jax.nn.one_hot(apart.argmin(axis=1), len(centers), dtype=q.dtype)
         member = jnp.where(block.valid[:, None], member, 0)
         return Sums(member.T @ q, member.sum(axis=0), jnp.where(block.valid, apart.min(axis=1), 0).sum())
 
-    return total(users, of_block)
+    return total(users, block_sums)
 
 
 @full_precision.products
@@ -78,9 +78,9 @@ def cluster(
       floor: s.
       rate: rate of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is
         under IFCA.
-      complete: applied to the means [k, d] before they become centers (`kept`).
+      complete: applied to the means [k, d] before they become centers (`token_mask`).
     """
-    start, rate = as_counted((start, rate), users)
+    start, rate = counts_dtype((start, rate), users)
     jumps = rate == 1
 
     def step(at: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
@@ -123,7 +123,7 @@ def far_apart(
       direction: direction of the divergence.
     """
 
-    temperature = as_counted(temperature, users)
+    temperature = counts_dtype(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
         """Histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""
@@ -141,13 +141,13 @@ def far_apart(
         return floored(jax.lax.scan(step, nobody, (users, gap))[0][1], floor)
 
     def gaps(center: Array) -> Array:
-        def of_block(block: Users) -> Array:
+        def block_gaps(block: Users) -> Array:
             q = floored(histograms(block), floor)
             if direction == "printed":
                 return center @ jnp.log(center) - jnp.log(q) @ center
             return (q * jnp.log(q)).sum(axis=1) - q @ jnp.log(center)
 
-        return jax.lax.map(of_block, users)
+        return jax.lax.map(block_gaps, users)
 
     first = pick(0, jnp.zeros(users.size.shape, users.count.dtype))
 
@@ -177,11 +177,10 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
     .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 
     A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: literally,
-    the paper drops x if |v_x| is small in any v, which keeps almost nothing; ``every=True`` of `kept` selects that. The
-    deviations are from the mean, so that k clusters span k - 1 directions; the paper takes k. (Its expectation of M
-    also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T; the first does not rotate the eigenvectors, the second removes
-    one direction.) Clustering then uses the kept tokens; the other tokens keep the mean's estimates, whose release is
-    accounted for.
+    the paper drops x if |v_x| is small in any v, which keeps almost nothing. The deviations are from the mean, so that
+    k clusters span k - 1 directions; the paper takes k. (Its expectation of M also omits I / (alpha + 1) and -sqrt(q)
+    sqrt(q)^T; the first does not rotate the eigenvectors, the second removes one direction.) Clustering then uses the
+    kept tokens; the other tokens keep the mean's estimates, whose release is accounted for.
 
     Implements: Setlur et al. 2023, appendix C.
 
@@ -194,12 +193,12 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
     """
     of = mean[candidates]
 
-    def of_block(block: Users, q: Array) -> Array:
+    def block_moment(block: Users, q: Array) -> Array:
         v = (q[:, candidates] - of) / jnp.sqrt(of)
         v = jnp.where(block.valid[:, None], v if radius is None else within_ball(v, radius), 0)
         return v.T @ v
 
-    return total(users, of_block)
+    return total(users, block_moment)
 
 
 def directions(moment: Array, candidates: Array, number: int) -> Directions:
@@ -227,13 +226,12 @@ def candidate_tokens(mean: Array, number: int) -> Array:
     return jax.lax.top_k(mean, number)[1]
 
 
-def kept(found: Directions, tokens: int, threshold: Scalar, *, every: bool = False) -> Array:
-    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors (or in every one), [d] bool.
+def token_mask(found: Directions, tokens: int, threshold: Scalar) -> Array:
+    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors, [d] bool.
 
     Implements: Setlur et al. 2023, appendix C.
     """
-    size = jnp.abs(found.vectors)
-    size = size.min(axis=0) if every else size.max(axis=0)
+    size = jnp.abs(found.vectors).max(axis=0)
     return jnp.zeros(tokens, bool).at[found.candidates].set(size > threshold)
 
 

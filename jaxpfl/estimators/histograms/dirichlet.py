@@ -28,7 +28,7 @@ from jax.scipy.special import digamma, gammaln
 from jaxpfl.core import full_precision
 from jaxpfl.core.full_precision import RunningSum
 from jaxpfl.core.types import Array, Scalar
-from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
+from jaxpfl.estimators.histograms.base import Users, counts_dtype, floored, histograms, nearest
 from jaxpfl.estimators.histograms.tuning import Personal
 
 LEAST = 1e-8
@@ -80,10 +80,10 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
         distribution of each cluster is fitted: empirical Bayes after Algorithm 2.
     """
 
-    start = as_counted(start, users)
+    start = counts_dtype(start, users)
 
     def step(mixture: Mixture, _: None) -> tuple[Mixture, Array]:
-        def of_block(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
+        def add_block(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
             r, likelihood = responsibilities(block, mixture)
             if hard is not None:
                 joint = log_likelihood(block, mixture.a)
@@ -108,7 +108,7 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
         k = len(mixture.a)
         zero = jnp.zeros_like(mixture.a.T), jnp.zeros(k), jnp.zeros(k), jnp.zeros(())
         zero = jax.tree.map(lambda z: z.astype(mixture.a.dtype), zero)
-        seen, sizes, members, likelihood = jax.lax.scan(of_block, RunningSum.zero(zero), users)[0].total
+        seen, sizes, members, likelihood = jax.lax.scan(add_block, RunningSum.zero(zero), users)[0].total
         lonely = members <= 0
         ratio = seen.T / jnp.where(lonely, 1, sizes)[:, None]
         a = jnp.where(lonely[:, None], mixture.a, jnp.maximum(mixture.a * ratio, LEAST))

@@ -16,9 +16,8 @@ Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1, and T rounds are, with
 
 The theorem covers the rounds alone. Not private, although the paper calls the whole private: Algorithm 1's start, whose
 centers are users' own histograms; DimRed's mean, vectors and set of tokens; everything tuned on the data. The paper's
-noise is added to the mean, of which one user is a share 1/a: it is a times more than needed. With ``on_sum`` it is
-added to the sum, which a user changes by at most ||Qhat_u|| <= 1 (the paper has "exactly 1"), and the theorem still
-holds.
+noise is added to the mean, of which one user is a share 1/a: it is a times more than noise on the sum, which a user
+changes by at most ||Qhat_u|| <= 1 (the paper has "exactly 1").
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import jax.numpy as jnp
 
 from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key, Scalar
-from jaxpfl.estimators.histograms.base import Users, as_counted, floored, nearest, total
+from jaxpfl.estimators.histograms.base import Users, counts_dtype, floored, nearest, total
 from jaxpfl.estimators.histograms.clusters import sums
 from jaxpfl.privacy.noise import add_gaussian, add_laplace
 from jaxpfl.support.errors import JaxpflError
@@ -58,7 +57,7 @@ def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float
     return 3 * epsilon * composed, (2 * rounds + 1) * delta
 
 
-def of_a_call(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
+def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
     """Inverse of `theorem_3_1`: the eps and delta of a call's parts that give the run's eps' and delta'.
 
     Raises:
@@ -72,7 +71,7 @@ def of_a_call(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
     part = delta / (2 * rounds + 1)
     if theorem_3_1(1.0, part, rounds)[0] <= epsilon:
         raise JaxpflError(
-            f"epsilon {epsilon:g} is too large for the printed calibration of {rounds} rounds: below 1 each"
+            f"epsilon {epsilon:g} is too large for the printed calibration of {rounds} rounds, each below 1"
         )
     return root_scalar(lambda e: theorem_3_1(e, part, rounds)[0] - epsilon, bracket=(1e-12, 1.0)).root, part
 
@@ -87,7 +86,6 @@ def centering(
     stddev: Scalar,
     clip: Scalar,
     floor: Scalar,
-    on_sum: bool = False,
 ) -> Array:
     """One call of Algorithm 3 for the users nearest to each center, [k, d], floored.
 
@@ -100,27 +98,22 @@ def centering(
       stddev: sigma, `gaussian_stddev`.
       clip: c.
       floor: s.
-      on_sum: add noise to the sum instead of the mean.
     """
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)
     exact = sums(users, centers)
     a = jnp.maximum(add_laplace(of_count, exact.sizes, 1 / epsilon, "counts of a call"), 1)[:, None]
-    if on_sum:
-        b1 = add_gaussian(of_mean, exact.histograms, stddev, "mean of a call") / a
-    else:
-        b1 = add_gaussian(of_mean, exact.histograms / a, stddev, "mean of a call")
-    b1 = jnp.maximum(b1, floor)
+    b1 = jnp.maximum(add_gaussian(of_mean, exact.histograms / a, stddev, "mean of a call"), floor)
     reach = clip / math.sqrt(d)
 
     def clipped(block: Users, q: Array) -> Array:
         at = jnp.where(block.valid, nearest(q, centers), k)
 
-        def of_cluster(i: Array, b: Array) -> Array:
+        def cluster_sum(i: Array, b: Array) -> Array:
             parts = jnp.clip((q - b) / jnp.sqrt(b), -reach, reach)
             return jnp.where((at == i)[:, None], parts, 0).sum(axis=0)
 
-        return jax.lax.map(lambda xs: of_cluster(*xs), (jnp.arange(k), b1))
+        return jax.lax.map(lambda xs: cluster_sum(*xs), (jnp.arange(k), b1))
 
     b2 = add_gaussian(of_rest, total(users, clipped), clip * stddev, "correction of a call")
     return floored(b1 + jnp.sqrt(b1) * b2 / a, floor)
@@ -137,14 +130,13 @@ def cluster(
     stddev: Scalar,
     clip: Scalar,
     floor: Scalar,
-    on_sum: bool = False,
 ) -> Array:
     """Algorithm 2 with Algorithm 3 for its centers, [k, d]: T calls from a start that the theorem does not cover."""
 
-    start, epsilon, stddev, clip, floor = as_counted((start, epsilon, stddev, clip, floor), users)
+    start, epsilon, stddev, clip, floor = counts_dtype((start, epsilon, stddev, clip, floor), users)
 
     def step(t: Array, centers: Array) -> Array:
         own = jax.random.fold_in(key, t)
-        return centering(own, users, centers, epsilon=epsilon, stddev=stddev, clip=clip, floor=floor, on_sum=on_sum)
+        return centering(own, users, centers, epsilon=epsilon, stddev=stddev, clip=clip, floor=floor)
 
     return jax.lax.fori_loop(0, rounds, step, floored(start, floor))

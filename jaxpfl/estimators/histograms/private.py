@@ -68,7 +68,7 @@ def clipped_sums(
       weights: [d], positive, weights of the tokens in the norm that C bounds; one unless given.
     """
 
-    def of_block(block: Users, q: Array) -> Release:
+    def block_sums(block: Users, q: Array) -> Release:
         member = jax.nn.one_hot(nearest(q, centers), len(centers), dtype=q.dtype)
         member = jnp.where(block.valid[:, None], member, 0)
         q = q if keep is None else jnp.where(keep, q, 0)
@@ -76,7 +76,7 @@ def clipped_sums(
         sums = member.T @ q
         return Release(sums, sums.sum(axis=1))
 
-    return total(users, of_block)
+    return total(users, block_sums)
 
 
 def stddevs(radius: Scalar, noise: Scalar) -> tuple[Scalar, Scalar]:
@@ -240,26 +240,26 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     return floored((posterior(prior) * (values * variance + y * own) / whole).sum(axis=1), floor)
 
 
-class Known(NamedTuple):
+class MeanEstimate(NamedTuple):
     """Combined releases of the mean: a value per token [d] and its precision, the inverse variance of the noise [d]."""
 
     value: Array
     precision: Array
 
 
-def known_of(release: Release, radius: Scalar, noise: Scalar) -> Known:
+def initial_mean(release: Release, radius: Scalar, noise: Scalar) -> MeanEstimate:
     """Mean and precision from `release_of_all`."""
     mass = jnp.maximum(release.masses[0], 1)
     value = release.sums[0] / mass
-    return Known(value, jnp.full_like(value, (mass / stddevs(radius, noise)[0]) ** 2))
+    return MeanEstimate(value, jnp.full_like(value, (mass / stddevs(radius, noise)[0]) ** 2))
 
 
-def mean_of(known: Known, floor: Scalar) -> Array:
+def denoised_mean(known: MeanEstimate, floor: Scalar) -> Array:
     """Denoised mean, [d]."""
     return denoised(known.value, 1 / jnp.sqrt(known.precision), floor)
 
 
-def weights_of(mean: Array) -> Array:
+def standard_weights(mean: Array) -> Array:
     """Standardising weights w, [d], from a private mean [d]."""
     return 1 / jnp.sqrt(mean + LEAST / len(mean))
 
@@ -322,20 +322,20 @@ def cluster_standardised(
     """
     of_start, of_rounds = jax.random.split(key)
 
-    def step(t: Array, at: tuple[Array, Array, Known]) -> tuple[Array, Array, Known]:
+    def step(t: Array, at: tuple[Array, Array, MeanEstimate]) -> tuple[Array, Array, MeanEstimate]:
         centers, mean, known = at
-        weights = weights_of(mean)
+        weights = standard_weights(mean)
         release = noisy_sums(jax.random.fold_in(of_rounds, t), users, centers, weights, noise)
         mass = jnp.maximum(release.masses.sum(), 1)
         precision = (mass * weights / (noise * REACH)) ** 2 / clusters
         total = known.precision + precision
         value = known.value + precision / total * (release.sums.sum(axis=0) / mass - known.value)
-        known = Known(value, total)
-        mean = mean_of(known, floor)
+        known = MeanEstimate(value, total)
+        mean = denoised_mean(known, floor)
         return floored(shrunk(release, mean, noise * REACH / weights), floor), mean, known
 
-    known = known_of(first, radius, first_noise)
-    mean = mean_of(known, floor)
+    known = initial_mean(first, radius, first_noise)
+    mean = denoised_mean(known, floor)
     start = private_start(of_start, mean, clusters, spread, floor)
     return jax.lax.fori_loop(0, rounds, step, (start, mean, known))[0]
 

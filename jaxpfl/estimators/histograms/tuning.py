@@ -28,7 +28,7 @@ def fixed(weight: Scalar) -> Weight:
     return lambda size: jnp.broadcast_to(jnp.asarray(weight, size.dtype), size.shape)
 
 
-def by_size(alpha: Scalar) -> Weight:
+def size_weight(alpha: Scalar) -> Weight:
     """lambda = ``alpha / (alpha + m_u)``.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
@@ -41,7 +41,7 @@ def local(floor: Scalar) -> Personal:
     return lambda block, q: floored(q, floor)
 
 
-def of_nearest(centers: Array) -> Personal:
+def nearest_center(centers: Array) -> Personal:
     """The nearest of the centers [k, d], without fine-tuning."""
     return lambda _, q: centers[nearest(q, centers)]
 
@@ -81,7 +81,7 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
     """Interpolation between the nearest of the centers [k, d] (at weight 1) and the user's own histogram."""
-    return toward(of_nearest(centers), weight, floor)
+    return toward(nearest_center(centers), weight, floor)
 
 
 def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
@@ -103,11 +103,11 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
       personal: the estimates.
     """
 
-    def of_block(xs: tuple[Users, Truth]) -> Array:
+    def block_losses(xs: tuple[Users, Truth]) -> Array:
         block, of = xs
         return jnp.where(block.valid, _divergence(histograms(of), personal(block, histograms(block))), 0)
 
-    return jax.lax.map(of_block, (users, truth))
+    return jax.lax.map(block_losses, (users, truth))
 
 
 @full_precision.products
@@ -128,25 +128,25 @@ def tuned(
       users, truth: validation users and their held-out tokens.
       candidates: [g].
       point: point to be fine-tuned (`toward`), computed once for all candidates.
-      weight: `fixed` or `by_size`.
+      weight: `fixed` or `size_weight`.
       floor: s.
 
     Returns:
       The best candidate [] and the mean loss of each [g].
     """
 
-    def of_block(xs: tuple[Users, Truth]) -> Array:
+    def block_losses(xs: tuple[Users, Truth]) -> Array:
         block, of = xs
         q, own = histograms(of), histograms(block)
         at = point(block, own)
 
-        def with_one(candidate: Scalar) -> Array:
+        def candidate_loss(candidate: Scalar) -> Array:
             made = toward(lambda *_: at, weight(candidate), floor)(block, own)
             return jnp.where(block.valid, _divergence(q, made), 0).sum()
 
-        return jax.lax.map(with_one, candidates)
+        return jax.lax.map(candidate_loss, candidates)
 
-    found = jax.lax.map(of_block, (users, truth)).sum(axis=0) / jnp.maximum(users.number, 1)
+    found = jax.lax.map(block_losses, (users, truth)).sum(axis=0) / jnp.maximum(users.number, 1)
     return candidates[jnp.argmin(found)], found
 
 

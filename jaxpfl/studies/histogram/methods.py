@@ -27,8 +27,8 @@ from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Truth, Users, floored
 from jaxpfl.estimators.histograms.clusters import Direction
-from jaxpfl.estimators.histograms.tuning import Personal, by_size, finetuned, fixed, local, loss, losses, toward
-from jaxpfl.studies.study import NOT_PRIVATE, Settings, at_least, refuse_given, within
+from jaxpfl.estimators.histograms.tuning import Personal, finetuned, fixed, local, loss, losses, size_weight, toward
+from jaxpfl.studies.study import NOT_PRIVATE, Settings, minimum, refuse_given, within
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
@@ -56,19 +56,19 @@ class HistogramSettings(Settings):
     """Clusters of synthetic data."""
     alpha: float = within(200.0, checks.positive)
     """Concentration of synthetic users about their cluster's center."""
-    spread: float = within(1.0, at_least(0))
+    spread: float = within(1.0, minimum(0))
     """Standard deviation of the logarithms of synthetic centers about Zipf's law."""
     samples: int = within(500, checks.count)
     """m, tokens of a synthetic user; their median with --samples-spread."""
-    samples_spread: float = within(0.0, at_least(0))
+    samples_spread: float = within(0.0, minimum(0))
     """Standard deviation of the logarithm of a synthetic user's tokens."""
     least_tokens: int = within(100, checks.count)
     """Real users with fewer tokens are left out; lowered if hardly any has so many."""
     train_share: float = 0.5
     """Share of a real user's tokens used for estimation; estimates are scored on the others."""
-    validation: float = within(0.2, at_least(0))
+    validation: float = within(0.2, minimum(0))
     """Share of the users that lambda and alpha are tuned on."""
-    unseen: float = within(0.1, at_least(0))
+    unseen: float = within(0.1, minimum(0))
     """Share of users unseen by every method, which are scored separately."""
     block: int = within(histogram.BLOCK, checks.count)
     """Users per dense block, which affects memory and speed alone."""
@@ -84,7 +84,7 @@ class HistogramSettings(Settings):
     """T of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = within(0.1, checks.rate)
     """Rate of IFCA's steps."""
-    temperature: float = within(0.5, at_least(0))
+    temperature: float = within(0.5, minimum(0))
     """t of Algorithm 1."""
     direction: Direction = "printed"
     """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
@@ -125,12 +125,12 @@ class HistogramSettings(Settings):
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
             raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {shown(self.data)}")
         if not self.data.startswith("csv:"):
-            refuse_given(self, ("encoding",), "is of csv:FILE")
+            refuse_given(self, ("encoding",), "applies to csv:FILE only")
         if self.data == "synthetic":
-            refuse_given(self, ("least_tokens", "train_share"), "is of real users, not of synthetic ones")
+            refuse_given(self, ("least_tokens", "train_share"), "applies to real users only")
         else:
             drawn = ("users", "components", "alpha", "spread", "samples", "samples_spread")
-            refuse_given(self, drawn, "is of synthetic users, which data takes the place of")
+            refuse_given(self, drawn, "applies to synthetic users only")
         host_memory.check(
             4 * self.repetitions * self.clusters * self.tokens,
             f"the centers of {self.repetitions} repetitions of {self.clusters} clusters over {self.tokens} tokens need",
@@ -157,7 +157,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
     """
     taken: dict[str, Any] = {}
 
-    def at_most(name: str, most: int, instead: int, why: str = "") -> None:
+    def limit(name: str, most: int, instead: int, why: str = "") -> None:
         value = getattr(given, name)
         if value is None or value <= most:
             return
@@ -168,7 +168,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
     tokens, users = given.tokens, given.users
     if counts is not None:
         vocabulary = len(counts.vocabulary)
-        at_most("tokens", vocabulary, vocabulary, f" (those of {given.data})")
+        limit("tokens", vocabulary, vocabulary, f" (the vocabulary of {given.data})")
         tokens = min(given.tokens, vocabulary)
         sizes, least = counts.most_frequent(tokens).sizes, given.least_tokens
         if least == HistogramSettings.least_tokens and (sizes >= least).sum() < _FEW:
@@ -177,18 +177,18 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
         users = int((sizes >= max(least, 2)).sum())
         if users < 3:
             raise JaxpflError(
-                f"{given.data}: three users with least_tokens {max(least, 2)} tokens are needed, got {users}"
+                f"{given.data}: needs at least 3 users with {max(least, 2)} tokens (least_tokens), got {users}"
             )
-    at_most("kept_tokens", tokens, max(1, tokens // 10))
-    at_most("candidates", tokens, tokens)
+    limit("kept_tokens", tokens, max(1, tokens // 10))
+    limit("candidates", tokens, tokens)
     if not given.floor < 1 / tokens:
         raise JaxpflError(f"floor must be > 0 and below 1/{tokens}, got {given.floor:g}")
     validation, unseen = shares_of(users, given.validation, given.unseen)
     together = users - validation - unseen
     if users > 2 and together > 0:
-        few, why = max(1, together // _USERS_OF_A_CLUSTER), f" (the users that estimate, of {users})"
-        at_most("clusters", few if given.clusters == HistogramSettings.clusters else together, few, why)
-        at_most("private_clusters", together, few, why)
+        few, why = max(1, together // _USERS_OF_A_CLUSTER), f" (the training users among {users})"
+        limit("clusters", few if given.clusters == HistogramSettings.clusters else together, few, why)
+        limit("private_clusters", together, few, why)
     return replace(given, **taken), taken
 
 
@@ -274,7 +274,7 @@ def _synthetic(given: HistogramSettings) -> Prepared:
 
     def group(part: np.ndarray) -> Group:
         users = _users(drawn.counts.select_users(part), given)
-        return Group(users, histogram.in_blocks(drawn.histograms[part], users))
+        return Group(users, histogram.arrange(drawn.histograms[part], users))
 
     clients, validation, unseen = map(group, places)
     names, kinds = drawn.counts.users[places[0]], drawn.clusters[places[0]]
@@ -321,17 +321,17 @@ def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings)
     if method == "Algorithm 2":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
     everything = jnp.arange(users.tokens)
-    keep = kept_tokens(histogram_clusters.second_moment(users, mean, everything), everything, k, given)
+    keep = selected_tokens(histogram_clusters.second_moment(users, mean, everything), everything, k, given)
     return histogram_clusters.cluster(
         users, start, given.rounds, floor=s, complete=lambda centers: jnp.where(keep, centers, mean)
     ).centers
 
 
-def kept_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
+def selected_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
     """Mask of the tokens that DimRed keeps, [d] bool."""
     found = histogram_clusters.directions(moment, candidates, max(clusters - 1, 1))
     threshold = histogram_clusters.threshold_of(found, given.kept_tokens)
-    return histogram_clusters.kept(found, given.tokens, threshold)
+    return histogram_clusters.token_mask(found, given.tokens, threshold)
 
 
 def rows_of(
@@ -352,13 +352,13 @@ def rows_of(
 
     for name, at in centers.items():
         rows[name] = finetuned(at, fixed(1.0), s), none
-        nearest = histogram_tuning.of_nearest(at)
+        nearest = histogram_tuning.nearest_center(at)
         rows[f"{name} + FT"] = lam(nearest)
         if name in BLENDED:
             rows[f"{name}, blended + FT"] = lam(histogram_tuning.between(at))
         if name in BY_SIZE:
-            alpha = histogram_tuning.tuned(*data.validation, jnp.array(ALPHAS), nearest, by_size, s)[0]
-            rows[f"{name} + FT by m_u"] = toward(nearest, by_size(alpha), s), alpha
+            alpha = histogram_tuning.tuned(*data.validation, jnp.array(ALPHAS), nearest, size_weight, s)[0]
+            rows[f"{name} + FT by m_u"] = toward(nearest, size_weight(alpha), s), alpha
     return rows
 
 
@@ -446,11 +446,11 @@ class Noise(NamedTuple):
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
     """Noise that makes each private row (eps, delta)-DP as a whole."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
-    part = histogram_printed.of_a_call(epsilon, given.delta, given.private_rounds)
+    part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
 
 
-def given_choices(given: HistogramSettings) -> dict[str, Choice]:
+def method_choices(given: HistogramSettings) -> dict[str, Choice]:
     """Settings of every private method."""
     clusters = given.private_clusters or given.clusters
     shared = Choice(clusters, given.private_rounds, given.radius, given.mean_share)
@@ -491,8 +491,8 @@ def private_centers(
     if method == "FedAvg":
         return histogram_private.private_mean(first, s)[None]
     if method == "FedAvg, denoised":
-        known = histogram_private.known_of(first, choice.radius, first_noise)
-        return histogram_private.mean_of(known, s)[None]
+        known = histogram_private.initial_mean(first, choice.radius, first_noise)
+        return histogram_private.denoised_mean(known, s)[None]
     how = {"radius": choice.radius, "noise": noise, "first_noise": first_noise, "floor": s}
     if method == "Standardised":
         return histogram_private.cluster_standardised(of_rounds, users, first, k, choice.rounds, **how)
@@ -501,7 +501,7 @@ def private_centers(
         mean = histogram_private.private_mean(first, s)
         candidates = histogram_clusters.candidate_tokens(mean, given.candidates)
         moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
-        keep = kept_tokens(
+        keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
         )
     rate = given.ifca_rate if method == "IFCA" else 1.0

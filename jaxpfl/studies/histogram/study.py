@@ -40,7 +40,7 @@ from jaxpfl.studies.histogram.methods import (
     exact_rows,
     exported,
     follow,
-    given_choices,
+    method_choices,
     noise_of,
     prepare,
     read,
@@ -120,7 +120,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     scored, centers = _exact(given, data.population)(keys, *groups)
     columns: dict[str, dict[str, Scored]] = {EXACT: scored}
     arrays = {EXACT: np.asarray(centers)}
-    choices = given_choices(given)
+    choices = method_choices(given)
     private = _private(given, choices)
     for column, noise in zip(names, noises, strict=True):
         columns[column], centers = private(private_keys, jax.tree.map(jnp.float32, noise), *groups)
@@ -274,7 +274,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
 
     @full_precision.jit
     def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:
-        def of_run(key: Key) -> dict[str, Array]:
+        def run_labels(key: Key) -> dict[str, Array]:
             start = histogram_clusters.far_apart(
                 key,
                 users,
@@ -294,7 +294,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
 
             return {name: rounds(step) for name, step in steps.items()}
 
-        return jax.lax.map(of_run, keys)
+        return jax.lax.map(run_labels, keys)
 
     key = jax.random.key(given.seed)
     keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(given.repetitions))
@@ -329,7 +329,7 @@ class HistogramOptions(Options):
             known = ", ".join(f"{e:g}" for e in given.epsilon)
             raise JaxpflError(f"export_epsilon must be one of --epsilon {known}, got {self.export_epsilon:g}")
         if self.export is not None and not self.export.parent.is_dir():
-            raise JaxpflError(f"export: no folder {self.export.parent}")
+            raise JaxpflError(f"export: folder {self.export.parent} does not exist")
         claim_file(self.export, "--export", "jaxpfl estimate histogram", lambda p: npz_keys(p) == list(EXPORTED))
 
 
@@ -367,8 +367,8 @@ def tables(result: dict[str, Any]) -> list[Block]:
     )
     caption = (
         "± half of a 95 % interval over runs (start and noise, the same users)\n"
-        f"unseen: without privacy, of {users['unseen']} users from their own counts alone\n"
-        f"lambda and alpha tuned on {users['validation']} validation users, a public group, whom no claim covers"
+        f"unseen: {users['unseen']} users outside the estimation, from their own counts, without privacy\n"
+        f"lambda and alpha tuned on {users['validation']} validation users, a public group that no epsilon covers"
     )
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)
@@ -384,8 +384,8 @@ def tables(result: dict[str, Any]) -> list[Block]:
     lines = []
     if result["followed_the_data"]:
         taken = ", ".join(f"{name} {value}" for name, value in result["followed_the_data"].items())
-        private = ", which no eps covers" if given["epsilon"] else ""
-        lines.append(f"smaller than by default, after the data{private}: {taken}")
+        private = " (no epsilon covers this)" if given["epsilon"] else ""
+        lines.append(f"reduced from the defaults to fit the data{private}: {taken}")
     for column, said in result["privacy"].items():
         noises: dict[str, list[str]] = {}
         for name, own in said.items():
@@ -394,12 +394,12 @@ def tables(result: dict[str, Any]) -> list[Block]:
         parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
         lines.append(
             f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
-            f"Algorithm 3 as printed by its own theorem, sigma = {said[ALGORITHM_3]['stddev']:.3g}, its start not "
-            "covered"
+            f"Algorithm 3 as printed: sigma = {said[ALGORITHM_3]['stddev']:.3g} by its own theorem, which does not "
+            "cover its start"
         )
     if result["privacy"] and given["data"] != "synthetic":
         lines.append(
-            f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
+            f"no epsilon covers the vocabulary, all users' {given['tokens']} most frequent tokens: it is assumed public"
         )
     return [table, *lines, *_comparison(result)]
 
@@ -414,7 +414,7 @@ def _comparison(result: dict[str, Any]) -> list[str]:
             if gap[f"over_{of}"] is not None:
                 text += f", ±{gap[f'over_{of}']:.4f} over {of}"
         lines.append(text)
-    return [*lines, "settings as given: if they were chosen by looking at data, no eps covers that"]
+    return [*lines, "no epsilon covers settings that were chosen by looking at the data"]
 
 
 def _releases(multipliers: list[float]) -> str:
