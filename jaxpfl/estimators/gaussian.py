@@ -33,9 +33,9 @@ class Local(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations [].
+    """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
 
-    The last is zero unless the samples' variance is to be estimated.
+    The last is [], zero unless the samples' variance is to be estimated; [d] in `gaussian_columns`.
     """
 
     mean: Array
@@ -54,22 +54,18 @@ class Broadcast(NamedTuple):
 
 def local() -> Estimator:
     """Each client's own mean; nothing is sent."""
-
-    def summarize(key: Key, shared: None, samples: Samples) -> tuple[tuple, Array]:
-        return (), samples.mean
-
-    return Estimator(summarize, lambda key, shared, messages, sent: None, lambda shared, message, sent, mean: mean)
+    return Estimator(
+        lambda key, shared, samples: ((), samples.mean),
+        lambda key, shared, messages, sent: None,
+        lambda shared, message, sent, mean: mean,
+    )
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
     """The mean of all messages, as the estimate of each client."""
-
-    def combine(key: Key, shared: None, messages: Array, sent: Array) -> Array:
-        return moments(messages, sent).mean
-
     return Estimator(
         lambda key, shared, samples: (release.send(key, samples.mean), ()),
-        combine,
+        lambda key, shared, messages, sent: moments(messages, sent).mean,
         lambda mean, message, sent, own: mean,
     )
 

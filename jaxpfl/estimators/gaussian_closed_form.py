@@ -72,11 +72,6 @@ def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent:
     return best_weight(s2, *mean_terms(clients, s2, st2, sq2, sent=sent))
 
 
-def local(s2: Scalar) -> Array:
-    """Error of the client's own mean."""
-    return jnp.asarray(s2)
-
-
 def personalized(
     clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, a: Scalar | None = None, *, sent: bool = True
 ) -> Array:

@@ -37,7 +37,7 @@ from jaxpfl.core.search import bisect
 from jaxpfl.core.types import Array, Key, Scalar
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
-from jaxpfl.estimators.gaussian import weight
+from jaxpfl.estimators.gaussian import Sent, weight
 
 SIGNIFICANT = 0.05
 """Significance level of Bartlett's test."""
@@ -79,14 +79,6 @@ class Variances(NamedTuple):
         return jnp.where(jnp.isinf(self.degrees), 1, self.degrees)
 
 
-class Sent(NamedTuple):
-    """A client's message: its means [d], sums of squared deviations from them [d], and n_i []."""
-
-    mean: Array
-    scatter: Array
-    size: Array
-
-
 class Broadcast(NamedTuple):
     """The server's broadcast, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
 
@@ -103,7 +95,7 @@ def personalized() -> Estimator:
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Sent]:
-        sent = Sent(samples.mean, scatter(samples), samples.size)
+        sent = Sent(samples.mean, samples.size, scatter(samples))
         return sent, sent
 
     def learn_column(mean: Array, squares: Array, size: Array, sent: Array) -> Broadcast:

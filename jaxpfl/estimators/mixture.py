@@ -120,7 +120,7 @@ def em(
 def fit(
     start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
 ) -> Mixture:
-    """EM steps on all messages, leaves [m, ...]; they never lower `log_likelihood`.
+    """EM steps on all messages, leaves [m, ...]; they never lower their likelihood.
 
     A center without clients stays in place. If sx2 is fitted, sq2 must be zero.
     """
@@ -142,14 +142,6 @@ def fit(
         return Mixture(p, mu, jnp.maximum(residual / jnp.maximum(d * samples, 1), floor))
 
     return jax.lax.fori_loop(0, steps, step, start)
-
-
-def log_likelihood(at: Mixture, messages: Sent, sent: Array, sq2: Scalar = 0.0) -> Array:
-    """Log-likelihood of all messages, with all constants in sx2, []: of the samples themselves if sq2 is zero."""
-    d = messages.mean.shape[-1]
-    joint = _log_joint(at, messages, sq2) - d / 2 * jnp.log(_variance(at, messages, sq2))[:, None]
-    within = -messages.scatter / (2 * at.sx2) - d * (messages.size - 1) / 2 * jnp.log(at.sx2)
-    return jnp.where(sent, jax.nn.logsumexp(joint, axis=1) + within, 0).sum()
 
 
 def alternating(

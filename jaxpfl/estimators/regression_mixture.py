@@ -74,19 +74,8 @@ def personalize(population: MixturePopulation, data: Rotated) -> Array:
 
 
 @full_precision.products
-def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
-    """Log-likelihood of all clients' data, leaves [m, ...] -> [], which EM increases."""
-
-    def one(data: Rotated) -> Array:
-        _, of = posteriors(population, data)
-        return -discrete.negative_log_likelihood(population.p, -of.log_evidence)
-
-    return jax.vmap(one)(data).sum()
-
-
-@full_precision.products
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
-    r"""EM steps on all clients' data, leaves [m, ...], which never lower `log_likelihood`.
+    r"""EM steps on all clients' data, leaves [m, ...], which never lower their likelihood.
 
     .. math:: \mu_l \leftarrow \Big( \sum_i r_{il} X_i^T S_{il}^{-1} X_i \Big)^{-1} \sum_i r_{il} X_i^T S_{il}^{-1} y_i
 

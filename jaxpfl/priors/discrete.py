@@ -34,11 +34,6 @@ def responsibilities(p: Array, losses: Array) -> Array:
     return jax.nn.softmax(jnp.log(p) - losses)
 
 
-def negative_log_likelihood(p: Array, losses: Array) -> Array:
-    """Negative log likelihood ``-log sum_l p_l exp(-f_i(mu_l))`` of one client's data, []: the objective of EM."""
-    return -jax.nn.logsumexp(jnp.log(p) - losses)
-
-
 def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
     """Posterior mean ``sum_l r_l mu_l`` of responsibilities [k] and centers [k, ...]: a personal model.
 

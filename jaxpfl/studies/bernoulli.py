@@ -22,7 +22,7 @@ from jaxpfl.studies import own_clients
 from jaxpfl.studies.own_clients import LEVEL, CsvLayout, Own, OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import Swept, gain, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, write_gains
-from jaxpfl.studies.study import Results, Settings, Study, check_uploads, minimum, within
+from jaxpfl.studies.study import Results, Settings, Study, check_uploads, minimum, refuse_given, within
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
@@ -122,16 +122,10 @@ class BernoulliOptions(OwnClients):
     """Clients of your own, samples 0 or 1: one row per client, or per sample; the reading of the file is reported."""
 
 
-def run(given: BernoulliSettings) -> dict[str, Any]:
-    """Summary of `simulated`: each estimator's error and closed form.
-
-    Reference: Ozkara et al. 2023, appendix K.2, Bernoulli.
-    """
-    return simulated(given).json
-
-
 def simulated(given: BernoulliSettings) -> Results:
     """Run the simulation.
+
+    Reference: Ozkara et al. 2023, appendix K.2, Bernoulli.
 
     Raises:
       JaxpflError: as in `BernoulliSettings.check`.
@@ -292,7 +286,7 @@ def estimate_file(
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "prior")
-    own_clients.refuse_simulated(given, ignored)
+    refuse_given(given, ignored, own_clients.NOT_OWN)
     given.check()
     clients = own_clients.read(path, layout)
     for name, own in zip(clients.names, clients.samples, strict=True):
@@ -318,7 +312,7 @@ def estimate_file(
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
         believed = learned_rates.probabilities(ones, sizes, level)
-        settings = own_clients.without(given, ignored)
+        settings = {name: value for name, value in vars(given).items() if name not in ignored}
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": settings, "level": level}
         if given.epsilon is not None:
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}

@@ -91,12 +91,6 @@ def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients,
     return jax.vmap(partial(joint.posterior, known))(sent).mean
 
 
-def order(given: CoefficientsSettings) -> tuple[str, ...]:
-    """Names of the estimators."""
-    within = ("full covariance", "in turns") if given.rank else ()
-    return ("local", "fedavg", "one variance", *within, "personalized", "known")
-
-
 def simulated(given: CoefficientsSettings) -> Results:
     """Simulate clients: alone, pooled, under one variance, under the learned covariance or subspace, and the true one.
 
@@ -114,7 +108,9 @@ def simulated(given: CoefficientsSettings) -> Results:
         return repeat(study, given.seed, given.repetitions, numbers)
 
     # One program each: decompositions of many matrices must not run side by side (see `regression.rotate`).
-    series = {name: errors_of(name) for name in order(given)}
+    names = ("full covariance", "in turns") if given.rank else ()
+    order = ("local", "fedavg", "one variance", *names, "personalized", "known")
+    series = {name: errors_of(name) for name in order}
     result = {"study": "coefficients", "settings": dict(vars(given))} | report(series, {})
     of = f"n = {given.samples}, " + (f"in {given.rank} dimensions" if given.rank else "correlated coefficients")
     title = regression_title("Clients' regressions", given, of)

@@ -54,21 +54,14 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
     return jax.vmap(fold)(jax.random.split(key, len(train)), train, test)
 
 
-def run(given: ElectionSettings) -> dict[str, Any]:
-    """Summary of `cross_validated`.
-
-    Reference: Ozkara et al. 2023, section 4, elections.
-
-    Returns:
-      ``mse`` and ``gains``: mean and standard error over folds, for the gains also the standard deviation, as in the
-      paper; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
-      ``beta_binomial``: the likelihood's alpha and beta in each.
-    """
-    return cross_validated(given).json
-
-
 def cross_validated(given: ElectionSettings, elections: Elections | None = None) -> Results:
     """Cross-validate all estimators, the private ones with new randomness in every repetition.
+
+    The summary has ``mse`` and ``gains``: mean and standard error over folds, for the gains also the standard
+    deviation, as in the paper; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
+    ``beta_binomial``: the likelihood's alpha and beta in each.
+
+    Reference: Ozkara et al. 2023, section 4, elections.
 
     Args:
       given: the settings.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -74,8 +74,7 @@ class GaussianPopulation(Settings):
         if self.epsilon is None:
             refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
         if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
-            text = f"mechanism printed is proven private for epsilon < 1 only, got {self.epsilon:g}: use analytic"
-            warn(text)
+            warn(f"mechanism printed is proven private for epsilon < 1 only, got {self.epsilon:g}: use analytic")
 
     @property
     def s2(self) -> float:
@@ -127,30 +126,22 @@ class GaussianSettings(GaussianPopulation):
         check_uploads(self.uploads, self.clients)
 
 
-class Contender(NamedTuple):
-    """An estimator and its exact mean squared error over all d entries (None if unknown)."""
-
-    estimator: Estimator
-    mse: float | None
-
-
-def contenders(given: GaussianSettings) -> dict[str, Contender]:
-    """Estimators that the settings call for, by name.
+def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
+    """Estimators that the settings call for, by name, with their exact errors over all d entries if known.
 
     ``estimated`` is the personalised one with the variances also learned from the clients.
     """
-    found = {
-        "local": Contender(gaussian.local(), given.dim * float(closed_form.local(given.s2))),
-        "global": Contender(gaussian.global_mean(), theory(given, a=0.0)),
-        "personalized": Contender(personalized(given), theory(given)),
-        "estimated": Contender(gaussian.personalized(), None),
-        "james-stein": Contender(gaussian.james_stein(given.sigma_x**2), None),
+    found: dict[str, tuple[Estimator, float | None]] = {
+        "local": (gaussian.local(), given.dim * given.s2),
+        "global": (gaussian.global_mean(), theory(given, a=0.0)),
+        "personalized": (personalized(given), theory(given)),
+        "estimated": (gaussian.personalized(), None),
+        "james-stein": (gaussian.james_stein(given.sigma_x**2), None),
     }
     for name, (sent, added) in releases(given).items():
-        found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
+        found[name] = personalized(given, sent), theory(given, sent.variance, added)
     if given.epsilon is not None and given.mechanism == "one-bit":
-        split = gaussian.split(given.bound, given.epsilon, given.sigma_x**2)
-        found["private, variance learned"] = Contender(split, None)
+        found["private, variance learned"] = gaussian.split(given.bound, given.epsilon, given.sigma_x**2), None
     return found
 
 
@@ -261,11 +252,6 @@ def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept]
     return {name: errors[name] for name in estimators}
 
 
-def run(given: GaussianSettings) -> dict[str, Any]:
-    """Summary of `simulated`: each estimator's error and closed form, and the lower bounds."""
-    return simulated(given).json
-
-
 def simulated(given: GaussianSettings) -> Results:
     """Run the simulation.
 
@@ -277,8 +263,8 @@ def simulated(given: GaussianSettings) -> Results:
     full_precision.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
     with jax.enable_x64(True):  # closed forms to all digits
         found = contenders(given)
-    errors = _errors(given, {name: each.estimator for name, each in found.items()}, given.samples)
-    exact = {name: each.mse for name, each in found.items()}
+    errors = _errors(given, {name: estimator for name, (estimator, _) in found.items()}, given.samples)
+    exact = {name: mse for name, (_, mse) in found.items()}
     m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
     bounds = {
         "known mean": d * float(closed_form.bound_known_mean(s2, st2)),
@@ -344,7 +330,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
         with jax.enable_x64(True):
             exact = [contenders(replace(given, **{name: int(size)})) for size in fine]
         lines = {
-            estimator: [np.nan if (mse := at[estimator].mse) is None else mse for at in exact]
+            estimator: [np.nan if (mse := at[estimator][1]) is None else mse for at in exact]
             for estimator in ("local", "global", "personalized", "quantized", "private")
             if estimator in exact[0]
         }
@@ -404,7 +390,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "dim", "mean")
-    own_clients.refuse_simulated(given, ignored)
+    refuse_given(given, ignored, own_clients.NOT_OWN)
     if given.epsilon is None:
         refuse_given(given, _PUBLIC, "requires epsilon, as it is otherwise estimated from the file")
         ignored += (*_PUBLIC, "mechanism", "delta")
@@ -437,12 +423,16 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
         # Equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = own_clients.estimates(estimators, key, data)
-        settings = own_clients.without(given, ignored)
+        settings = {name: value for name, value in vars(given).items() if name not in ignored}
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": settings, "level": level}
         if given.epsilon is not None:
             clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
             if clipped:
-                notes.append(_clipping_warning(clipped, known))
+                where = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
+                notes.append(
+                    f"warning: {clipped} of {known.clients} clients' means lie {where} and were clipped: subtract a "
+                    "public center, or increase --radius"
+                )
             delta = 0.0 if given.mechanism == "one-bit" else given.delta
             check_delta(delta, len(samples))
             facts["privacy"] = {
@@ -472,14 +462,6 @@ def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -
         privacy = own_clients.privacy_line(made.result["privacy"])
         notes = [privacy_note(made.public, given.epsilon), privacy]
     return own_clients.file_results(made, lambda: own_clients.file_tables(made.result, notes))
-
-
-def _clipping_warning(clipped: int, known: GaussianSettings) -> str:
-    what = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
-    return (
-        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: subtract a public "
-        "center, or increase --radius"
-    )
 
 
 def _column_posterior(
@@ -542,7 +524,7 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
         `unit_level`.
     """
     level_within(options.level, np.float64)
-    own_clients.refuse_simulated(given, (*own_clients.SIMULATED, "dim", "mean"))
+    refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)
     refuse_given(given, _PRIVATE, "is not available with --covariates: regressions have no private messages")
     clients, target, covariates = _read_regressed(path, options)
     index = np.repeat(np.arange(len(clients.names)), [len(own) for own in clients.samples])

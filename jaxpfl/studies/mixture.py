@@ -15,7 +15,6 @@ from jaxpfl.core import checks, full_precision
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import base, clustering, gaussian, mixture, release
 from jaxpfl.estimators.base import Estimator
-from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.studies import own_clients
@@ -100,15 +99,11 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
             found[name] = mixture.private(
                 k, sx2, radius=given.clip, noise=noise, steps=given.iterations, reach=given.radius, soft=soft
             )
-        sent = local_release(given, given.epsilon)
+        # Locally private release of a client's mean, all its entries together.
+        stddev = local.analytic_gaussian_stddev(given.epsilon, given.delta, 2 * given.clip)
+        sent = release.gaussian_vector(given.clip, stddev)
         found["local privacy"] = mixture.em(k, sx2=sx2, release=sent, reach=given.radius)
     return found
-
-
-def local_release(given: MixtureSettings, epsilon: float) -> Release:
-    """Locally private release of a client's mean, all its entries together."""
-    stddev = local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.clip)
-    return release.gaussian_vector(given.clip, stddev)
 
 
 def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Samples]:
@@ -274,7 +269,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
       JaxpflError: for settings that do not apply to own data, a bad file, fewer clients than kinds, none with two
         samples, or a column in which no client's samples differ.
     """
-    own_clients.refuse_simulated(given, _SIMULATED)
+    refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
     refuse_given(given, ("epsilon", "delta"), "applies to simulated clients: kinds of your own clients are not private")
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]

@@ -170,18 +170,6 @@ def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], Nor
     return lambda of_kind, of_theta: draw(of_kind, of_theta, population, given.clients), population
 
 
-def simulate(given: NormalMeansSettings) -> dict[str, np.ndarray]:
-    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
-    drawn, population = _means(given)
-
-    def study(key: Key) -> dict[str, Array]:
-        of_kind, of_theta, of_x = jax.random.split(key, 3)
-        return squared_errors(of_x, drawn(of_kind, of_theta), population, given.priors)
-
-    found = repeat(study, given.seed, given.repetitions, given.clients)
-    return {name: found[name] for name in ("local", "personalized", *given.priors, "known prior")}
-
-
 def simulated(given: NormalMeansSettings) -> Results:
     """Simulate clients, and fit every family of priors; ``personalized`` is the normal one.
 
@@ -189,7 +177,14 @@ def simulated(given: NormalMeansSettings) -> Results:
       JaxpflError: for settings that `NormalMeansSettings.check` refuses.
     """
     given.check()
-    series = simulate(given)
+    drawn, population = _means(given)
+
+    def study(key: Key) -> dict[str, Array]:
+        of_kind, of_theta, of_x = jax.random.split(key, 3)
+        return squared_errors(of_x, drawn(of_kind, of_theta), population, given.priors)
+
+    found = repeat(study, given.seed, given.repetitions, given.clients)
+    series = {name: found[name] for name in ("local", "personalized", *given.priors, "known prior")}
     with jax.enable_x64(True):
         exact = {"local": 1.0, "known prior": bayes_risk(_means(given)[1])}
     result = {"study": "normal-means", "settings": dict(vars(given))} | report(series, exact)
@@ -334,7 +329,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
         and as the fits.
     """
     eb.level_within(options.level, np.float64)
-    own_clients.refuse_simulated(given, _SIMULATED)
+    refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
     table = csv_text.read(path, options.sep, options.decimal, options.encoding, options.missing_words)
     data = read(table, options.covariates, client=options.client, groups=options.groups, weights=options.weights)
     _refuse_beside(path, data.kind, options)

@@ -29,7 +29,7 @@ from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimated, Estimator, Samples
 from jaxpfl.studies.repetitions import measure, report
 from jaxpfl.studies.report import beside, estimator_table
-from jaxpfl.studies.study import Block, Options, Results, Settings, refuse_given
+from jaxpfl.studies.study import Block, Options, Results, refuse_given
 from jaxpfl.support.console import COLORS, INK, literal, new_axes, save, unmarked
 from jaxpfl.support.errors import JaxpflError, printable, shown
 
@@ -278,6 +278,8 @@ _LEAST_SAMPLES = 3
 """Samples that at least one client must have for held-out scores: half a pair has no variance."""
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
+NOT_OWN = "applies to simulated clients, not to --csv"
+"""Reason for refusing a setting of simulated clients beside a file."""
 
 
 class Learned(NamedTuple):
@@ -366,20 +368,6 @@ def summary(
         title, mean = column if several else "", float(of.facts["estimated"]["mean"])
         pictures.append(Picture(title, own, personal, low, high, sizes, mean))
     return Own(result | ({"columns": blocks} if several else blocks[clients.columns[0]]), columns, pictures)
-
-
-def refuse_simulated(given: Settings, names: tuple[str, ...]) -> None:
-    """Refuse settings of simulated clients that differ from their defaults.
-
-    Raises:
-      JaxpflError.
-    """
-    refuse_given(given, names, "applies to simulated clients, not to --csv")
-
-
-def without(given: Settings, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that apply to own data."""
-    return {name: value for name, value in vars(given).items() if name not in ignored}
 
 
 def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:

@@ -104,16 +104,10 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
     return {name: mean_square(each, theta) for name, each in estimates.items()} | {"bound": known.variance.mean()}
 
 
-def run(given: RegressionSettings) -> dict[str, Any]:
-    """Summary of `simulated`: each estimator's error and gains.
-
-    Reference: Ozkara et al. 2023, appendix K.2, linear regression.
-    """
-    return simulated(given).json
-
-
 def simulated(given: RegressionSettings) -> Results:
     """Run the simulation: local and pooled least squares, and posterior means under known and learned populations.
+
+    Reference: Ozkara et al. 2023, appendix K.2, linear regression.
 
     Raises:
       JaxpflError: for settings that `RegressionSettings.check` refuses.

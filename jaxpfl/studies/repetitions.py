@@ -39,11 +39,6 @@ class Swept(NamedTuple):
     values: Array
 
 
-def senders(clients: int, uploads: int | None) -> Array:
-    """Mask of the clients that send, [m] bool: the first K, as all have the same distribution."""
-    return jnp.arange(clients) < (clients if uploads is None else uploads)
-
-
 def repetition(
     draw: Callable[[Key], tuple[Array, Samples]],
     estimators: Mapping[str, Estimator | Swept],
@@ -66,7 +61,8 @@ def repetition(
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         truth, clients = draw(of_data)
-        sent = senders(len(truth), uploads)
+        # The first K send, as all have the same distribution.
+        sent = jnp.arange(len(truth)) < (len(truth) if uploads is None else uploads)
 
         def one(estimator: Estimator) -> Array:
             return scored(base.estimate(estimator, of_run, clients, sent=sent).estimates, truth)
@@ -94,10 +90,8 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
       The results as NumPy arrays, leaves [repetitions, ...].
 
     Raises:
-      JaxpflError: for no repetition, or if one does not fit in memory, before anything is drawn.
+      JaxpflError: if a repetition does not fit in memory, before anything is drawn.
     """
-    if repetitions < 1:
-        raise JaxpflError(f"repetitions must be at least 1, got {repetitions}")
     side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
 
     @full_precision.jit

@@ -144,12 +144,11 @@ class Study:
 
         Args:
           settings: the defaults unless given.
-          options: the defaults unless given.
+          options: the defaults unless given; None for a study without options.
           read: the data of a study that reads some; read here unless given.
 
         Raises:
-          JaxpflError: settings that their ``check`` refuses, a seed outside 32 bits, or options for a study that has
-            none.
+          JaxpflError: settings that their ``check`` refuses, or a seed outside 32 bits.
         """
         given = self.settings() if settings is None else settings
         if hasattr(given, "seed"):
@@ -157,8 +156,6 @@ class Study:
         more: list[Any] = []
         if self.options is not None:
             more.append(self.options() if options is None else options)
-        elif options is not None:
-            raise JaxpflError(f"a study of {self.settings.__name__} has no options, got {options}")
         if self.reads is not None:
             more.append((self.reads(given) if read is None else read).data)
         from jaxpfl.core import full_precision  # starts jax, which settings and help do without

@@ -73,9 +73,8 @@ def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Arr
     return p, Samples(ones.astype(p.dtype), jnp.arange(given.most) < given.sizes[:, None])
 
 
-def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
+def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.ndarray]:
     """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and at each of `reported_sizes`."""
-    prior = given.check()
     estimators = {
         "local": bernoulli.local(),
         "global": bernoulli.global_mean(),
@@ -104,7 +103,7 @@ def simulated(given: UnequalSettings) -> Results:
       JaxpflError: for settings that `UnequalSettings.check` refuses.
     """
     prior = given.check()
-    series = simulate(given)
+    series = simulate(given, prior)
     local = prior.population.local(given.sizes)
     exact = {
         "local": float(local.mean()),

@@ -110,7 +110,10 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
     how = "messages as they are" if not added else f"sending adds a variance of {added:.3g}"
     left.set_title(f"n = {given.samples}, {how}", loc="left", fontsize=10)
     epsilons = np.geomspace(0.05, 10, 160)
-    noise = (given.bound / np.tanh(epsilons / 2)) ** 2 if given.dim == 1 else _gaussian_noise(given, epsilons)
+    if given.dim == 1:
+        noise = (given.bound / np.tanh(epsilons / 2)) ** 2
+    else:
+        noise = np.array([study.strength(given, float(e)) ** 2 for e in epsilons])
     surface = np.asarray(when.gain(given.clients, **spread, sq2=noise))
     _phases(right, epsilons, differ, surface, np.asarray(when.careless_gain(given.clients, **spread, sq2=noise)))
     mechanism = "one bit" if given.dim == 1 else f"Gaussian mechanism, delta = {given.delta:g}"
@@ -126,10 +129,6 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
     text = "When collaboration helps (star: these settings; left of the dashes, ignoring the noise does harm)"
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return [save(figure, folder, "phases")]
-
-
-def _gaussian_noise(given: GaussianPopulation, epsilons: np.ndarray) -> np.ndarray:
-    return np.array([study.strength(given, float(e)) ** 2 for e in epsilons])
 
 
 def _phases(axes: Any, x: np.ndarray, y: np.ndarray, gain: np.ndarray, careless: np.ndarray) -> Any:

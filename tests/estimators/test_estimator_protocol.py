@@ -7,18 +7,15 @@ ignored, and everything jits and vmaps over settings.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxpfl.estimators import base, bernoulli, gaussian, gaussian_closed_form, mixture, release
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.clustering import Clusters
-from jaxpfl.estimators.empirical_bayes import ebnm
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.support.errors import JaxpflError
 
@@ -28,8 +25,6 @@ VECTORS: dict[str, Estimator] = {
     "global": gaussian.global_mean(),
     "known variances": gaussian.personalized(st2=0.2, sx2=0.5),
     "estimated variances": gaussian.personalized(),
-    "quantized": gaussian.personalized(st2=0.2, sx2=0.5, release=release.quantized(4.0, 3)),
-    "gaussian mechanism": gaussian.personalized(st2=0.2, sx2=0.5, release=release.gaussian(4.0, 0.7)),
     "gaussian mechanism, norm": gaussian.personalized(st2=0.2, sx2=0.5, release=release.gaussian_vector(4.0, 0.7)),
     "one bit": gaussian.personalized(st2=0.2, sx2=0.5, release=release.one_bit(4.0, 1.0)),
     "one bit, split": gaussian.split(4.0, 1.0, 0.5),
@@ -49,7 +44,6 @@ PROBABILITIES: dict[str, Estimator] = {
     "printed": bernoulli.personalized(printed=True),
     "variance given": bernoulli.personalized(variance=0.05),
     "split": bernoulli.split(1.0),
-    "split, plus one error": bernoulli.split(1.0, plus_error=True),
     "printed private": bernoulli.printed_private(1.0),
 }
 EVERY = VECTORS | PROBABILITIES
@@ -247,19 +241,6 @@ def test_shares_of_clusters_are_those_of_their_points(sizes: list[float], shares
     """Noisy sizes may be negative or below one; without any points all clusters are alike."""
     found = Clusters(jnp.zeros((3, 2)), jnp.array(sizes)).prior
     np.testing.assert_allclose(found[0], shares, rtol=1e-6)
-
-
-@pytest.mark.parametrize("prior", ["normal", "point-normal"])
-def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
-    """Effects that spread less than their unequal errors: the null's mean, and its log likelihood in closed form."""
-    with jax.enable_x64(True):
-        s = np.array([0.5, 2.0, 1.0, 4.0])
-        x = 3 + 0.1 * s * np.array([1.0, -1.0, 0.5, 1.0])
-        found: Any = ebnm(x, s, prior=prior, center="learned")
-        mean = (x / s**2).sum() / (1 / s**2).sum()
-        assert float(found.prior.weights[0]) == 1
-        np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
-        np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("s2", "st2", "sq2"), [(0.0167, 0.01, 0.0), (0.0167, 0.01, 100.0), (1.0, 0.2, 3.0)])

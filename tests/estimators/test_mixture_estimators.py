@@ -36,9 +36,8 @@ def test_theorem_6_by_hand():
     """The posterior mean from the samples' own densities, also for clients of unequal size."""
     data, _ = clients(20, least=1)
     p = np.array([0.5, 0.3, 0.2])
-    got = base.estimate(
-        mixture.discrete_posterior(Discrete(jnp.asarray(p), jnp.asarray(CENTERS)), 0.25), jax.random.key(0), data
-    )
+    estimator = mixture.discrete_posterior(Discrete(jnp.asarray(p), jnp.asarray(CENTERS)), 0.25)
+    got = jax.jit(lambda data: base.estimate(estimator, jax.random.key(0), data))(data)
     for i in range(20):
         x = np.asarray(data.x[i])[np.asarray(data.mask[i])]
         weight = p * np.exp(-((x[:, None] - CENTERS) ** 2).sum(axis=(0, 2)) / (2 * 0.25))
@@ -54,7 +53,17 @@ def test_em_never_lowers_the_likelihood_of_the_samples(known: bool):
     everybody = jnp.ones(60, bool)
     at = mixture.Mixture(jnp.full(3, 1 / 3), messages.mean[:3], jnp.asarray(0.25 if known else 1.0))
     step = jax.jit(lambda at: mixture.fit(at, messages, everybody, 0.0, 1e-6, 1, noise_known=known))
-    log_likelihood = jax.jit(lambda at: mixture.log_likelihood(at, messages, everybody))
+
+    @jax.jit
+    def log_likelihood(at):
+        """Log-likelihood of the messages and of the samples about them, with all constants in sx2."""
+        square = clustering.square_distances(messages.mean, at.mu)
+        joint = (
+            jnp.log(at.p) - messages.size[:, None] * square / (2 * at.sx2) - jnp.log(at.sx2 / messages.size)[:, None]
+        )
+        within = -messages.scatter / (2 * at.sx2) - (messages.size - 1) * jnp.log(at.sx2)
+        return (jax.nn.logsumexp(joint, axis=1) + within).sum()
+
     values = []
     for _ in range(60):
         values.append(float(log_likelihood(at)))
@@ -97,13 +106,14 @@ def test_kmeans_finds_groups_that_lie_apart():
     places = np.array([[0.0, 0], [10, 0], [0, 10], [10, 10]])
     points = jnp.asarray(places[rng.integers(4, size=200)] + 0.1 * rng.normal(size=(200, 2)))
     scores = jax.random.gumbel(jax.random.key(0), (200, 4, 4))
-    found = clustering.kmeans(scores, points, jnp.ones(200, bool), 10)
+    kmeans = jax.jit(clustering.kmeans, static_argnums=3)
+    found = kmeans(scores, points, jnp.ones(200, bool), 10)
     got = np.asarray(found.centers)
     for place in places:
         assert np.linalg.norm(got - place, axis=1).min() < 0.1
     assert int(found.sizes.sum()) == 200
     # Points that do not count are not looked at.
-    alone = clustering.kmeans(scores, points, jnp.arange(200) < 1, 10)
+    alone = kmeans(scores, points, jnp.arange(200) < 1, 10)
     np.testing.assert_allclose(alone.centers, np.broadcast_to(points[0], (4, 2)), atol=1e-9)
 
 
@@ -134,14 +144,14 @@ def test_private_kmeans_adds_the_noise_it_accounts_for():
         begin = jnp.array([[0.4], [-0.4]])
         return clustering.noisy_lloyd(key, begin, points, everybody, radius=1.0, noise=z, steps=1).sizes
 
-    found = np.asarray(jax.vmap(numbers)(jax.random.split(jax.random.key(0), 4000)))
+    found = np.asarray(jax.jit(jax.vmap(numbers))(jax.random.split(jax.random.key(0), 4000)))
     expected = z * np.sqrt(2)
     np.testing.assert_allclose(found.std(axis=0), expected, rtol=4.5 / np.sqrt(8000))
     np.testing.assert_allclose(found.mean(axis=0), [50, 0], atol=4.5 * expected / np.sqrt(4000))
 
 
 def test_private_kmeans_start_knows_no_data():
-    start = clustering.spread_out(jax.random.key(0), 2.0, 5, 3)
+    start = jax.jit(clustering.spread_out, static_argnums=(2, 3))(jax.random.key(0), 2.0, 5, 3)
     norms = np.linalg.norm(np.asarray(start), axis=1)
     assert norms.max() <= 2 * (1 + 1e-9)
     gaps = np.linalg.norm(np.asarray(start)[:, None] - np.asarray(start), axis=2)[np.triu_indices(5, 1)]

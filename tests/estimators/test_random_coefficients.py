@@ -32,21 +32,18 @@ def clients(m, n, d, *, seed=0, noise=0.3):
 
 
 sums = jax.jit(jax.vmap(joint.message))
-em = jax.jit(joint.em, static_argnums=3)
+em = jax.jit(joint.em)
 posteriors = jax.jit(jax.vmap(joint.posterior, in_axes=(None, 0)))
+start = jax.jit(joint.start)
 
 
 def dense(mu, covariance, noise, x, y):
     """Posterior means, covariances and log evidences by the n x n covariance of each client's examples."""
-    means, covariances, evidences = [], [], []
-    for own, seen in zip(x, y, strict=True):
-        v = own @ covariance @ own.T + noise * np.eye(len(seen))
-        gain = covariance @ own.T @ np.linalg.inv(v)
-        apart = seen - own @ mu
-        means.append(mu + gain @ apart)
-        covariances.append(covariance - gain @ own @ covariance)
-        evidences.append(-(apart @ np.linalg.solve(v, apart) + np.linalg.slogdet(2 * np.pi * v)[1]) / 2)
-    return np.array(means), np.array(covariances), np.array(evidences)
+    v = x @ covariance @ x.swapaxes(1, 2) + noise * np.eye(x.shape[1])
+    inverse, apart = np.linalg.inv(v), y - x @ mu
+    gain = covariance @ x.swapaxes(1, 2) @ inverse
+    deviance = np.einsum("ij,ijk,ik->i", apart, inverse, apart) + np.linalg.slogdet(2 * np.pi * v)[1]
+    return mu + np.einsum("ijk,ik->ij", gain, apart), covariance - gain @ x @ covariance, -deviance / 2
 
 
 @pytest.mark.parametrize("n", [2, 7])
@@ -75,11 +72,11 @@ def test_a_step_is_that_of_the_dense_formulas(n):
     np.testing.assert_allclose(got.noise, np.sum(errors) / y.size, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "d"), [(3, 5), (8, 3)])
-def test_the_likelihood_never_falls(n, d):
-    *_, x, y, _ = clients(25, n, d)
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_likelihood_never_falls(n):
+    *_, x, y, _ = clients(25, n, 3)
     messages = sums(x, y)
-    at, values = joint.start(messages), []
+    at, values = start(messages), []
     for _ in range(60):
         at = em(at, messages, FLOOR, 1)
         values.append(float(posteriors(at, messages).log_evidence.sum()))
@@ -89,9 +86,9 @@ def test_the_likelihood_never_falls(n, d):
 
 def test_the_floor_holds_variances_that_would_vanish():
     """Clients that are all alike, without noise."""
-    x = np.random.default_rng(0).normal(size=(10, 6, 3))
+    x = np.random.default_rng(0).normal(size=(25, 6, 3))
     messages = sums(x, x @ np.ones(3))
-    found = em(joint.start(messages), messages, 1e-4, 300)
+    found = em(start(messages), messages, 1e-4, 300)
     np.testing.assert_allclose(np.linalg.eigvalsh(found.covariance), 1e-4, rtol=1e-3)
     np.testing.assert_allclose(found.noise, 1e-4, rtol=1e-6)
     np.testing.assert_allclose(found.mean, 1, rtol=1e-6)
@@ -106,19 +103,19 @@ def test_em_ends_at_the_maximum_that_scipy_finds():
 
     best = minimize(loss, np.zeros(6), method="BFGS", options={"gtol": 1e-6})
     messages = sums(x, y)
-    found = em(joint.start(messages), messages, FLOOR, 400)
+    found = em(start(messages), messages, FLOOR, 400)
     assert float(posteriors(found, messages).log_evidence.sum()) == pytest.approx(-best.fun, abs=1e-6)
     np.testing.assert_allclose(found.mean, best.x[:2], atol=1e-3)
     np.testing.assert_allclose(found.noise, np.exp(best.x[5]), rtol=1e-3)
 
 
 def test_padding_of_zeros_and_the_order_of_clients_change_nothing():
-    *_, x, y, _ = clients(9, 4, 3)
+    *_, x, y, _ = clients(25, 4, 3)
     padded = jax.vmap(partial(joint.message, size=4))(
         np.pad(x, ((0, 0), (0, 3), (0, 0)))[::-1], np.pad(y, ((0, 0), (0, 3)))[::-1]
     )
     messages = sums(x, y)
-    want, got = (em(joint.start(sent), sent, FLOOR, 20) for sent in (messages, padded))
+    want, got = (em(start(sent), sent, FLOOR, 20) for sent in (messages, padded))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 

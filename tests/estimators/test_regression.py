@@ -29,6 +29,7 @@ def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.0
 
 
 rotated = jax.jit(jax.vmap(regression.rotate))
+least_squares = jax.jit(lambda x, y: regression.least_squares(regression.rotate(x, y)))
 
 
 @jax.jit
@@ -41,7 +42,7 @@ def test_least_squares_are_those_of_least_norm(n, rank):
     _, x, y, _ = clients(1, n, 5)
     x = np.asarray(x[0]) @ np.diag([1.0] * rank + [0.0] * (5 - rank)) if rank < min(n, 5) else np.asarray(x[0])
     want = np.linalg.lstsq(x, np.asarray(y[0]), rcond=None)[0]
-    got = regression.least_squares(regression.rotate(jnp.asarray(x), y[0]))
+    got = least_squares(x, y[0])
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9)
 
 
@@ -146,7 +147,13 @@ def test_one_component_reaches_the_likelihoods_maximum_over_center_and_variances
     got = jax.jit(lambda: regression_mixture.em(begin, rotated(x, y), 1e-8, 30))()
     np.testing.assert_allclose(got.mu[0], want.x[:5], atol=1e-5)
     np.testing.assert_allclose(jnp.append(got.s2, got.sx2), np.exp(want.x[5:]), rtol=1e-4)
-    np.testing.assert_allclose(regression_mixture.log_likelihood(got, rotated(x, y)), -want.fun, rtol=1e-9)
+    np.testing.assert_allclose(log_likelihood(got, rotated(x, y)), -want.fun, rtol=1e-9)
+
+
+@jax.jit
+def log_likelihood(population, data):
+    evidence = jax.vmap(lambda data: regression_mixture.posteriors(population, data)[1].log_evidence)(data)
+    return jax.nn.logsumexp(jnp.log(population.p) + evidence, axis=1).sum()
 
 
 def planted(m: int, n: int, d: int):
@@ -170,7 +177,7 @@ def test_fewer_examples_than_coefficients_are_clustered(n):
         got = jax.vmap(regression_mixture.personalize, in_axes=(None, 0))(population, data)
         return float(((np.asarray(got) - theta) ** 2).sum(1).mean())
 
-    assert regression_mixture.log_likelihood(learned, data) > regression_mixture.log_likelihood(true, data)
+    assert log_likelihood(learned, data) > log_likelihood(true, data)
     assert error(learned) < 1.5 * error(true)
 
 
@@ -193,7 +200,7 @@ def test_mixture_reaches_the_known_populations_error():
     step = jax.jit(lambda p: regression_mixture.em(p, rotated(x, y), 1e-5, 1))
     values = []
     for _ in range(20):
-        values.append(float(regression_mixture.log_likelihood(at, rotated(x, y))))
+        values.append(float(log_likelihood(at, rotated(x, y))))
         at = step(at)
     assert np.diff(values).min() > -1e-8
     alone = ((np.asarray(jax.vmap(regression.least_squares)(rotated(x, y))) - theta) ** 2).sum(1).mean()
@@ -223,7 +230,8 @@ def test_one_step_of_algorithm_1():
     squares = [(r[:, c] * ((want - centers[c]) ** 2).mean(1)).sum() / r[:, c].sum() for c in range(2)]
 
     begin = Mixture(jnp.asarray(p), jnp.asarray(mu), jnp.asarray(s2))
-    mixture, got = regression_mixture.adamix(begin, jnp.asarray(thetas), x, y, sx2, rate, floor, 1)
+    step = jax.jit(regression_mixture.adamix, static_argnums=7)
+    mixture, got = step(begin, jnp.asarray(thetas), x, y, sx2, rate, floor, 1)
     np.testing.assert_allclose(got, want, rtol=1e-10)
     np.testing.assert_allclose(mixture.p, r.mean(0), rtol=1e-9)
     np.testing.assert_allclose(mixture.mu, centers, rtol=1e-9)
@@ -233,9 +241,9 @@ def test_one_step_of_algorithm_1():
 
 def test_algorithm_6_stays_in_the_hull_of_its_centers():
     _, x, y, theta = two_groups()
-    alone = regression_mixture.start(rotated(x, y), 2, 0.1, 1e-5)
+    alone = jax.jit(lambda data: regression_mixture.start(data, 2, 0.1, 1e-5))(rotated(x, y))
     begin = discrete.Discrete(alone.p, alone.mu)
-    end, thetas = regression_mixture.alternating(begin, x, y, 0.1, 10)
+    end, thetas = jax.jit(regression_mixture.alternating, static_argnums=4)(begin, x, y, 0.1, 10)
     assert thetas.shape == theta.shape
     span = np.asarray(begin.mu[1] - begin.mu[0])
     share = (np.asarray(end.mu) - np.asarray(begin.mu[0])) @ span / (span @ span)
@@ -247,15 +255,20 @@ def test_algorithm_6_stays_in_the_hull_of_its_centers():
 # --- logistic regression --------------------------------------------------------------------------
 
 
+logistic_fit = jax.jit(regression.logistic_fit, static_argnums=5)
+logistic_slope = jax.jit(jax.grad(regression.logistic_objective))
+logistic_descent = jax.jit(regression.logistic_descent, static_argnums=6, static_argnames="printed")
+
+
 def test_algorithm_5_rests_at_the_objectives_minimum_and_the_print_does_not():
     _, x, y, _ = clients(6, 8, 3, scale=1.0)
     labels = jnp.asarray(y > 0, float)
-    mu, thetas = regression.logistic_descent(jnp.ones(3), 0.5, jnp.zeros((6, 3)), x, labels, 0.05, 5000)
-    slope = jax.vmap(lambda t, x, y: jax.grad(regression.logistic_objective)(t, mu, 0.5, x, y))(thetas, x, labels)
+    mu, thetas = logistic_descent(jnp.ones(3), 0.5, jnp.zeros((6, 3)), x, labels, 0.05, 5000)
+    slope = jax.vmap(lambda t, x, y: logistic_slope(t, mu, 0.5, x, y))(thetas, x, labels)
     np.testing.assert_allclose(slope, 0, atol=1e-8)
     np.testing.assert_allclose(mu, thetas.mean(0), atol=1e-8)
-    _, printed = regression.logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
-    _, ours = regression.logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
+    _, printed = logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
+    _, ours = logistic_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
     np.testing.assert_allclose(printed - ours, 2 * 0.05 * thetas / 0.5, rtol=1e-9)
 
 
@@ -264,7 +277,7 @@ def test_a_clients_own_logistic_fit_rests_at_its_objectives_minimum(s2):
     """Without a prior on labels that no plane separates, with one on any."""
     _, x, _, _ = clients(1, 12, 3, scale=1.0)
     labels, mu = jnp.asarray(np.arange(12) % 2, float), jnp.ones(3)
-    theta = regression.logistic_fit(mu, s2, x[0], labels, 0.2, 20_000)
-    slope = jax.grad(regression.logistic_objective)(theta, mu, s2, x[0], labels)
+    theta = logistic_fit(mu, s2, x[0], labels, 0.2, 20_000)
+    slope = logistic_slope(theta, mu, s2, x[0], labels)
     np.testing.assert_allclose(slope, 0, atol=1e-8)
     assert np.abs(np.asarray(theta - mu)).max() > 0.05

@@ -50,12 +50,13 @@ def cases(d: int) -> dict:
 NAMES = ("gaussian", "laplace", "mixture")
 
 
-@pytest.mark.parametrize("d", [1, 2, 7])
+@pytest.mark.parametrize("d", [1, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_penalty_is_minus_scipys_log_density(name, d):
     prior, gamma, log_density = cases(d)[name]
+    penalty = jax.jit(prior.penalty)
     for theta in np.random.default_rng(d).normal(size=(5, d)):
-        assert float(prior.penalty(gamma, jnp.asarray(theta))) == pytest.approx(-log_density(theta), rel=1e-12)
+        assert float(penalty(gamma, theta)) == pytest.approx(-log_density(theta), rel=1e-12)
 
 
 def test_laplace_does_not_pull_at_its_kink():
@@ -72,20 +73,20 @@ def test_a_tree_is_the_vector_of_its_entries(name):
         return {"w": a[..., :6].reshape(*a.shape[:-1], 2, 3), "b": a[..., 6]}
 
     theta = jnp.linspace(-2, 1, 7)
-    got = prior.penalty(gamma._replace(mu=as_tree(gamma.mu)), as_tree(theta))
-    assert float(got) == pytest.approx(float(prior.penalty(gamma, theta)), rel=1e-12)
-    drawn = prior.sample(jax.random.key(0), gamma._replace(mu=as_tree(gamma.mu)))
+    penalty = jax.jit(prior.penalty)
+    got = penalty(gamma._replace(mu=as_tree(gamma.mu)), as_tree(theta))
+    assert float(got) == pytest.approx(float(penalty(gamma, theta)), rel=1e-12)
+    drawn = jax.eval_shape(prior.sample, jax.random.key(0), gamma._replace(mu=as_tree(gamma.mu)))
     assert jax.tree.map(jnp.shape, drawn) == {"w": (2, 3), "b": ()}
 
 
-@pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_density_integrates_to_one(name, d):
-    prior, gamma, _ = cases(d)[name]
+def test_density_integrates_to_one(name):
+    prior, gamma, _ = cases(2)[name]
     grid, step = np.linspace(-10, 10, 2001, retstep=True)
-    points = np.stack(np.meshgrid(*[grid] * d, indexing="ij"), axis=-1).reshape(-1, d)
+    points = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
     densities = jax.jit(jax.vmap(lambda theta: jnp.exp(-prior.penalty(gamma, theta))))(jnp.asarray(points))
-    assert float(densities.sum() * step**d) == pytest.approx(1, abs=2e-4)  # the rule's own error at Laplace's kink
+    assert float(densities.sum() * step**2) == pytest.approx(1, abs=2e-4)  # the rule's own error at Laplace's kink
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +94,8 @@ def test_samples_have_the_density(name):
     """Kolmogorov-Smirnov in one dimension on 20000 draws at a false-alarm rate of 1e-4; rejects a scale 20 % off."""
     prior, gamma, _ = cases(1)[name]
     assert prior.sample is not None
-    draws = np.asarray(jax.vmap(lambda key: prior.sample(key, gamma))(jax.random.split(jax.random.key(1), 20000)))[:, 0]
+    sample = jax.jit(jax.vmap(lambda key: prior.sample(key, gamma)))
+    draws = np.asarray(sample(jax.random.split(jax.random.key(1), 20000)))[:, 0]
 
     def cdf(x, scale=1.0):
         if name == "gaussian":
@@ -113,8 +115,6 @@ def test_discrete_shares_and_posterior():
     joint = p * np.exp(-losses)
     got = discrete.responsibilities(jnp.asarray(p), jnp.asarray(losses))
     np.testing.assert_allclose(got, joint / joint.sum(), rtol=1e-12)
-    value = discrete.negative_log_likelihood(jnp.asarray(p), jnp.asarray(losses))
-    assert float(value) == pytest.approx(-np.log(joint.sum()), rel=1e-12)
     mu = rng.normal(size=(3, 4))
     np.testing.assert_allclose(discrete.posterior_mean(got, jnp.asarray(mu)), got @ mu, rtol=1e-12)
     # Losses of a thousand examples would underflow in exp.

@@ -45,11 +45,12 @@ def closed_form(name: str, thetas: np.ndarray) -> tuple[np.ndarray, float]:
 def test_fit_is_the_maximum_likelihood_estimate(name):
     prior, thetas = PRIORS[name], models()
     assert prior.fit is not None
-    gamma = prior.fit(prior.init(tree(np.zeros(3))), tree(jnp.asarray(thetas)), jnp.asarray(VALID))
+    gamma = jax.jit(prior.fit)(prior.init(tree(np.zeros(3))), tree(jnp.asarray(thetas)), jnp.asarray(VALID))
     mu, scale = closed_form(name, thetas[VALID])
     np.testing.assert_allclose(np.append(gamma[0]["w"], gamma[0]["b"]), mu, rtol=1e-12)
     np.testing.assert_allclose(gamma[1], scale, rtol=1e-12)
 
+    @jax.jit
     def total(gamma):
         return sum(prior.penalty(gamma, tree(theta)) for theta in jnp.asarray(thetas[VALID]))
 
@@ -89,10 +90,10 @@ def test_gradient_message_descends_the_penalty(name):
     assert prior.descend is not None
     gamma = prior.init(jnp.array([0.3, -0.2]))._replace(**{prior.init(0.0)._fields[1]: jnp.asarray(0.7)})
     theta, rate = jnp.array([1.3, 0.4]), 1e-6
-    gradient = jax.grad(prior.penalty)(gamma, theta)
+    gradient = jax.jit(jax.grad(prior.penalty))(gamma, theta)
     # Of each entry of mu; of s2 and b over two entries: d / (2 s2^2), d / b^2.
     fisher = {"gaussian": (1 / 0.7, 1 / 0.7**2), "laplace": (1 / 0.7**2, 2 / 0.7**2)}[name]
-    got = prior.descend(Rates(rate, rate), gamma, theta)
+    got = jax.jit(prior.descend)(Rates(rate, rate), gamma, theta)
     for new, old, slope, information in zip(got, gamma, gradient, fisher, strict=True):
         np.testing.assert_allclose((old - new) / rate, slope / information, rtol=1e-4)
 
@@ -103,8 +104,8 @@ def test_distillation_message_steps_mu_then_psi_at_the_new_mu():
     on = Examples(lambda logits: logits, jnp.ones(4, bool))
     prior = distillation.prior(c=5.0, floor=0.01, weight_decay=0.1)
     assert prior.descend is not None
-    got = prior.descend(Rates(0.3, 0.02), distillation.Shared(mu, 0.8), theta, on)
-    slope = jax.grad(lambda mu: distillation.divergence(mu, theta).mean() / 1.6)(mu)
+    got = jax.jit(lambda gamma: prior.descend(Rates(0.3, 0.02), gamma, theta, on))(distillation.Shared(mu, 0.8))
+    slope = jax.jit(jax.grad(lambda mu: distillation.divergence(mu, theta).mean() / 1.6))(mu)
     new = mu - 0.3 * (slope + 0.1 * mu)
     np.testing.assert_allclose(got.mu, new, rtol=1e-6)
     f = distillation.divergence(new, theta).mean()
@@ -117,7 +118,8 @@ def test_floor_of_psi(exact):
     same = jnp.zeros((4, 3))
     on = Examples(lambda logits: logits, jnp.ones(4, bool))
     assert prior.descend is not None
-    assert float(prior.descend(Rates(0.1, 100.0), distillation.Shared(same, 0.7), same, on).psi) == 0.5
+    descend = jax.jit(lambda gamma: prior.descend(Rates(0.1, 100.0), gamma, same, on).psi)
+    assert float(descend(distillation.Shared(same, 0.7))) == 0.5
 
 
 @pytest.mark.parametrize("name", [*PRIORS, "mixture"])
@@ -200,11 +202,12 @@ def test_fit_finds_separated_clusters_from_coinciding_centers():
 def test_a_component_without_models_keeps_its_center():
     thetas = jnp.zeros((5, 2))
     gamma = gaussian_mixture.Mixture(jnp.array([0.5, 0.5]), jnp.array([[0.0, 0.0], [1e3, 0.0]]), jnp.array([0.1, 0.2]))
-    got = gaussian_mixture.em(gamma, thetas, jnp.ones(5, bool), 1e-3, 3)
+    got = em(gamma, thetas, jnp.ones(5, bool), 1e-3, 3)
     np.testing.assert_array_equal(got.p, [1.0, 0.0])
     np.testing.assert_array_equal(got.mu[1], gamma.mu[1])
-    assert np.isfinite(gaussian_mixture.penalty(got, thetas[0]))
-    assert np.isfinite(jax.grad(gaussian_mixture.penalty, argnums=1)(got, thetas[0])).all()
+    value, slope = jax.jit(jax.value_and_grad(gaussian_mixture.penalty, argnums=1))(got, thetas[0])
+    assert np.isfinite(value)
+    assert np.isfinite(slope).all()
 
 
 @pytest.mark.slow

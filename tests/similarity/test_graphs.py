@@ -119,6 +119,9 @@ def test_components_are_scipys():
             np.testing.assert_array_equal(graphs.components(graph, joined), connected_components(there)[1])
 
 
+covariances = jax.jit(jax.vmap(graphs.covariance))
+
+
 def clients() -> tuple[np.ndarray, np.ndarray]:
     """Six clients of three distributions with up to 60 examples: [6, 60, 2] and mask."""
     rng = np.random.default_rng(4)
@@ -145,7 +148,8 @@ def test_random_features_approach_the_discrepancies():
     """The error of a mean of 20000 features in [-2, 2] is about 0.01; 0.05 are five of them."""
     x, mask = (jnp.asarray(a) for a in clients())
     key = jax.random.key(0)
-    vectors = jax.vmap(lambda x, mask: graphs.mean_embedding(key, x, mask, 1.5, 20_000))(x.astype(jnp.float32), mask)
+    embed = jax.jit(jax.vmap(lambda x, mask: graphs.mean_embedding(key, x, mask, 1.5, 20_000)))
+    vectors = embed(x.astype(jnp.float32), mask)
     exact = exact_discrepancies()
     np.testing.assert_allclose(square_distances(vectors), exact, atol=0.05)
     assert exact.max() > 0.5
@@ -153,7 +157,7 @@ def test_random_features_approach_the_discrepancies():
 
 def test_covariances_and_their_distances():
     x, mask = clients()
-    vectors = jax.vmap(graphs.covariance)(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
+    vectors = covariances(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
     own = [np.cov(a[seen].T, bias=True) for a, seen in zip(x, mask, strict=True)]
     want = [[((a - b) ** 2).sum() for b in own] for a in own]
     np.testing.assert_allclose(square_distances(vectors), want, rtol=1e-4, atol=1e-4)
@@ -162,13 +166,14 @@ def test_covariances_and_their_distances():
 def test_clients_of_one_distribution_are_neighbours():
     x, mask = (jnp.asarray(a) for a in clients())
     x = x.astype(jnp.float32)
-    assert (4, 5) in pairs(graphs.nearest_vectors(jax.vmap(graphs.covariance)(x, mask), 1))
+    assert (4, 5) in pairs(graphs.nearest_vectors(covariances(x, mask), 1))
 
 
 def test_a_client_without_examples_is_zero_not_nan():
     x, mask = jnp.full((3, 2), jnp.nan), jnp.zeros(3, bool)
     assert not np.asarray(graphs.covariance(x, mask)).any()
-    assert not np.asarray(graphs.mean_embedding(jax.random.key(0), x, mask, 1.0, 8)).any()
+    embed = jax.jit(graphs.mean_embedding, static_argnums=4)
+    assert not np.asarray(embed(jax.random.key(0), x, mask, 1.0, 8)).any()
 
 
 def curved(number: int) -> np.ndarray:

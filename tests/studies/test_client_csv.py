@@ -70,9 +70,7 @@ CELL = st.decimals(-1000, 1000, allow_nan=False, places=2).map(str)
     missing=st.sampled_from(("", "NA", "NaN", "null")),
     known=st.booleans(),
 )
-@settings(
-    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_written_is_read_back(tmp_path, clients, ids, layout, dialect, missing, known):
     names = [ids.format(7 * i + 1) for i in range(len(clients))]
     own, value = ("Id", "value") if known else ("the ward", "stay")

@@ -23,7 +23,12 @@ def simulated(given):
     return ditto.simulated(given)
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=["many", "few"])
+every = pytest.mark.parametrize(
+    "given", [pytest.param(GIVEN[0], id="many"), pytest.param(GIVEN[1], id="few", marks=pytest.mark.slow)]
+)
+
+
+@every
 def test_errors_over_lambda_are_those_of_theory(given):
     found = simulated(given)
     assert found.json["lambda_star"] == given.sigma**2 / (given.samples * given.tau**2)
@@ -36,7 +41,7 @@ def test_errors_over_lambda_are_those_of_theory(given):
     assert gap / (values.std(ddof=1) / np.sqrt(len(values))) > bound
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=["many", "few"])
+@every
 def test_ditto_at_its_best_lambda_is_the_posterior_mean(given):
     found = simulated(given)
     assert found.json["oracle_gap"] < 1e-5

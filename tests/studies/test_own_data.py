@@ -49,7 +49,7 @@ def test_clients_that_look_alike_have_no_sure_probability(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "ones", [[0, 0, 0], *(pytest.param(o, marks=pytest.mark.slow) for o in ([5, 5], [0, 5])), [0, 0, 5, 5, 1]]
+    "ones", [*(pytest.param(o, marks=pytest.mark.slow) for o in ([0, 0, 0], [0, 5])), [0, 0, 5, 5, 1]]
 )
 def test_an_interval_holds_its_estimate_at_the_edge(tmp_path: Path, ones: list[int]):
     path = write(tmp_path / "own.csv", [[1] * z + [0] * (5 - z) for z in ones])
@@ -247,7 +247,7 @@ def test_clients_about_covariates(capsys, tmp_path):
     for name, values in {**columns, "high": high, "effect": fit.effect, "residual": fit.residual}.items():
         np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-8, atol=1e-10)
     assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png"}
-    main(["estimate", "gaussian", "--csv", str(path), "--value", "yield", "--covariates", "corn"])
+    main(["estimate", "gaussian", "--csv", str(path), "--value", "yield", "--covariates", "corn", "soy"])
     said = capsys.readouterr().out
     assert "regression: intercept" in said
     assert "clients differ: likelihood ratio" in said

@@ -48,7 +48,7 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     ],
 )
 def test_gaussian_closed_forms(change: dict, more: set[str]):
-    result = gaussian.run(replace(SMALL, **change))
+    result = gaussian.simulated(replace(SMALL, **change)).json
     check_closed_forms(result, {"local", "global", "personalized"} | more, 0.03)
     assert result["gain_over_local"] == pytest.approx(
         1 - result["mse"]["personalized"]["mean"] / result["mse"]["local"]["mean"]
@@ -69,24 +69,33 @@ def test_sweeps_are_of_the_clients_that_send(tmp_path: Path):
     assert len(gaussian.write_plots(tmp_path, replace(SMALL, uploads=5, repetitions=2))) == 3
 
 
-def test_noise_that_is_not_reckoned_with_is_seen():
+ONE_BIT = replace(SMALL, epsilon=3.0, mechanism="one-bit", sigma_theta=0.3)
+
+
+@pytest.fixture(scope="module")
+def one_bit() -> dict:
+    return gaussian.simulated(ONE_BIT).json
+
+
+def test_noise_that_is_not_reckoned_with_is_seen(one_bit: dict):
     """Power of the test above: a closed form without sending's variance is more than 8 standard errors off."""
-    given = replace(SMALL, epsilon=3.0)
-    row = gaussian.run(given)["mse"]["private"]
+    row = one_bit["mse"]["private"]
     with jax.enable_x64(True):
-        sent = gaussian.private_release(given, gaussian.strength(given, 3.0))
-        wrong = gaussian.theory(given, sent.variance, 0.0)
+        sent = gaussian.private_release(ONE_BIT, gaussian.strength(ONE_BIT, 3.0))
+        wrong = gaussian.theory(ONE_BIT, sent.variance, 0.0)
     assert abs(row["mean"] - wrong) > 8 * row["stderr"]
 
 
 def test_repetitions_run_in_blocks_or_at_once_alike(monkeypatch):
-    given = replace(SMALL, repetitions=7)
-    whole = gaussian.run(given)["mse"]
+    def study(key: jax.Array) -> dict[str, jax.Array]:
+        x = jax.random.normal(key, (30, 3))
+        return {"mean": x.mean(), "square": (x**2).mean(axis=0)}
+
+    whole = repetitions.repeat(study, 0, 7, 90)
     monkeypatch.setattr(repetitions, "MOST_NUMBERS", 200)  # two at a time
-    blocks = gaussian.run(given)["mse"]
-    assert {n: r["mean"] for n, r in blocks.items()} == pytest.approx(
-        {n: r["mean"] for n, r in whole.items()}, rel=1e-5
-    )
+    blocks = repetitions.repeat(study, 0, 7, 90)
+    assert whole["square"].shape == (7, 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), blocks, whole)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_repetitions_run_in_blocks_or_at_once_alike(monkeypatch):
 )
 def test_bernoulli_closed_forms(prior: str):
     """m = 10000: that weights are estimated adds some .05 % to the error, whose standard error is .2 %."""
-    result = bernoulli.run(BernoulliSettings(samples=6, prior=prior, repetitions=60))
+    result = bernoulli.simulated(BernoulliSettings(samples=6, prior=prior, repetitions=60)).json
     names = {"local", "global", "personalized", "printed"} | ({"known prior"} if prior == "uniform" else set())
     check_closed_forms(result, names, 0.01)
 
@@ -121,7 +130,7 @@ def test_the_gains_of_the_bernoulli_study():
     24.6 printed within .3 %."""
     asked = {"truncnorm:.5,.15": (0.422, 0.375), "uniform": (0.125, 0.122), "spikes": (0.263, 0.246)}
     for prior, (corrected, printed) in asked.items():
-        gains = bernoulli.run(BernoulliSettings(prior=prior))["gains"]
+        gains = bernoulli.simulated(BernoulliSettings(prior=prior)).json["gains"]
         assert gains["personalized"]["mean"] == pytest.approx(corrected, abs=0.003)
         assert gains["printed"]["mean"] == pytest.approx(printed, abs=0.003)
 
@@ -159,10 +168,8 @@ def test_mixture_study_shows_what_the_specification_says():
     assert "count=10" in spent["central"]["event"]
 
 
-def test_when_says_what_the_study_finds():
-    given = replace(SMALL, epsilon=3.0, mechanism="one-bit", sigma_theta=0.3)
-    said, found = when.run(given), gaussian.run(given)
-    gains = found["gains"]
+def test_when_says_what_the_study_finds(one_bit: dict):
+    said, gains = when.run(ONE_BIT), one_bit["gains"]
     # Theory reckons with the most that one bit adds, the study's bit adds a little less.
     assert said["gain_over_local"] == pytest.approx(gains["private"]["mean"], abs=4 * gains["private"]["stderr"] + 0.01)
     assert said["most_gain"] > said["gain_over_local"] > 0
@@ -189,7 +196,7 @@ def counties(tmp_path_factory) -> str:
 @pytest.mark.slow
 def test_elections_study(counties: str, tmp_path):
     given = elections.ElectionSettings(epsilon=(1.0, 8.0), repetitions=3, data_dir=counties)
-    result = elections.run(given)
+    result = elections.cross_validated(given).json
     assert result["counties"] == 400
     gains = {name: row["mean"] for name, row in result["gains"].items()}
     # Var p = 1/20, E p(1-p) = 1/5: of local's 1/5 + 1/25 the best weight saves (1/25) 4/9; 7.4 %, give or take 1.5.
@@ -212,7 +219,7 @@ def test_real_elections():
     hindsight, gains what the paper prints (10.7 %)."""
     if not (source.data_directory() / "elections").is_dir():
         pytest.skip("no elections in JAXPFL_DATA_DIR")
-    result = elections.run(elections.ElectionSettings(epsilon=(8.0,), repetitions=1))
+    result = elections.cross_validated(elections.ElectionSettings(epsilon=(8.0,), repetitions=1)).json
     gains = {name: row["mean"] for name, row in result["gains"].items()}
     assert result["counties"] == 3111
     assert gains["personalized"] == pytest.approx(0.0092, abs=0.0005)
@@ -272,7 +279,7 @@ def test_bad_settings_are_refused_in_one_line(settings, message: str):
 
 def test_what_single_precision_does_not_show_is_refused():
     with pytest.raises(JaxpflError, match=r"values of up to 2e\+06 that differ by 0.9 lose their digits in float32"):
-        gaussian.run(replace(SMALL, mean=2e6, radius=3e6))
+        gaussian.simulated(replace(SMALL, mean=2e6, radius=3e6))
 
 
 def test_two_repetitions_have_no_standard_error():
@@ -283,7 +290,7 @@ def test_two_repetitions_have_no_standard_error():
 
 def test_the_papers_bounds_are_beside_the_bernoulli_study():
     given = BernoulliSettings(clients=40, samples=4, repetitions=3)
-    assert bernoulli.run(given)["printed_bounds"] == {"mean": pytest.approx(3 * np.log(4 * 40**2 * 4) / 39, rel=1e-5)}
+    assert bernoulli.printed_bounds(given) == {"mean": pytest.approx(3 * np.log(4 * 40**2 * 4) / 39, rel=1e-5)}
     assert set(bernoulli.printed_bounds(replace(given, epsilon=1.0))) == {"mean", "private mean"}
 
 
@@ -295,7 +302,7 @@ def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
 
 def test_equal_sizes_are_the_bernoulli_study():
     equal = unequal.simulated(UnequalSettings(clients=40, least=6, most=6, repetitions=5)).json
-    other = bernoulli.run(BernoulliSettings(clients=40, samples=6, repetitions=5))
+    other = bernoulli.simulated(BernoulliSettings(clients=40, samples=6, repetitions=5)).json
     for name, row in equal["mse"].items():
         assert row["mean"] == pytest.approx(other["mse"][name]["mean"], rel=1e-5), name
     for name in ("local", "global"):

@@ -214,7 +214,7 @@ def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
     """Index of the first column [m, k] that those before it, and the intercept, determine; None without one."""
     ones = np.ones((len(z), int(intercept)))
     kind = jnp.result_type(float)  # in which the fit has to tell the columns apart
-    bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > _least(kind))
+    bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > float(jnp.finfo(kind).eps) ** 0.75)
     return int(np.argmax(bad)) - int(intercept) if bad.any() else None
 
 
@@ -372,10 +372,6 @@ def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
     length = xp.sqrt((z**2).sum(axis=0))
     Q, R = xp.linalg.qr(z / xp.where(length > 0, length, 1))
     return Q, R * length * most, xp.abs(xp.diag(R))
-
-
-def _least(kind: Any) -> float:
-    return float(jnp.finfo(kind).eps) ** 0.75
 
 
 def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Scalar
-from jaxpfl.estimators.empirical_bayes.random_coefficients import Message
+from jaxpfl.estimators.empirical_bayes.random_coefficients import Message, Posterior
 from jaxpfl.support.errors import JaxpflError
 
 
@@ -42,20 +42,6 @@ class Representation(NamedTuple):
 
     basis: Array
     noise: Array
-
-
-class Head(NamedTuple):
-    """Posterior of a client's head.
-
-    Attributes:
-      mean: [k]; its coefficients are ``basis @ mean``.
-      covariance: [k, k].
-      log_evidence: ``log N(y; 0, X B B' X' + sigma^2 I)``, [].
-    """
-
-    mean: Array
-    covariance: Array
-    log_evidence: Array
 
 
 @full_precision.products
@@ -80,14 +66,17 @@ def start(messages: Message, rank: int) -> Representation:
 
 
 @full_precision.products
-def head(at: Representation, sent: Message) -> Head:
-    """Posterior of one client's head, also of one that was not there for the fit."""
+def head(at: Representation, sent: Message) -> Posterior:
+    """Posterior of one client's head, also of one that was not there for the fit.
+
+    Its coefficients are ``basis @ mean``, its evidence is ``log N(y; 0, X B B' X' + sigma^2 I)``.
+    """
     seen = at.basis.T @ sent.cross / at.noise
     factor = jnp.linalg.cholesky(jnp.eye(at.basis.shape[1]) + at.basis.T @ sent.gram @ at.basis / at.noise)
     covariance = jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(seen), dtype=seen.dtype))
     mean = covariance @ seen
     deviance = sent.size * jnp.log(2 * jnp.pi * at.noise) + 2 * jnp.log(jnp.diag(factor)).sum()
-    return Head(mean, covariance, -(deviance + sent.square / at.noise - seen @ mean) / 2)
+    return Posterior(mean, covariance, -(deviance + sent.square / at.noise - seen @ mean) / 2)
 
 
 @full_precision.products

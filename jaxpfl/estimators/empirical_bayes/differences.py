@@ -105,7 +105,8 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
     rng = np.random.default_rng(seed)
     draws = int(np.clip(_MOST_NUMBERS // len(ones), _FEWEST_DRAWS, _MOST_DRAWS))
     below = statistic * (1 - 1e-9)  # equal counts in another order have the same value but for rounding
-    as_much = sum(chi_square(_deal(rng, ones, size)) >= below for _ in range(draws))
+    deals = (rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals") for _ in range(draws))
+    as_much = sum(chi_square(deal) >= below for deal in deals)
     return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
 
 
@@ -121,11 +122,6 @@ def compare_rates(count: np.ndarray, exposure: np.ndarray) -> Test:
     expected = exposure * count.sum() / exposure.sum()
     statistic = float(((count - expected) ** 2 / expected).sum())
     return Test("chi-square", statistic, float(special.chdtrc(len(count) - 1, statistic)))
-
-
-def _deal(rng: np.random.Generator, ones: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Distribute the total number of ones at random over all samples."""
-    return rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals")
 
 
 def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:

@@ -52,7 +52,9 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     """
     m, d = own.shape
     mean = own.mean(axis=0)
-    unit = _unit(own - mean, s2)
+    # A power of two near the largest distance or error, by which numbers are divided without rounding.
+    typical = jnp.maximum(jnp.abs(own - mean).max(), jnp.sqrt(jnp.max(s2)))
+    unit = jnp.ldexp(jnp.ones_like(typical), jnp.where(typical > 0, jnp.frexp(typical)[1], 0))
     y = (own - mean) / unit
     s2 = jnp.broadcast_to(jnp.maximum(s2 / unit / unit, _TINY), (m,))
     squares = (y**2).sum(axis=1)
@@ -118,12 +120,6 @@ def student(level: float, degrees: Any) -> np.ndarray:
     degrees = np.asarray(degrees, float)
     finite = np.where(np.isinf(degrees), 1, degrees)
     return np.where(np.isinf(degrees), special.ndtri(tail), special.stdtrit(finite, tail))
-
-
-def _unit(y: Array, s2: Array | Scalar) -> Array:
-    """A power of two near the largest distance or error, by which numbers are divided without rounding, []."""
-    typical = jnp.maximum(jnp.abs(y).max(), jnp.sqrt(jnp.max(s2)))
-    return jnp.ldexp(jnp.ones_like(typical), jnp.where(typical > 0, jnp.frexp(typical)[1], 0))
 
 
 def _few(clients: int, dim: int) -> bool:

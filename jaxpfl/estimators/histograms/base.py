@@ -120,14 +120,6 @@ def counts_dtype(tree: Any, users: Users) -> Any:
     return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
 
 
-def only(users: Users, keep: Array) -> Users:
-    """The users selected by a mask [b, c], in place: the others' places are empty."""
-    row = users.place // users.tokens
-    kept = jax.vmap(lambda own, at: own.at[at].get(mode="fill", fill_value=False))(keep, row)
-    count, size = jnp.where(kept, users.count, 0), jnp.where(keep, users.size, 0)
-    return Users(users.place, count, size, users.ids, users.tokens)
-
-
 def histograms(block: Users | Array) -> Array:
     """Dense histograms of a block, [c, d], zero where there is no user; arrays are returned as they are."""
     if not isinstance(block, Users):

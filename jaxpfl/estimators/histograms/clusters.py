@@ -221,11 +221,6 @@ def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Arra
     return upper + jnp.triu(upper, 1).T
 
 
-def candidate_tokens(mean: Array, number: int) -> Array:
-    """The tokens of largest mean, [number]; private if the mean is."""
-    return jax.lax.top_k(mean, number)[1]
-
-
 def token_mask(found: Directions, tokens: int, threshold: Scalar) -> Array:
     """Mask of the kept tokens, |v_x| above the threshold in any of the vectors, [d] bool.
 

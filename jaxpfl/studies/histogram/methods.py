@@ -38,17 +38,13 @@ _LEAST = (50, 20, 10, 5, 2)
 _USERS_OF_A_CLUSTER = 4
 
 
-def _check_tokens(name: str, tokens: int) -> None:
-    checks.count(name, tokens if tokens > 1 else 0)
-
-
 @dataclass(frozen=True)
 class HistogramSettings(Settings):
     """Users' histograms, estimated alone, together, in clusters, and under privacy."""
 
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
-    tokens: int = within(1_000, _check_tokens)
+    tokens: int = within(1_000, minimum(2))
     """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = within(4_000, checks.count)
     """n of synthetic data, including the users set apart."""
@@ -245,8 +241,6 @@ def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepar
     given.check()
     if read is None:
         return _synthetic(given)
-    if len(read.vocabulary) < given.tokens:
-        raise JaxpflError(f"tokens must be at most the {len(read.vocabulary)} of {given.data}, got {given.tokens}")
     counts = read.most_frequent(given.tokens).active_users(max(given.least_tokens, 2))
     parts = token_counts.split(
         counts,
@@ -454,12 +448,8 @@ def method_choices(given: HistogramSettings) -> dict[str, Choice]:
     """Settings of every private method."""
     clusters = given.private_clusters or given.clusters
     shared = Choice(clusters, given.private_rounds, given.radius, given.mean_share)
-    return {name: one_release(given.radius) if name in ONE_RELEASE else shared for name in PRIVATE_METHODS}
-
-
-def one_release(radius: Scalar) -> Choice:
-    """Settings of a method with a single release."""
-    return Choice(1, 0, radius, 1.0)
+    alone = Choice(1, 0, given.radius, 1.0)
+    return {name: alone if name in ONE_RELEASE else shared for name in PRIVATE_METHODS}
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
@@ -499,7 +489,7 @@ def private_centers(
     keep = None
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
-        candidates = histogram_clusters.candidate_tokens(mean, given.candidates)
+        candidates = jax.lax.top_k(mean, given.candidates)[1]  # private, as the mean is
         moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
         keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
