@@ -24,7 +24,7 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
-_NODES = 64
+_NODES = 64  # of Gauss and Legendre
 _NEGLIGIBLE = 40.0  # distance below the maximum of the log density
 
 

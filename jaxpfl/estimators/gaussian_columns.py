@@ -42,11 +42,11 @@ from jaxpfl.estimators.gaussian import Sent, weight
 SIGNIFICANT = 0.05
 """Significance level of Bartlett's test."""
 
-_LEAST_DEGREES = 2
-_LEAST_CLIENTS = 3
-_STEPS = 50
-_FAR = 8
-_DIGITS = 8.0
+_LEAST_DEGREES = 2  # of a client in the fit: the logarithm of a variance with one degree spreads too widely
+_LEAST_CLIENTS = 3  # for a prior of their variances
+_STEPS = 50  # Newton steps, enough from any start
+_FAR = 8  # steps of the recurrence before the asymptotic series
+_DIGITS = 8.0  # rounding errors of a mean below which samples count as equal
 
 
 class Variances(NamedTuple):

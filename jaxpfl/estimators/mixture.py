@@ -234,6 +234,7 @@ def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
 
 
 def _scores(key: Key, starts: int, components: int) -> Array:
+    # A key apart from the release's: the scores are public.
     return jax.random.gumbel(jax.random.fold_in(key, 1), (starts, components))
 
 

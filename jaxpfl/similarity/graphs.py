@@ -85,6 +85,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
     centered = np.where(finite[:, None], given, 0).astype(np.float64)
     centered -= centered.sum(axis=0) / finite.sum()
     squares = (centered**2).sum(axis=1)
+    # Bound on the relative rounding error of a sum of so many products.
     rounding = 8 * (numbers + 8) * np.finfo(np.float64).eps
     found = [np.zeros(0, np.int64)] * nodes
     for start in range(0, nodes, block):

@@ -82,6 +82,7 @@ RESOLUTION = 1e-7
 
 
 _NEWTON = 100
+"""Most steps of Newton's method."""
 
 
 class Problem(NamedTuple):

@@ -212,6 +212,7 @@ def distinct(models: np.ndarray, k: int) -> np.ndarray:
     _, same = np.unique(models, axis=0, return_inverse=True)
     if same.max() < k:
         return same.reshape(-1)
+    # A fixed key: the clusters of given models do not depend on the study's seed.
     scores = jax.random.gumbel(jax.random.key(0), (len(models), _STARTS, k))
     points = jnp.asarray(models, jnp.float32)
     centers = full_precision.jit(clustering.kmeans, static_argnums=3)(

@@ -38,6 +38,7 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
 
 _REACH, _CELLS = 12.0, 8_001
+"""Half width of the grid for the Bayes risk in standard deviations, and its number of places."""
 
 
 @dataclass(frozen=True)

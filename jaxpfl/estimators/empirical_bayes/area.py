@@ -57,12 +57,12 @@ By: TypeAlias = Literal["integrated", "mse"]
 LEAST_FREE = 3
 """Least excess of clients over coefficients with which the likelihood of A can be integrated."""
 
-_SCALES = 32
+_SCALES = 32  # places of the grid of A, of which the best is refined
 _NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
-_SCANNED, _SCANS = 32, 2
+_SCANNED, _SCANS = 32, 2  # places of a scan for the range of A, and scans
 _DROP = 16.0  # drop of the log density from its maximum to the ends of the range
-_REACH = 9.0
+_REACH = 9.0  # standard deviations beyond which a normal has no mass in double precision
 
 
 class AreaMeans(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_LEAST_EXPECTED = 5.0
+_LEAST_EXPECTED = 5.0  # Cochran's rule for the chi-square approximation
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 

@@ -24,11 +24,11 @@ from jaxpfl.core.types import Array
 
 MANY = 2**14
 """Number of clients above which the weights on a grid are fitted to bins of clients."""
-_ESTIMATES, _ERRORS = 256, 16
-_STEPS = 80
-_KEEP = 0.995
-_HALVINGS = 12
-_CENTER = 0.1
+_ESTIMATES, _ERRORS = 256, 16  # bins of estimates and of errors
+_STEPS = 80  # most Newton steps
+_KEEP = 0.995  # share of the way to the boundary, as interior points must not touch it
+_HALVINGS = 12  # of a step in the line search
+_CENTER = 0.1  # share of the duality gap that a step aims at
 
 
 class _Point(NamedTuple):
@@ -75,6 +75,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
         root = jnp.sqrt(pi)
         half = jnp.sqrt(w)[:, None] * scaled * root
         curve = half.T @ half
+        # The matrix is singular to rounding where components are alike.
         ridge = 4 * jnp.finfo(kind).eps * count
         factor = jax.scipy.linalg.cho_factor(curve + jnp.diag(dual + ridge))
         move = root * jax.scipy.linalg.cho_solve(factor, root * (mu / pi - gradient))

@@ -49,7 +49,7 @@ from jaxpfl.support.errors import JaxpflError
 
 LEAST_GROUPS = 3
 """Least number of groups for which the spread between them is fitted."""
-_SCALES = 12
+_SCALES = 12  # places of the grid along A and along B
 
 
 class GroupMeans(NamedTuple):

@@ -20,8 +20,8 @@ import numpy as np
 from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Scalar
 
-_POINTS = 64
-_ZOOMS = 4
+_POINTS = 64  # cells of the grid of lambda
+_ZOOMS = 4  # times that the grid is narrowed to where the density is
 _NEGLIGIBLE = 20.0  # distance below the maximum of the log density
 _TINY = 1e-30  # in squared units
 

@@ -40,16 +40,16 @@ import numpy as np
 _CELLS = 24  # cells along each parameter of probabilities
 _RATE_CELLS = 40  # the posterior of few clients has a long tail towards large mu
 _MARGIN = 14.0  # margin in log odds or log rates, beyond one event among all clients
-_SPREAD = 4.0
-_ZOOMS = 8
+_SPREAD = 4.0  # the constant of both priors of the spread
+_ZOOMS = 8  # times that the grid is narrowed to where the density is
 _NEGLIGIBLE = 16.0  # distance below the maximum of the log density
 _UNLIKELY = 1e-5  # probability of a cell relative to the likeliest one
-_HALVINGS = 45
-_ENOUGH = 1e-4
-_OF_STDDEV = 1e-3
-_LARGE = 1e3
-_AT_ONCE = 256
-_TERMS = 4096
+_HALVINGS = 45  # of the interval in which a quantile lies, also its half width in log odds or log rates
+_ENOUGH = 1e-4  # error of a quantile, on the same scale
+_OF_STDDEV = 1e-3  # error of a quantile in standard deviations
+_LARGE = 1e3  # parameter above which differences of log Gamma cancel
+_AT_ONCE = 256  # clients whose quantiles are found together
+_TERMS = 4096  # values that are summed over together, for the memory
 
 
 class Intervals(NamedTuple):

@@ -55,8 +55,8 @@ COMPONENTS = {"scale-mixture": 41, "npmle": 300}
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
 """Number of clients, and share of them on one side of zero, above which a warning doubts zero as the center."""
-_SCALES = 16
-_SLABS = 6
+_SCALES = 16  # starts of the normal prior's spread, as its likelihood may have several maxima
+_SLABS = 6  # starts of a slab's spread, each with every start of the spike's log odds
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
 _FINEST = 10.0  # the least slab of a scale mixture, in parts of the smallest error, as in ashr
 AT_ONCE = 4096

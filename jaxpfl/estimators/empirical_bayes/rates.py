@@ -66,9 +66,9 @@ from jaxpfl.estimators.empirical_bayes.normal_means import blockwise
 from jaxpfl.support.errors import JaxpflError, unknown_name
 
 RatePrior: TypeAlias = Literal["conjugate", "npmle"]
-_PLACES = 300
-_STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
-_MOST_SAMPLES = 1e12
+_PLACES = 300  # atoms of the NPMLE
+_STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)  # logarithms of the prior's size
+_MOST_SAMPLES = 1e12  # largest count or exposure that is accepted
 
 
 class Rates(NamedTuple):

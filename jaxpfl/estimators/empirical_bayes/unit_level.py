@@ -47,7 +47,7 @@ LEAST_CLIENTS = 3
 LEAST_FREE = 2
 """Least number of differences between clients, left after the covariates, from which sigma_v can be learned."""
 _NO_SCATTER = 64  # rounding errors
-_SCALES = 24
+_SCALES = 24  # starts of the ratio of variances
 _RATIOS = (-14.0, 14.0)  # logarithms of sigma_v^2 / sigma_e^2
 
 

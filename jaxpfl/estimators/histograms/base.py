@@ -125,6 +125,7 @@ def histograms(block: Users | Array) -> Array:
     if not isinstance(block, Users):
         return block
     rows = block.size.shape[0]
+    # Padding has a place beyond the end, which the scatter drops.
     flat = jnp.zeros(rows * block.tokens, block.count.dtype).at[block.place].add(block.count, mode="drop")
     return flat.reshape(rows, block.tokens) / jnp.maximum(block.size, 1)[:, None]
 

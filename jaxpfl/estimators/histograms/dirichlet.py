@@ -93,6 +93,7 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
             row, token = jnp.divmod(block.place, block.tokens)
             at = token % block.tokens
             own = mixture.a.T[at]
+            # Padding has a row beyond the end: weight zero.
             weight = r.at[row].get(mode="fill", fill_value=0)
             seen = weight * (digamma(own + block.count[:, None]) - digamma(own))
             whole = mixture.a.sum(axis=1)
