@@ -200,22 +200,13 @@ def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
     if {*parsing.HELP, parsing.HELP_ALL} & {*args}:
         from jaxpfl.cli import help
 
-        more = vars(command).get("more")
-        whole = parsing.HELP_ALL in args
-        print(help.command_help(name, command, flags, more(args) if more else "", whole=whole))
+        more = help.describe(args) if any(flag.name in ("METHOD", "METHODS") for flag in flags) else ""
+        print(help.command_help(name, command, flags, more, whole=parsing.HELP_ALL in args))
         return
     parsing.bind_arguments(command, name, parsing.check_arguments(flags, args, name))()
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
-    del file, line
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     group = sys.modules.get("jaxpfl.support.processes")
     if group and not group.is_first():  # the first process reports it
         return

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.support.console import Console
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.output_paths import NEW_FOLDER, scratch
@@ -97,7 +98,6 @@ class Output:
     """Folder for summary.json and plots: a new or empty one, or one with earlier results of the same study."""
 
 
-_SUMMARY = "summary.json"
 _NOTE = ".results.json"
 """Note in a folder that names the owner of the results being moved into it, as the summary is written last."""
 
@@ -148,7 +148,7 @@ def _earlier(folder: Path) -> dict[str, Any]:
     """Summary in a folder, or the note of an interrupted move; empty if neither can be read."""
     from jaxpfl.support.files import read_json
 
-    for name in (_SUMMARY, _NOTE):
+    for name in (SUMMARY, _NOTE):
         with suppress(JaxpflError):
             found = read_json(folder / name)
             if isinstance(found, dict):
@@ -178,12 +178,12 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
             if (folder / name).exists() and not (isinstance(before, list) and name in before):
                 raise JaxpflError(f"{folder / name} exists and is not an earlier result: choose another --output")
         result = result | {"plots": plots, "files": names}
-        write_json(place / _SUMMARY, result)
+        write_json(place / SUMMARY, result)
         known = sorted({*names, *(before if isinstance(before, list) else [])})
         write_json(folder / _NOTE, {"study": result.get("study"), "files": known})
-        (folder / _SUMMARY).unlink(missing_ok=True)  # old and new files together are nobody's results
+        (folder / SUMMARY).unlink(missing_ok=True)  # old and new files together are nobody's results
         (folder / "plots").mkdir(exist_ok=True)
-        for name in [*names, _SUMMARY]:
+        for name in [*names, SUMMARY]:
             os.replace(place / name, folder / name)
         (folder / _NOTE).unlink()
     return result

@@ -314,7 +314,7 @@ def _check(flag: Flag, text: str) -> None:
     except OSError as error:
         raise JaxpflError(f"{flag.name} must be a valid path ({error.strerror}), got {_short(text)}") from None
     if trouble is not None:
-        raise JaxpflError(f"{flag.name} must be {trouble}: got {shown(text)}")
+        raise JaxpflError(f"{flag.name} must be {trouble}: {shown(text)}")
 
 
 def _value_words(flag: Flag) -> str:
@@ -380,12 +380,6 @@ def _listed(names: Sequence[str], last: str) -> str:
 
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
-
-
-def extend_help(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
-    """A command with additional help lines, which ``more`` builds from the arguments."""
-    vars(command)["more"] = more
-    return command
 
 
 def bind_arguments(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,7 +15,6 @@ from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl.cli.output import Session
-from jaxpfl.cli.parsing import extend_help
 from jaxpfl.runs import compile_cache
 from jaxpfl.runs.config import (
     TEST_USERS,
@@ -123,14 +122,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
         _export(run, output, data_dir, json, only_global=only_global, **wanted)
 
-    return extend_help(compare, _methods), extend_help(run, _methods), data, export
-
-
-def _methods(args: Sequence[str]) -> str:
-    """Text that lists the methods, or what ``--set`` takes for the named ones."""
-    from jaxpfl.cli.help import describe
-
-    return describe(args)
+    return compare, run, data, export
 
 
 def _file(args: list[str]) -> ConfigFile:

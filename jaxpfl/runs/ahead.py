@@ -66,9 +66,7 @@ class Ahead:
 
     def _compile(self, made: Future[Simulation]) -> None:
         config = self._experiment.config
-        splits: list[Literal["test", "validation", "unseen"]] = ["test"]
-        if self._experiment.federation.validation.capacity:
-            splits.append("validation")
+        splits: list[Literal["test", "validation", "unseen"]] = [*self._experiment.scored_splits]
         if self._experiment.unseen is not None:
             splits.append("unseen")
         with suppress(Exception):

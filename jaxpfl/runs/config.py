@@ -209,7 +209,8 @@ def resolve(config: RunConfig) -> RunConfig:
     config = data_sets.adopt_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition
-    if partition is None and config.client is None and (is_table(config) or (classless and _deals_classes(config))):
+    by_classes = classless and preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
+    if partition is None and config.client is None and (is_table(config) or by_classes):
         partition = "iid"
     values = preset(data_sets.origin(config), partition, config.users_per_client)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
@@ -256,19 +257,12 @@ def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = (
     return f"preset of {data_sets.origin(config)}: {here} (defaults of fit in Python: {there})"
 
 
-def _deals_classes(config: RunConfig) -> bool:
-    """True if the data set's own partition deals examples by their classes."""
-    return preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
-
-
 def _check_text(config: RunConfig) -> None:
     """Refuse Python functions and other values that have no form as text, as only text can be stored."""
     for one in dataclasses.fields(config):
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
-            raise JaxpflError(
-                f"{one.name} of a stored run must be text, got {shown(value)}: use jaxpfl.fit for Python objects"
-            )
+            raise JaxpflError(f"{one.name} of a stored run must be text, got {shown(value)}: use jaxpfl.fit")
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:

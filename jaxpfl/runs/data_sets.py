@@ -63,9 +63,7 @@ def adopt_split(config: C) -> C:
         if field.name in _OF_RUN:
             known[field.name] = given
         elif given not in (None, fixed) and not is_default(config, field.name):
-            raise JaxpflError(
-                f"{field.name} = {given}: {config.data} was split with {field.name} = {fixed}, so leave it out"
-            )
+            raise JaxpflError(f"{field.name} = {given}: {config.data} was split with {fixed}: leave it out")
     return dataclasses.replace(config, **{field.name: known[field.name] for field in dataclasses.fields(Split)})
 
 

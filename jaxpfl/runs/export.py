@@ -312,9 +312,7 @@ def read_parameters(where: str) -> dict[str, np.ndarray]:
     if path.is_file():
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:
-            raise JaxpflError(
-                f"{path} holds the models of several clients: jaxpfl export --per-client writes one file each"
-            )
+            raise JaxpflError(f"{path} holds several clients' models: export them with --per-client")
         return arrays
     if (path / MANIFEST).is_file():
         models = load_models(path, method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,11 +43,6 @@ def has_checksum(stored: int, *federations: Federation | None) -> bool:
 GRAPH_HEADER = ("client", "neighbour")
 
 
-def is_graph_file(graph: str | Graph | None) -> TypeGuard[str]:
-    """Test for a ``--graph`` that is a file, not a space."""
-    return isinstance(graph, str) and graph.lower().endswith(".csv")
-
-
 def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     """Read a graph; clients that the file does not name have no neighbours.
 
@@ -64,9 +59,7 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     pairs = []
     for line, row in zip(cells.index, cells.to_numpy().tolist(), strict=True):
         if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
-            raise JaxpflError(
-                f"{path} line {line}: needs the ids of two clients of the run, got {shown(','.join(row))}"
-            )
+            raise JaxpflError(f"{path} line {line}: needs two client ids, got {shown(','.join(row))}")
         pairs.append([place[cell] for cell in row])
     return graphs.from_edges(pairs, len(client_ids))
 

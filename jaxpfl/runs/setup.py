@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -81,6 +81,11 @@ class Experiment(NamedTuple):
         """The metric that reports and selections use."""
         name, task = self.task.headline, self.task
         return HEADLINES.get(name, Headline(name, task.lower, percent=False))
+
+    @property
+    def scored_splits(self) -> tuple[Literal["test", "validation"], ...]:
+        """The splits that have examples to score."""
+        return ("test", "validation") if self.federation.validation.capacity else ("test",)
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -195,7 +200,7 @@ def prepare(
     asking = next((spec for spec in specs if spec.method.graph), None)
     graph = None
     if asking is not None:
-        if isinstance(config.graph, str) and inputs.is_graph_file(config.graph):
+        if isinstance(config.graph, str) and config.graph.lower().endswith(".csv"):
             read = inputs.read_graph(Path(config.graph), np.asarray(federation.client_ids))
             asking = dataclasses.replace(asking, graph=read, neighbours=None)
         graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
@@ -295,6 +300,5 @@ def clients_of(
 
 def require(value: Any) -> Any:
     """A field that `resolve` has filled in."""
-    if value is None:
-        raise JaxpflError("the config is not resolved")
+    assert value is not None, "the config is not resolved"
     return value

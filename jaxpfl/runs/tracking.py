@@ -242,9 +242,7 @@ class WandB(_Service):
             if wandb.setup().settings.mode in ("online", "shared"):
                 wandb.login()  # asks for a key on a terminal, now rather than after the first rounds
         except Exception as error:
-            raise JaxpflError(
-                f"--wandb {project}: {_line(error)}; WANDB_MODE=offline keeps the records on this machine"
-            ) from None
+            raise JaxpflError(f"--wandb {project}: {_line(error)}; WANDB_MODE=offline needs no network") from None
 
     def _start(self, method: str, settings: dict[str, Any]) -> None:
         self._run = self._wandb.init(

@@ -164,7 +164,7 @@ def test_a_picture_is_replaced_by_its_own_command_only(tmp_path, capsys):
         others.write_bytes(content)
         assert "exists, and is not what" in refused(capsys, *DESCRIBE, "--plot", others)
         assert others.read_bytes() == content
-    assert "is a folder" in refused(capsys, *DESCRIBE, "--plot", tmp_path)
+    assert "got a folder" in refused(capsys, *DESCRIBE, "--plot", tmp_path)
     assert picture.read_bytes() == whole
 
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_read(first, exported, place: str, message: str):
 @pytest.mark.slow
 def test_the_models_of_several_clients_are_no_start(first, tmp_path):
     folder, _ = export(first, tmp_path / "stacked", Selection("local"))
-    with pytest.raises(JaxpflError, match="models of several clients"):
+    with pytest.raises(JaxpflError, match="holds several clients' models"):
         read_parameters(str(folder / "local" / "personal.npz"))
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from jaxpfl.runs import results
 from jaxpfl.runs.config import flat
-from jaxpfl.runs.reports.folders import SUMMARY
+from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.runs.scores import HEADLINES, Headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.support import files

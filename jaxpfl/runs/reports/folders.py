@@ -12,6 +12,7 @@ import numpy as np
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.records import Journal
+from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.runs.scores import over_clients, stored_headline
 from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps
@@ -22,7 +23,6 @@ from jaxpfl.support.errors import JaxpflError, expecting, printable
 
 RUN, SWEEP, STUDY = "run", "sweep", "study"
 COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "damaged"
-SUMMARY = "summary.json"
 
 
 class Folder(NamedTuple):

@@ -14,7 +14,7 @@ from jaxpfl import __version__
 from jaxpfl.runs import plots, results, terminal
 from jaxpfl.runs.config import RunConfig, flat, to_json
 from jaxpfl.runs.records import Journal
-from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
+from jaxpfl.runs.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, Folder, look
 from jaxpfl.runs.reports.page import (
     Section,
     code,
@@ -29,6 +29,7 @@ from jaxpfl.runs.reports.page import (
     svg,
     table,
 )
+from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.runs.scores import Headline, find_headline, stored_headline
 from jaxpfl.runs.stored_run import StoredRun, open_run
 from jaxpfl.runs.sweep import plots as sweep_plots
@@ -113,7 +114,10 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
     run = open_run(folder.path)
     summary = files.read_json(folder.path / SUMMARY) if folder.status == COMPLETE else None
     records = files.Records(folder.path / "metrics.jsonl").read()
-    arrays = {name: results.read_arrays(folder.path, name)[1] for name in run.methods if _is_there(folder.path, name)}
+    done = folder.path / "methods"
+    arrays = {
+        name: results.read_arrays(folder.path, name)[1] for name in run.methods if (done / f"{name}.json").is_file()
+    }
     headline = (
         find_headline(name for record in records for name in record) if summary is None else stored_headline(summary)
     )
@@ -128,10 +132,6 @@ def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
         Section("Privacy", _privacy(summary)),
         Section("Settings, and how to run it again", _run_settings(folder.path, run)),
     ]
-
-
-def _is_there(folder: Path, method: str) -> bool:
-    return (folder / "methods" / f"{method}.json").is_file()
 
 
 def _results(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:

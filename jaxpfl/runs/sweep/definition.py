@@ -317,9 +317,7 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:
-        raise JaxpflError(
-            f"budget = steps needs a fixed number of gradients in a round, which {method} draws"
-        ) from None
+        raise JaxpflError(f"budget = steps needs a fixed number of gradients, which {method} draws") from None
     in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
     return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap
 

@@ -23,7 +23,7 @@ from jaxpfl.core.trees import checksum, num_bytes
 from jaxpfl.core.types import Federation
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.build import Assembled
-from jaxpfl.engine.evaluate import Part, example_weights, is_root
+from jaxpfl.engine.evaluate import example_weights, is_root
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished
@@ -73,11 +73,6 @@ class Prepared(NamedTuple):
     def rounds(self) -> int:
         """Rounds of each run; under successive halving, the rounds until its rung's end."""
         return self.group.until or self.group.rounds
-
-    @property
-    def splits(self) -> tuple[Part, ...]:
-        """The splits that have examples to score."""
-        return splits_of(self.experiment)
 
     def simulation(self, rows: slice) -> Simulation:
         """The programs of some of the rows."""
@@ -236,7 +231,7 @@ def _run(
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
-    simulation.compile(seeds, *ready.splits)
+    simulation.compile(seeds, *ready.experiment.scored_splits)
     # The clock counts what is compiled later, at its first use.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
@@ -428,11 +423,6 @@ _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
 """Suffix of a metric's name -> its statistic over clients, for metrics beside the headline."""
 
 
-def splits_of(experiment: Experiment) -> tuple[Part, ...]:
-    """The splits that have examples to score."""
-    return ("test", "validation") if experiment.federation.validation.capacity else ("test",)
-
-
 def measure(
     experiment: Experiment, simulation: Simulation, state: RunState, loss: np.ndarray
 ) -> list[dict[str, float | None]]:
@@ -446,7 +436,7 @@ def measure(
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None
-    if "validation" in splits_of(experiment):
+    if "validation" in experiment.scored_splits:
         validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
     counts = simulation.counts(state)
     gradients = simulation.gradients(state)

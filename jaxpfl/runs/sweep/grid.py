@@ -155,13 +155,9 @@ class Grid:
                 raise JaxpflError(f"--grid {name} is given twice: give all its values at once")
         ranges = [axis.name for axis in self.axes if not axis.values]
         if ranges and not self.draws:
-            raise JaxpflError(
-                f"{ranges[0]} is a range: give --random N to draw N points, or a third number N for even steps"
-            )
+            raise JaxpflError(f"{ranges[0]} is a range: give --random N, or a third number N for even steps")
         if self.draws and not ranges:
-            raise JaxpflError(
-                "--random draws from ranges, but no axis is a range: give one, such as --grid lr=log:1e-3:1"
-            )
+            raise JaxpflError("--random needs a range among the axes, such as --grid lr=log:1e-3:1")
 
     def to_json(self) -> dict[str, Any]:
         """The grid as JSON-able values."""
@@ -271,9 +267,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
         if own.replace("-", "_") not in fields:
             raise unknown_name(f"setting of {owner}", own, fields)
         if given == "privacy.unit":
-            raise JaxpflError(
-                "privacy.unit cannot be an axis of a sweep: epsilons of different units are not comparable"
-            )
+            raise JaxpflError("privacy.unit cannot be an axis of a sweep: its epsilons are not comparable")
         return f"{owner}.{own.replace('-', '_')}"
     if dot:
         if owner not in methods:

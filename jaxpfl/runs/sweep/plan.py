@@ -130,20 +130,13 @@ def rungs(definition: Definition, method: str) -> tuple[float, ...]:
     if definition.search.halving_first is not None:
         first = definition.search.halving_first / rounds
     else:
-        first = max(1 / rounds, by ** -float(_halvings(settings, by)))
+        halvings = math.ceil(math.log(settings, by) - 1e-9)  # until one setting is left
+        first = max(1 / rounds, float(by) ** -halvings)
     found, share = [], first
     while share < 1 - 1e-9:
         found.append(share)
         share *= by
     return (*found, 1.0)
-
-
-def _halvings(settings: int, by: int) -> int:
-    """Number of times that settings are divided until one is left."""
-    times = 0
-    while settings > 1:
-        settings, times = -(-settings // by), times + 1
-    return times
 
 
 def rounds_at(group: Group, share: float) -> int:

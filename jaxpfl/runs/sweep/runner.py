@@ -75,7 +75,7 @@ def _compile_group(group: Group, loaded: Data) -> Prepared:
     """A group with its data, its programs compiled and in the process's cache."""
     ready = prepare_group(group, loaded)
     with contextlib.suppress(Exception):
-        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
+        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.experiment.scored_splits)
     return ready
 
 

@@ -86,9 +86,7 @@ def headline_of(records: Iterable[Record]) -> Headline:
     found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:
         names = " and ".join(sorted(one.words for one in found))
-        raise JaxpflError(
-            f"runs of the sweep are scored by {names}, which are not comparable: sweep their data separately"
-        )
+        raise JaxpflError(f"the sweep's scores are not comparable ({names}): sweep their data separately")
     return next(iter(found), ACCURACY)
 
 

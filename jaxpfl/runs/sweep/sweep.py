@@ -21,6 +21,7 @@ from jaxpfl import __version__
 from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
+from jaxpfl.runs.run_folder import SUMMARY
 from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.definition import FILE, Definition
@@ -44,7 +45,6 @@ from jaxpfl.support import files
 from jaxpfl.support.console import save, signed
 from jaxpfl.support.errors import JaxpflError, shown, writing
 
-SUMMARY = "summary.json"
 _FIRST = 8  # groups that are tried before the folder is made
 
 
