@@ -215,7 +215,7 @@ def test_own_task_and_loss():
     result = jaxpfl.fit("fedavg", federation, task=own, **QUICK)
     assert np.isfinite([by_loss.mean(), result.mean()]).all()
     assert result.headline == "loss"
-    with pytest.raises(JaxpflError, match="adaped distils predictions, and the task 'own' has no distance"):
+    with pytest.raises(JaxpflError, match="adaped distils predictions, but the task 'own' defines no distance"):
         jaxpfl.fit("adaped", federation, task=own, **QUICK)
     with pytest.raises(JaxpflError, match=r"the task is for inputs \(2,\), the data have \(3,\)"):
         jaxpfl.fit("fedavg", federation, task=own._replace(input_shape=(2,)), **QUICK)
@@ -444,7 +444,7 @@ def test_methods_of_classes_refuse_it_with_their_reason(method):
     ("method", "options", "message"),
     [
         ("adaped", {"gate": True}, "adaped.gate .* at least 2 classes, got next-token"),
-        ("map-kd", {"exact": True}, "the exact normaliser is of the probabilities of a classification"),
+        ("map-kd", {"exact": True}, "the exact normaliser requires class probabilities"),
         ("persfl", {"temperatures": (2.0,)}, "persfl.temperatures applies to .*, got next-token"),
     ],
 )

@@ -89,7 +89,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read latin.toml: 'utf-8' codec"),
         (["privacy", "epsilon", "--noise-multiplier", "1e300", "--rounds", "9", "--delta", "1e-3"], "too large"),
         (["export", "run", "--global", "--clients", "1"], "--global exports no clients' models"),
-        (["data", "describe", "--plot", "/"], "--plot must be a file to write, got a folder: got '/'"),
+        (["data", "describe", "--plot", "/"], "--plot must be a file to write, got a folder: '/'"),
         (["run", "local", *SMALL, "--output", ""], "--output must be a path, got ''"),
         (["run", "local", *SMALL, "--output", "empty.csv/r"], "--output must be in a folder, and"),
         (["run", "local", *SMALL, "--config", "."], "cannot read .: Is a directory"),

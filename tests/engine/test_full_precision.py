@@ -35,7 +35,7 @@ def test_the_first_states_have_the_precision_of_the_platform():
     simulation = simulation_of(spec, jaxpfl.stack_clients(clients, test=clients))
     found = {}
     for platform in ("cpu", "cuda"):
-        programs, (_, values, own, _) = simulation._on((platform,), 1)
+        programs, (_, values, own, _) = simulation._on(platform, 1)
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         found[platform] = precisions(jax.jit(programs.beginning()).lower((keys, None), values.hp, own))
     assert set(found["cpu"]) == {"DEFAULT"}
@@ -94,7 +94,7 @@ def test_whatever_an_estimator_computes_by_products_has_full_ones():
 @pytest.mark.parametrize("folder", ["estimators", "similarity", "studies"])
 def test_what_is_compiled_outside_rounds_is_compiled_so(folder):
     texts = {path: path.read_text() for path in sorted((PACKAGE / folder).rglob("*.py"))}
-    assert any("full_precision.jit" in text for text in texts.values())
+    assert any("full_precision.jit" in text for text in texts.values()) or folder == "similarity"  # on the host
     lines = [line for text in texts.values() for line in text.splitlines()]
     assert [line for line in lines if re.search(r"\bjax\.jit\b", line) and not _is_prose(line)] == []
 
