@@ -98,7 +98,8 @@ def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_lin
     rows, lines = list(rows), []
     column = column or _column(rows)
     for name, text in rows:
-        text = textwrap.shorten(text, _width() - column, placeholder=" ...") if one_line else text
+        wide = min(_WIDEST, console.columns()) - column
+        text = textwrap.shorten(text, wide, placeholder=" ...") if one_line else text
         head, *rest = filled(text, " " * column) or [""]
         if len(name) + 4 > column:
             lines += [f"  {name}", head, *rest]
@@ -157,21 +158,13 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
     return min(_COLUMN, max(len(name) for name, _ in rows) + 4)
 
 
-def _width() -> int:
-    return min(_WIDEST, console.columns())
-
-
 def describe(args: Sequence[str]) -> str:
     """Describe the methods among the arguments of a command, or else all."""
     from jaxpfl.algorithms import METHODS
 
     named = [METHODS[name] for name in args if name in METHODS]
-    return "\n\n".join(map(_one, named)) if named else _all()
-
-
-def _all() -> str:
-    from jaxpfl.algorithms import METHODS
-
+    if named:
+        return "\n\n".join(map(_one, named))
     rows = [(method.name, _summary_of(method).replace(". Models: ", ": ")) for method in METHODS.values()]
     heading = filled("methods (METHOD --help explains one, and its settings: --set METHOD.name=value)")
     return "\n".join([*heading, *table(rows, one_line=True)])

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -31,27 +31,18 @@ from jaxpfl.support.output_paths import Place
 REGISTRY = ConstructorRegistry()
 
 
-class SettingsField(NamedTuple):
-    """A field of a dataclass of settings: its annotation, default (MISSING where it has none) and text."""
-
-    name: str
-    kind: Any
-    default: Any
-    text: str | None
-
-
-def fields_of(settings: type, given: Any) -> list[SettingsField]:
+def fields_of(settings: type, given: Any) -> list[StructFieldSpec]:
     """The fields of a dataclass in their form as text, with an instance's defaults if one is passed."""
     types, texts = _types(settings), _texts(settings)
-    found = [field for field in dataclasses.fields(settings) if field.init]
     return [
-        SettingsField(
+        StructFieldSpec(
             f.name,
             f.metadata.get("text") or types[f.name],
             _default(f, given),
             f.metadata.get("help") or texts.get(f.name),
         )
-        for f in found
+        for f in dataclasses.fields(settings)
+        if f.init
     ]
 
 
@@ -61,9 +52,7 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
     if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # not tyro's own
         return None
     given = info.default if isinstance(info.default, info.type) else None
-
-    flags = tuple(StructFieldSpec(*field) for field in fields_of(info.type, given))
-    return StructConstructorSpec(info.type, flags)
+    return StructConstructorSpec(info.type, tuple(fields_of(info.type, given)))
 
 
 def _default(field: dataclasses.Field[Any], given: Any) -> Any:
@@ -131,7 +120,8 @@ class Flag:
 def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
     """Flags of a command, in the order of its parameters and their dataclasses' fields."""
     hints = get_type_hints(command, include_extras=True)
-    texts = _parameter_texts(command)
+    params = docstring_parser.parse(inspect.getdoc(command) or "").params
+    texts = {param.arg_name: " ".join((param.description or "").split()) for param in params}
     found: list[Flag] = []
     for name, parameter in inspect.signature(command).parameters.items():
         default = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
@@ -145,10 +135,10 @@ def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
 def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
     found: list[Flag] = []
     for field in fields_of(settings, None if given is REQUIRED else given):
-        if dataclasses.is_dataclass(_bare(field.kind)):
-            found += _fields(_bare(field.kind), field.default, f"{prefix}{_dashed(field.name)}.")
+        if dataclasses.is_dataclass(_bare(field.type)):
+            found += _fields(_bare(field.type), field.default, f"{prefix}{_dashed(field.name)}.")
         else:
-            flag = _flag(prefix, field.name, field.kind, field.default, field.text or "")
+            flag = _flag(prefix, field.name, field.type, field.default, str(field.helptext or ""))
             found.append(dataclasses.replace(flag, owner=_owner(settings, field.name)))
     return found
 
@@ -159,7 +149,7 @@ def _owner(settings: type, field: str) -> type:
 
 
 def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
-    notes = _notes(hint)
+    notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
     named: Any = next((note for note in notes if isinstance(note, type(_PLAIN))), _PLAIN)
     kind, many = _bare(hint), False
     if get_origin(kind) is tuple:
@@ -188,10 +178,6 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _notes(hint: Any) -> tuple[Any, ...]:
-    return hint.__metadata__ if get_origin(hint) is Annotated else ()
-
-
 def _bare(hint: Any) -> Any:
     """The type without annotations and None; text if it is a union with text."""
     if get_origin(hint) is Annotated:
@@ -200,11 +186,6 @@ def _bare(hint: Any) -> Any:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         return _bare(kinds[0]) if len(kinds) == 1 else str
     return hint
-
-
-def _parameter_texts(command: Callable[..., Any]) -> dict[str, str]:
-    params = docstring_parser.parse(inspect.getdoc(command) or "").params
-    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 _MOST_LISTED = 12
@@ -281,15 +262,8 @@ def _places_left(places: Sequence[Flag], loose: Sequence[str]) -> float:
 
 def _is_flag(token: str) -> bool:
     """True if it is written as a flag is; -0.1 and -inf are numbers."""
-    return token.startswith("-") and token.lstrip("-")[:1].isalpha() and not _is_negative(token)
-
-
-def _is_negative(token: str) -> bool:
-    try:
-        float(token)
-    except ValueError:
-        return False
-    return True
+    number = token[1:].strip().lower() in ("inf", "infinity", "nan")
+    return token.startswith("-") and token.lstrip("-")[:1].isalpha() and not number
 
 
 def _check(flag: Flag, text: str) -> None:
@@ -319,7 +293,7 @@ def _check(flag: Flag, text: str) -> None:
 
 def _value_words(flag: Flag) -> str:
     if flag.choices:
-        return _either(flag.choices)
+        return _listed(flag.choices, "or")
     if flag.kind in _NUMBERS:
         return _NUMBERS[flag.kind][0]
     return "a path" if flag.kind is Path else "some text"
@@ -338,7 +312,7 @@ def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], 
     lacking = [flag for flag in flags if flag.default is REQUIRED and flag not in given and flag not in places]
     lacking = [*(place for place in places[len(loose) :] if place.default is REQUIRED), *lacking]
     if lacking:
-        names = [f"{flag.name} ({_either(flag.choices)})" if flag.choices else flag.name for flag in lacking]
+        names = [f"{one.name} ({_listed(one.choices, 'or')})" if one.choices else one.name for one in lacking]
         raise JaxpflError(f"{command} needs {_listed(names, 'and')}: {command} --help explains it")
 
 
@@ -369,10 +343,6 @@ def _suggestion(text: str, names: Iterable[str], least: float) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)")
-
-
-def _either(names: Sequence[str]) -> str:
-    return _listed(names, "or")
 
 
 def _listed(names: Sequence[str], last: str) -> str:

@@ -50,7 +50,8 @@ _SESSION = Session()
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """The commands; a config file among the arguments gives the defaults of their flags."""
-    file = _file(args)
+    path = named_file(args)  # read before the flags, so that it gives their defaults
+    file = ConfigFile() if path is None else read(path)
     flags = Flags(**vars(file.config))
     data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
     named = ", ".join(file.methods)
@@ -123,12 +124,6 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         _export(run, output, data_dir, json, only_global=only_global, **wanted)
 
     return compare, run, data, export
-
-
-def _file(args: list[str]) -> ConfigFile:
-    """The config file named on the command line, read before the flags so that it gives their defaults."""
-    path = named_file(args)
-    return ConfigFile() if path is None else read(path)
 
 
 def named_file(args: list[str]) -> str | None:

@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -49,7 +50,6 @@ from jaxpfl.runs import data_sets
 from jaxpfl.runs.data_sets import is_table, preset
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
-from jaxpfl.support.files import contents
 from jaxpfl.uploads import compression
 
 T = TypeVar("T")
@@ -456,7 +456,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = contents(path, _MEMORY).decode()
+        text = files.contents(path, _MEMORY).decode()
     except UnicodeDecodeError as error:
         raise JaxpflError(f"cannot read {path}: {error}") from None
     try:
@@ -585,10 +585,8 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
         except OverflowError:
             raise JaxpflError(f"{what} must be {annotation}, got a whole number too large for a float") from None
     if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
         return value
     raise JaxpflError(f"{what} must be {annotation}, got {shown(value)}")

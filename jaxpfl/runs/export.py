@@ -23,7 +23,6 @@ from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models,
 from jaxpfl.models import Task
 from jaxpfl.models.base import leaves_by_path
 from jaxpfl.runs import data_sets
-from jaxpfl.runs.data_sets import source_of
 from jaxpfl.runs.inputs import Origin
 from jaxpfl.runs.setup import Experiment
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
@@ -257,7 +256,7 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
     task, config = experiment.task, experiment.config
     stored = data_sets.opened(config)
-    data_set = source_of(config) if stored is None else stored.source
+    data_set = data_sets.source_of(config) if stored is None else stored.source
     return {
         "format": FORMAT,
         "methods": entries,

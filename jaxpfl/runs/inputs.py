@@ -26,13 +26,8 @@ from jaxpfl.support.errors import JaxpflError, shown
 
 def data_checksum(*federations: Federation | None) -> int:
     """CRC-32 of the clients with their examples; it does not depend on capacities."""
-    return checksum(
-        [
-            (given.client_ids, [(split.flat(), split.size) for split in given.all_splits])
-            for given in federations
-            if given is not None
-        ]
-    )
+    given = [one for one in federations if one is not None]
+    return checksum([(one.client_ids, [(split.flat(), split.size) for split in one.all_splits]) for one in given])
 
 
 def has_checksum(stored: int, *federations: Federation | None) -> bool:

@@ -213,16 +213,14 @@ def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, 
 
 def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
     """A metric over the rounds for the methods that have it; None if none has."""
-    methods = [m for m in colors if len(_series(records, m, "round", name)[0])]
-    if not methods:
+    found = {method: _series(records, method, "round", name) for method in colors}
+    curves = {method: (rounds, values) for method, (rounds, values) in found.items() if len(rounds)}
+    if not curves:
         return None
     figure, axes = _rounds_axes(ylabel, title)
-    several = False
-    for method in methods:
-        rounds, values = _series(records, method, "round", name)
-        several |= values.shape[1] > 1
+    for method, (rounds, values) in curves.items():
         _line(axes, rounds, values, colors[method], method, ranges=True)
-    _legend(axes, _RANGE if several else None)
+    _legend(axes, _RANGE if any(values.shape[1] > 1 for _, values in curves.values()) else None)
     return figure
 
 
@@ -284,20 +282,17 @@ def gains(arrays: Mapping[str, Mapping[str, np.ndarray]], headline: Headline) ->
     unit = " in percentage points" if headline.percent else ""
     figure, axes = new_axes("clients, from worst to best in %", f"gain in {headline.words}{unit}", "")
     entitle(axes, "Gain over local training (mean over seeds)")
-    shown = False
-    for (method, scores), color in zip(arrays.items(), shades(len(arrays)), strict=True):
-        if method not in others:
-            continue
-        difference = headline.scale * (scores[name] - local) * (-1 if headline.lower else 1)
+    colors = dict(zip(arrays, shades(len(arrays)), strict=True))
+    for method, scores in others.items():
+        difference = headline.scale * (scores - local) * (-1 if headline.lower else 1)
         seen = np.isfinite(difference).any(axis=0)
         if not seen.any():
             continue
         client = np.sort(np.nanmean(np.where(np.isfinite(difference), difference, np.nan)[:, seen], axis=0))
-        hurt = 100 * fraction_hurt(scores[name], local, lower=headline.lower)
+        hurt = 100 * fraction_hurt(scores, local, lower=headline.lower)
         at = 100 * (np.arange(len(client)) + 0.5) / len(client)
-        axes.plot(at, client, color=color, linewidth=2, label=f"{method}: {hurt:.0f} % worse off")
-        shown = True
-    if not shown:
+        axes.plot(at, client, color=colors[method], linewidth=2, label=f"{method}: {hurt:.0f} % worse off")
+    if not axes.lines:
         return None
     axes.axhline(0, color=INK, linewidth=1)
     axes.set_xlim(0, 100)

@@ -31,6 +31,13 @@ JOURNAL = "journal"
 _LEFT = "left"
 
 
+def value_words(value: Value | None) -> str:
+    """A value as the command line takes it; a dash for none."""
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class Record:
     """One run of a sweep.
@@ -139,7 +146,9 @@ def _read(path: Path) -> list[Record]:
         if checksum != f"{zlib.crc32(text):08x}".encode():
             raise JaxpflError(f"{path} line {number} is damaged: delete the line, and its run is run again")
         with expecting(f"{path} line {number}", "the record of a run"):
-            left = _count(values.pop(_LEFT, 0))
+            left = values.pop(_LEFT, 0)
+            if type(left) is not int or left < 0:
+                raise TypeError(f"{left!r} is not a number of records")
             if left != awaited:  # records before this one are missing
                 begun = []
             begun.append(_checked(Record(**values)))
@@ -148,17 +157,6 @@ def _read(path: Path) -> list[Record]:
             records += begun
             begun = []
     return records
-
-
-def _count(left: Any) -> int:
-    """The number of records left in an append.
-
-    Raises:
-      TypeError: for anything else.
-    """
-    if type(left) is not int or left < 0:
-        raise TypeError(f"{left!r} is not a number of records")
-    return left
 
 
 def _checked(record: Record) -> Record:

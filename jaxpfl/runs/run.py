@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,6 @@ from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
 from jaxpfl.runs.control import CompileClock, Interrupt, Interrupted, Pace, Patience
-from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
 from jaxpfl.runs.setup import Experiment, require
 from jaxpfl.runs.stored_run import read_record
@@ -86,7 +85,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         added = [name for name in methods if name not in old["methods"]]
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
-        if not has_checksum(old["data"], experiment.federation, experiment.unseen):
+        if not inputs.has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data have changed")
         semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
         if old.get("graph") not in (None, new["graph"]):
@@ -264,21 +263,17 @@ def _run_method(
 @contextmanager
 def _trace(folder: Path | None) -> Iterator[None]:
     """Trace the block by JAX's profiler, into a folder if there is one."""
-    if folder is None:
+    with ExitStack() as stack:
+        if folder is not None:
+            options = jax.profiler.ProfileOptions()
+            # Python calls would be ten times the rest, and tell nothing about the rounds.
+            options.python_tracer_level = 0
+            try:
+                jax.profiler.start_trace(folder, profiler_options=options)
+                stack.callback(jax.profiler.stop_trace)
+            except Exception as error:  # another profiler is at work, or a driver refuses
+                warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
         yield
-        return
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python calls would be ten times the rest, and tell nothing about the rounds
-    try:
-        jax.profiler.start_trace(folder, profiler_options=options)
-    except Exception as error:  # another profiler is at work, or a driver refuses
-        warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
-        yield
-        return
-    try:
-        yield
-    finally:
-        jax.profiler.stop_trace()
 
 
 def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:

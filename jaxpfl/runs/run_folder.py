@@ -50,19 +50,11 @@ def is_locked(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    else:
-        return False
-    finally:
-        os.close(descriptor)
+        with open(folder / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # also without a lock file
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _lock(folder: Path) -> int | None:

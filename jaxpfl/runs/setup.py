@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -91,19 +91,6 @@ class Experiment(NamedTuple):
         """The compiled programs of one method."""
         return dataclasses.replace(self.runs[name], task=self.task).simulation()
 
-    def under(self, config: RunConfig, names: Sequence[str], methods: tuple[str, ...]) -> Experiment:
-        """The experiment on the same data and model under another resolved config.
-
-        Args:
-          config: the config.
-          names: the methods of the result.
-          methods: all methods of that config.
-        """
-        specs = [spec_for(config, name, methods) for name in names]
-        data_of = self.federation, self.unseen, self.task, self.graph
-        runs = {spec.method.name: put_together(spec, *data_of) for spec in specs}
-        return self._replace(config=config, methods=methods, runs=runs)
-
     def described(self) -> Experiment:
         """The experiment with its clients and their numbers of examples, but without the examples."""
         federation, unseen = _without_examples(self.federation), self.unseen and _without_examples(self.unseen)
@@ -159,8 +146,6 @@ def prepare(
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
-    if not methods:
-        raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"name each method once, got {', '.join(methods)}")
     # Checks that need no data; a model that the data choose is filled in afterwards.

@@ -65,9 +65,8 @@ class StoredRun(NamedTuple):
         """
         # The initial parameters of a warm start are in the checkpoints, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
-        if (
-            self.folder / GRAPH
-        ).is_file():  # the file that gave it may have moved, and models need not be trained again
+        # The file that gave the graph may have moved, and models need not be trained again.
+        if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
         if data_dir is not None:
             config = dataclasses.replace(config, data_dir=data_dir)

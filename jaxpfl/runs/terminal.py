@@ -30,9 +30,10 @@ from jaxpfl.support.console import format_seconds, new_table
 class _Bars:
     """Progress bars; a context manager, whose bars vanish where none was drawn or an error ends it."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn):
+    def __init__(self, console: Console, name: ProgressColumn, beside: ProgressColumn):
+        bar = BarColumn(bar_width=None), MofNCompleteColumn()
         times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-        self._progress = Progress(*columns, *times, console=console)
+        self._progress = Progress(name, *bar, beside, *times, console=console)
         self._task: Any = None
 
     def __enter__(self) -> Self:
@@ -57,9 +58,7 @@ class Terminal(_Bars):
     def __init__(self, console: Console, headline: Headline = ACCURACY):
         self._headline = headline
         scores = TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}")
-        super().__init__(
-            console, TextColumn("[bold]{task.description:>12}"), BarColumn(bar_width=None), MofNCompleteColumn(), scores
-        )
+        super().__init__(console, TextColumn("[bold]{task.description:>12}"), scores)
 
     def start(self, method: str, done: int, rounds: int) -> None:
         fields: dict[str, Any] = {"loss": "   -  ", "metric": self._headline.words, "score": "   -  "}
@@ -86,10 +85,7 @@ class SweepTerminal(_Bars, Reporter):
     """
 
     def __init__(self, console: Console, runs: int, done: int = 0):
-        description = TextColumn("{task.description}")
-        super().__init__(
-            console, TextColumn("[bold]runs"), BarColumn(bar_width=None), MofNCompleteColumn(), description
-        )
+        super().__init__(console, TextColumn("[bold]runs"), TextColumn("{task.description}"))
         self._task = self._progress.add_task("", total=runs, completed=done)
         self._done, self._chunk, self._rounds, self._group = done, 0, 1, ""
 
@@ -337,9 +333,8 @@ def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
     claims: dict[str, list[str]] = {}
     for name, row in methods.items():
         if row["privacy"]:
-            claims.setdefault(
-                row["privacy"].get("says", "clipped without noise: no epsilon can be claimed"), []
-            ).append(name)
+            claim = row["privacy"].get("says", "clipped without noise: no epsilon can be claimed")
+            claims.setdefault(claim, []).append(name)
     return claims
 
 

@@ -122,7 +122,7 @@ def test_settings_are_frozen_and_explained(name):
     for kind in filter(None, (study.settings, study.options)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(kind(), dataclasses.fields(kind)[0].name, None)
-        assert all(field.text for field in fields_of(kind, None)), "a flag without help"
+        assert all(field.helptext for field in fields_of(kind, None)), "a flag without help"
     assert study.options is None or issubclass(study.options, Options)
 
 

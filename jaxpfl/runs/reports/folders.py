@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.runs import results, run_folder
+from jaxpfl.runs import results
 from jaxpfl.runs.records import Journal
-from jaxpfl.runs.run_folder import SUMMARY
+from jaxpfl.runs.run_folder import SUMMARY, is_locked
 from jaxpfl.runs.scores import over_clients, stored_headline
 from jaxpfl.runs.stored_run import open_run, read_record
 from jaxpfl.runs.sweep import definition as sweeps
@@ -71,7 +71,7 @@ def look(path: Path) -> Folder:
             found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
     except JaxpflError as error:
         return Folder(path, kind, DAMAGED, (), "", str(error))
-    return found._replace(status=RUNNING) if found.status == UNFINISHED and run_folder.is_locked(path) else found
+    return found._replace(status=RUNNING) if found.status == UNFINISHED and is_locked(path) else found
 
 
 def below(path: Path) -> list[Folder]:

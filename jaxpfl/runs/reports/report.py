@@ -66,13 +66,10 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
 
 
 def _folder_sections(folder: Folder, data_dir: str | None, named: bool) -> list[Section]:
-    found = (
-        _run_sections(folder, data_dir)
-        if folder.kind == RUN
-        else _study_sections(folder)
-        if folder.kind == STUDY
-        else _sweep_sections(folder)
-    )
+    if folder.kind == RUN:
+        found = _run_sections(folder, data_dir)
+    else:
+        found = (_study_sections if folder.kind == STUDY else _sweep_sections)(folder)
     if not named:
         return found
     first = Section(f"{_title(folder)}: {folder.path}", [facts(_about(folder))])
@@ -155,10 +152,7 @@ def _clients(
 def _costs(summary: dict[str, Any] | None, shown: dict[str, str], headline: Headline) -> list[str]:
     if summary is None:
         return []
-    parts = [rich_table(terminal.tables(summary)[-1])]
-    by_bytes = shown.get(f"{headline.name}-by-bytes")
-    parts += [by_bytes] if by_bytes else []
-    return parts
+    return [rich_table(terminal.tables(summary)[-1]), shown.get(f"{headline.name}-by-bytes", "")]
 
 
 def _split(run: StoredRun, data_dir: str | None) -> list[str]:

@@ -13,7 +13,6 @@ import numpy as np
 from jaxpfl import algorithms, models
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.core import exclusions
-from jaxpfl.core.protocol import Algorithm
 from jaxpfl.core.settings import COUNT, Range, check, is_default, read_help, setting
 from jaxpfl.engine.build import build
 from jaxpfl.engine.spec import Settings
@@ -21,7 +20,7 @@ from jaxpfl.runs import data_sets
 from jaxpfl.runs.config import ORDERS, RunConfig, differences, from_mapping, resolve, spec_for, to_json
 from jaxpfl.runs.records import Value
 from jaxpfl.runs.sweep.grid import Axis, Grid, apply_settings, concerns, fill_privacy, named
-from jaxpfl.runs.sweep.selection import problem_axes
+from jaxpfl.runs.sweep.selection import DATA_FIELDS
 from jaxpfl.similarity.graphs import from_edges
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
@@ -154,7 +153,7 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
             "patience": "an axis" if "patience" in axes else config.patience,
             "halving": halving,
             "select": search.select,
-            "an axis of the problem": next(iter(problem_axes(axes)), None),
+            "an axis of the problem": next((name for name in axes if name in DATA_FIELDS), None),
             "an axis of rounds": "rounds" in axes,
             "budget": search.budget,
         }
@@ -307,8 +306,16 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
 
 @functools.lru_cache(maxsize=256)
 def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
-    """A client's gradients in a round in the cohort and in one outside it, and the most rounds outside in a row."""
-    algorithm = _built(method, steps, options)
+    """A client's gradients in a round in the cohort and in one outside it, and the most rounds outside in a row.
+
+    They do not depend on the data, so the task is a small one; the clients are many, as some options are at most their
+    number.
+    """
+    shape, clients = (4,), 1000
+    task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)
+    ring = from_edges([(i, (i + 1) % clients) for i in range(clients)], clients)
+    work = LocalWork(np.full(clients, 8), steps, 4, graph=ring)
+    algorithm = build(algorithms.get(method), task, work, dict(options))
     if not algorithm.counts_gradients:
         raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")
     try:
@@ -320,15 +327,3 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         raise JaxpflError(f"budget = steps needs a fixed number of gradients, which {method} draws") from None
     in_cohort, outside = (max(column) for column in zip(*counts, strict=True))
     return in_cohort, outside if algorithm.idle_cap else 0, algorithm.idle_cap
-
-
-def _built(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> Algorithm:
-    """The method for a small task: the number of its gradients does not depend on the data.
-
-    The clients are many, as some options are at most their number.
-    """
-    shape, clients = (4,), 1000
-    task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)
-    ring = from_edges([(i, (i + 1) % clients) for i in range(clients)], clients)
-    work = LocalWork(np.full(clients, 8), steps, 4, graph=ring)
-    return build(algorithms.get(method), task, work, dict(options))

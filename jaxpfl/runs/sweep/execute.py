@@ -18,11 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import data
-from jaxpfl.core import trees
 from jaxpfl.core.trees import checksum, num_bytes
 from jaxpfl.core.types import Federation
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.build import Assembled
+from jaxpfl.engine.build import Assembled, put_together
 from jaxpfl.engine.evaluate import example_weights, is_root
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.runs import data_sets, export
@@ -110,7 +109,8 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
     config = apply_settings(experiment.config, traced)
     config.privacy.check()
     if first.mechanism is not None or config.privacy.on:  # noise is calibrated for each
-        run = experiment.under(config, (method,), group.among).runs[method]
+        spec = spec_for(config, method, group.among)
+        run = put_together(spec, experiment.federation, experiment.unseen, experiment.task, experiment.graph)
         return dataclasses.replace(run, task=first.task)
     spec = spec_for(config, method, group.among, num_classes=first.spec.num_classes)
     new = {name: getattr(spec, name) for name in ("lr", "server_lr", "dropout", "stragglers", "hyper")}
@@ -394,7 +394,7 @@ class States:
     def keep(self, runs: Sequence[Run], simulation: Simulation, stopped: Stopped) -> None:
         """Keep the states of some runs, unless they are private or take too much memory."""
         free, state = host_memory.free(), stopped.state
-        size = trees.num_bytes((state.clients, state.server, state.counts, state.in_flight))
+        size = num_bytes((state.clients, state.server, state.counts, state.in_flight))
         if state.noise is not None or (free is not None and size > _SHARE * free):
             return
         state = jax.device_put(simulation.trim(state), jax.devices("cpu")[0])
@@ -449,9 +449,7 @@ def measure(
     others = [other for other in task.metrics if other not in (headline.name, "loss")]
     name, own = headline.name, headline.personalized
     for i in range(len(loss)):
-        after = over_clients(
-            scores["after"][name][i], lower=headline.lower, sizes=sizes, root=is_root(task, headline.name)
-        )
+        after = over_clients(scores["after"][name][i], lower=headline.lower, sizes=sizes, root=is_root(task, name))
         sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
         row: dict[str, Any] = {
             headline.validation: None if validation is None else _mean(validation[name][i]),

@@ -25,7 +25,7 @@ from jaxpfl.core import choices
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.runs.config import RunConfig, from_mapping, unknown_setting
-from jaxpfl.runs.records import Value
+from jaxpfl.runs.records import Value, value_words
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 _SPACED = ("log", "linear")
@@ -190,14 +190,8 @@ class Grid:
             raise JaxpflError(f"a grid has at most {_MOST} settings, got {size}")
         drawn: list[Mapping[str, Value]] = [{}]
         if ranges:
-            drawn = [
-                {
-                    axis.name: axis.value_at(share)
-                    for axis, share in zip(ranges, row, strict=True)
-                    if concerns(axis.name)
-                }
-                for row in self._shares(len(ranges))
-            ]
+            pairs = [zip(ranges, row, strict=True) for row in self._shares(len(ranges))]
+            drawn = [{axis.name: axis.value_at(share) for axis, share in row if concerns(axis.name)} for row in pairs]
             drawn = list({tuple(point.items()): point for point in drawn}.values())  # a narrow range repeats values
         crossed = itertools.product(*(axis.values for axis in lists))
         names = [axis.name for axis in lists]
@@ -287,9 +281,8 @@ def _name(given: str, methods: Sequence[str]) -> str:
         return f"{owners[0]}.{given}"
     if owners:
         raise JaxpflError(f"{given} is a hyper-parameter of {', '.join(owners)}: name it {owners[0]}.{given}")
-    raise unknown_setting(
-        "axis", given, [*fields, *(f"{name}.{own}" for name in methods for own in _own(algorithms.get(name)))]
-    )
+    known = [f"{name}.{own}" for name in methods for own in _own(algorithms.get(name))]
+    raise unknown_setting("axis", given, [*fields, *known])
 
 
 def _own(method: Method) -> list[str]:
@@ -305,9 +298,7 @@ def _typed(name: str, value: Value) -> Value:
     if dot:
         options = algorithms.get(owner).options
         if own in options:
-            return choices.typed(
-                name, str(value).lower() if isinstance(value, bool) else str(value), type(options[own])
-            )
+            return choices.typed(name, value_words(value), type(options[own]))
         return value if value == PAPER else choices.typed(name, str(value), float)
     if name == "cohort" and isinstance(value, str):
         found = _SHARE.fullmatch(value)
@@ -357,8 +348,7 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
             table = dataclasses.replace(getattr(config, owner), **{own: value})
             config = dataclasses.replace(config, **{owner: table})
         elif dot:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            config = dataclasses.replace(config, set=(*config.set, f"{name}={text}"))
+            config = dataclasses.replace(config, set=(*config.set, f"{name}={value_words(value)}"))
         elif name != "cohort" or isinstance(value, int):
             config = dataclasses.replace(config, **{name: value})
     return config

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.runs.records import DONE, Value
+from jaxpfl.runs.records import DONE, Value, value_words
 from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import setting_key
-from jaxpfl.runs.sweep.summary import choices_of, value_words
+from jaxpfl.runs.sweep.summary import chosen_settings
 from jaxpfl.support.console import INK, entitle, literal, plain, shades
 
 
@@ -149,19 +149,15 @@ def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
     """The settings of each method, from a sweep's summary."""
     found: dict[str, list[Point]] = {}
     headline = stored_headline(summary)
-    best = {
-        (method, setting_key(own["settings"] or {}))
-        for _, method, own in choices_of(summary)
-        if own["settings"] is not None
-    }
+    best = chosen_settings(summary)
     for row in summary["rows"]:
         chosen = (row["method"], setting_key(row["settings"])) in best
         point = Point(
             row["settings"],
             row["status"],
             chosen,
-            _score(row[headline.validation], row["validation_std"]),
-            _score(row[headline.personalized]["mean"], row[headline.personalized]["std"]),
+            Score(*np.array([row[headline.validation], row["validation_std"]], float)),
+            Score(*np.array([row[headline.personalized][name] for name in ("mean", "std")], float)),
             headline,
         )
         found.setdefault(row["method"], []).append(point)
@@ -194,12 +190,9 @@ class Axis:
         """Each value in a few characters, of a long one the last."""
         return [words if len(words := _short(value)) <= 14 else f"...{words[-12:]}" for value in self.values]
 
-    def number(self, value: Value) -> int:
-        """Number of a value."""
-        return self._numbers[json.dumps(value)]
-
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """Number of each value, by its text in JSON."""
         return {json.dumps(value): number for number, value in enumerate(self.values)}
 
 
@@ -242,7 +235,7 @@ def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Seri
     groups: dict[int, list[Point]] = {}
     for point in points:
         if axis.name in point.settings:
-            groups.setdefault(axis.number(point.settings[axis.name]), []).append(point)
+            groups.setdefault(axis.numbers[json.dumps(point.settings[axis.name])], []).append(point)
     several = any(len(group) > 1 for group in groups.values())
     unscored = all(math.isnan(point.validation.mean) for point in points)
     every = is_drawn(points, axes) or (several and unscored)
@@ -259,11 +252,7 @@ def best_of(points: Sequence[Point]) -> Point | None:
     """
     done = [point for point in points if point.status == DONE]
     scored = done if len(done) == 1 else [point for point in done if not math.isnan(point.validation.mean)]
-
-    def rank(point: Point) -> tuple[bool, float]:
-        return point.chosen, point.headline.better(point.validation.mean)
-
-    return max(scored, key=rank, default=None)
+    return max(scored, key=lambda one: (one.chosen, one.headline.better(one.validation.mean)), default=None)
 
 
 def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
@@ -275,10 +264,6 @@ def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
 def _short(value: Value) -> str:
     """A value in the fewest digits that tell it to four significant ones."""
     return f"{value:.4g}" if isinstance(value, float) else value_words(value)
-
-
-def _score(mean: float | None, std: float | None) -> Score:
-    return Score(math.nan if mean is None else mean, math.nan if std is None else std)
 
 
 MARKERS = "os^DvPX<>hp*"
@@ -405,8 +390,8 @@ def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, in
     groups: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if x.name in point.settings and y.name in point.settings:
-            at = y.number(point.settings[y.name]), x.number(point.settings[x.name])
-            groups.setdefault(at, []).append(point)
+            i, j = (axis.numbers[json.dumps(point.settings[axis.name])] for axis in (y, x))
+            groups.setdefault((i, j), []).append(point)
     return {at: best_of(group) for at, group in groups.items()}
 
 

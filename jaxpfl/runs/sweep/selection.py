@@ -105,7 +105,7 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
     for (method, _), runs in group_by_setting(records).items():
         by_seed = {run.seed: run for run in runs}
         of_search = [by_seed.get(seed) for seed in seeds]
-        scores = np.array([math.nan if run is None else _number(run.metrics.get(metric)) for run in of_search])
+        scores = np.array([None if run is None else run.metrics.get(metric) for run in of_search], float)
         found.setdefault(method, []).append(Tried(runs[0].settings, scores, _against(of_search, scores, metric)))
     return found
 
@@ -150,10 +150,6 @@ def _mean(scores: np.ndarray) -> float:
     return math.fsum(scores) / len(scores)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
 Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
 """(settings that name a problem, its records, each method's choice on it)."""
 
@@ -161,14 +157,9 @@ DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
 """Names of the fields that make the data and their split."""
 
 
-def problem_axes(names: Iterable[str]) -> tuple[str, ...]:
-    """The axes that change the data or their split."""
-    return tuple(name for name in names if name in DATA_FIELDS)
-
-
 def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:
     """The part of a setting that names its problem."""
-    return {name: settings[name] for name in problem_axes(settings)}
+    return {name: value for name, value in settings.items() if name in DATA_FIELDS}
 
 
 def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value
+from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record, Value, value_words
 from jaxpfl.runs.scores import ACCURACY, Headline, stored_headline
 from jaxpfl.runs.sweep.selection import Choice, group_by_setting, headline_of, setting_key
 from jaxpfl.support.console import format_seconds, new_table, unmarked
@@ -64,6 +64,12 @@ def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, 
     return [(i, method, own) for i, best in enumerate(problems) for method, own in best.items()]
 
 
+def chosen_settings(summary: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """``(method, its setting's key)`` of the best settings."""
+    best = choices_of(summary)
+    return {(method, setting_key(own["settings"])) for _, method, own in best if own["settings"] is not None}
+
+
 def _row(runs: Sequence[Record], seeds: Sequence[int], headline: Headline) -> dict[str, Any]:
     done = [run for run in runs if run.status == DONE]
     of_search = [run for run in done if run.seed in seeds]
@@ -91,11 +97,8 @@ def _status(runs: Sequence[Record], seeds: Sequence[int]) -> tuple[str, str]:
     for status in _WORST_FIRST:
         such = [run for run in runs if run.status == status]
         if such:
-            which = (
-                ""
-                if len(such) == len(runs)
-                else f"seed{'s' * (len(such) > 1)} {', '.join(str(run.seed) for run in such)}"
-            )
+            numbers = ", ".join(str(run.seed) for run in such)
+            which = f"seed{'s' * (len(such) > 1)} {numbers}" * (len(such) < len(runs))
             reasons = "; ".join(dict.fromkeys(run.reason for run in such if run.reason))
             return status, ": ".join(part for part in (which, reasons) if part)
     missing = set(seeds) - {run.seed for run in runs}
@@ -124,8 +127,7 @@ def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
 
     The standard deviation divides by the number of runs less one, and is None for a single run.
     """
-    found = [run.metrics.get(name) for run in runs]
-    values = np.array([math.nan if value is None else value for value in found], float)
+    values = np.array([run.metrics.get(name) for run in runs], float)
     if not len(values) or not np.isfinite(values).all():
         return dict.fromkeys(("mean", "std", "min", "max"))
     return {
@@ -181,10 +183,8 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
         if level := own["level_with"]:
             named = "; ".join(setting_words(one, method) for one in level[:_MOST_NAMED])
             more = f" and {len(level) - _MOST_NAMED} more" * (len(level) > _MOST_NAMED)
-            console.print(
-                _line(f"{method}: within one standard error of the chosen setting: {named}{more}"),
-                highlight=False,
-            )
+            text = f"{method}: within one standard error of the chosen setting: {named}{more}"
+            console.print(_line(text), highlight=False)
     for method, text in _not_done(rows):
         console.print(_line(f"{method}: {text}"), highlight=False)
     for caveat in summary.get("caveats", ()):
@@ -199,13 +199,6 @@ def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
     return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
 
 
-def value_words(value: Value | None) -> str:
-    """A value as the command line takes it; a dash for none."""
-    if value is None:
-        return "-"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     """The best setting of each method on each problem, the best test score of each problem in bold."""
     best, rows, headline = choices_of(summary), [], stored_headline(summary)
@@ -216,25 +209,14 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         ours = [
             row for row in summary["rows"] if row["method"] == method and problems[i].items() <= row["settings"].items()
         ]
-        rows.append(
-            (
-                method,
-                words,
-                headline.number(own[headline.validation]),
-                _spread(own[headline.personalized], headline),
-                str(own["seeds"]),
-                str(own["tries"]),
-                *_times(ours),
-            )
-        )
+        scores = headline.number(own[headline.validation]), _spread(own[headline.personalized], headline)
+        rows.append((method, words, *scores, str(own["seeds"]), str(own["tries"]), *_times(ours)))
     bold: set[tuple[int, int]] = set()
     for problem in {problem for problem, _, _ in best}:
         means = {i: one[2][headline.personalized]["mean"] for i, one in enumerate(best) if one[0] == problem}
-        found = [mean for mean in means.values() if mean is not None]
-        top = max(found, key=headline.better, default=None)
-        bold |= {
-            (i, 3) for i, mean in means.items() if len(means) > 1 and top is not None and _same(mean, top, headline)
-        }
+        top = max((mean for mean in means.values() if mean is not None), key=headline.better, default=None)
+        if top is not None and len(means) > 1:  # also means that the table does not tell apart
+            bold |= {(i, 3) for i, mean in means.items() if headline.number(mean) == headline.number(top)}
     note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
     note += "; tries: settings to choose from; compile, run: seconds of all their runs"
@@ -252,9 +234,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
     headline = stored_headline(summary)
-    chosen = {
-        (method, setting_key(own["settings"])) for _, method, own in choices_of(summary) if own["settings"] is not None
-    }
+    chosen = chosen_settings(summary)
     rows, bold = [], set()
     for i, row in enumerate(every):
         words = [setting_words(row["settings"], row["method"]) or "-"]
@@ -310,11 +290,6 @@ def _rich(sheet: Sheet, title: str) -> Any:
 
 def _plural(headline: Headline) -> str:
     return "Accuracies in %" if headline == ACCURACY else f"{headline.words}{headline.unit}"
-
-
-def _same(mean: float | None, best: float, headline: Headline) -> bool:
-    """True for means that the table does not tell apart."""
-    return mean is not None and headline.number(mean) == headline.number(best)
 
 
 def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:

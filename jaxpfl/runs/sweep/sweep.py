@@ -18,10 +18,9 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import __version__
-from jaxpfl.runs import run_folder
 from jaxpfl.runs.config import RunConfig, method_settings, to_json
 from jaxpfl.runs.records import DONE, FAILED, STOPPED, Journal, Record, Value, rows
-from jaxpfl.runs.run_folder import SUMMARY
+from jaxpfl.runs.run_folder import SUMMARY, check_place, clear
 from jaxpfl.runs.scores import Headline
 from jaxpfl.runs.sweep import definition as definitions
 from jaxpfl.runs.sweep.definition import FILE, Definition
@@ -83,7 +82,7 @@ class Sweep:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
             true; or if ``force`` would replace anything but a sweep.
         """
-        run_folder.check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
+        check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
         if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
             raise JaxpflError(f"{folder / FILE} is not the definition of a sweep, or damaged: choose another --output")
         sweep = cls(folder, definition, data)
@@ -95,7 +94,7 @@ class Sweep:
             sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # the old summary is incomplete now
         if force and (folder / FILE).exists():
-            run_folder.clear(folder, FILE, definitions.PARTS)
+            clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices: workers make as many, whatever their cores.
