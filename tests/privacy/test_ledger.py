@@ -25,8 +25,8 @@ EXAMPLES = PrivacyConfig(unit="example", noise_multiplier=Z, clipping_norm=C, de
 REFUSED = {
     "pooled": "pooled data",
     "fedbuff": "asynchronous rounds",
-    "ifca": "one weight for an upload",
-    **dict.fromkeys(("fedamp", "cfl", "fedpac", "l2gd"), "uploads that are summed"),
+    "ifca": "uploads of one weight",
+    **dict.fromkeys(("fedamp", "cfl", "fedpac", "l2gd"), "summed uploads"),
 }
 """Methods that take no part in rounds whose sum is noised, and a part of why."""
 GUARDED = {"fedavg-ft": 60, "local": 0, "mr-mtl": 0, "ditto": 0, "apfl": 0, "fedprox": 0}
