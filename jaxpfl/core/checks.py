@@ -59,14 +59,13 @@ def count(name: str, value: int, most: int | None = None) -> None:
         raise JaxpflError(f"{name} must be at most {most}, got {value}")
 
 
-def seed(name: str, value: int, runs: int = 1) -> None:
-    """Check that the seeds from ``value`` on, one for each run, are whole numbers of 32 bits.
+def seed(name: str, value: int) -> None:
+    """Check that a seed is a whole number of 32 bits.
 
     JAX maps any other seed to the key of a 32-bit one.
 
     Raises:
       JaxpflError.
     """
-    most = 2**32 - runs
-    if isinstance(value, bool) or value != int(value) or not 0 <= value <= most:
-        raise JaxpflError(f"{name} must be a whole number from 0 to {most}, got {value}")
+    if isinstance(value, bool) or value != int(value) or not 0 <= value < 2**32:
+        raise JaxpflError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {value}")

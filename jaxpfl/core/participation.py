@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl.core import choices
+from jaxpfl.core import checks, choices
 from jaxpfl.core.protocol import ALL_STEPS
 from jaxpfl.core.randomness import Purpose, client_scores, stream
 from jaxpfl.core.settings import PROBABILITY, RATE, SHARE, Range, check, read_help, setting
@@ -194,8 +194,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     Raises:
       JaxpflError: for a rate outside (0, 1], or a cap outside 1 ... m.
     """
-    if not 0 < rate <= 1:
-        raise JaxpflError(f"the rate of Poisson participation must be > 0 and <= 1, got {rate}")
+    checks.rate("the rate of Poisson participation", rate)
     expected = rate * num_clients
     rate = math.ceil(rate * 2**23) / 2**23
     cap = num_clients if cap is None else cap
@@ -231,8 +230,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     """
     if not 1 <= cycle <= num_clients:
         raise JaxpflError(f"the cycle of cohorts must be between 1 and {num_clients} clients, got {cycle}")
-    if not 0 < rate <= 1:
-        raise JaxpflError(f"the rate of cyclic participation must be > 0 and <= 1, got {rate}")
+    checks.rate("the rate of cyclic participation", rate)
     expected, capacity = rate * num_clients / cycle, math.ceil(num_clients / cycle)
     rate = math.ceil(rate * 2**23) / 2**23
 

@@ -67,7 +67,7 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
         try:
             if isinstance(uploads, Stacked):
                 uploads, shared = jax.tree.map(lambda _: np.zeros(()), (uploads, shared))
-            check_shapes("Upload.total", uploads.total, shared, like="Message.shared")
+            check_same("Upload.total", uploads.total, shared, like="Message.shared", dtypes=False)
         except JaxpflError as difference:
             said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise JaxpflError(f"server.update failed ({said}); {difference}") from error
@@ -135,8 +135,8 @@ def check_metric(name: str, values: Any, *examples: int) -> None:
         raise JaxpflError(f"the task's metric {name!r} must be one number for {each}, got {_typed(values)}")
 
 
-def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
-    """Check that a tree has the structure, shapes and dtypes of the tree that it replaces.
+def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool = True) -> None:
+    """Check that a tree has the structure, shapes and, where ``dtypes``, dtypes of the tree that it replaces.
 
     Args:
       what: the tree's name in the message, such as ``"client.update: state"``.
@@ -145,11 +145,6 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
     Raises:
       JaxpflError: naming the first leaf that differs.
     """
-    check_shapes(what, got, want, like=like, dtypes=True)
-
-
-def check_shapes(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool = False) -> None:
-    """`check_same`, of the dtypes only where ``dtypes``."""
     got, want = _described(what, got), _described(like, want)
     if jax.tree.structure(got) != jax.tree.structure(want):
         raise JaxpflError(f"{what} has another structure than {like}: {_structures(got, want)}")

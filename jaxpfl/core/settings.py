@@ -112,7 +112,6 @@ def about(
     help: str = "",
     *,
     unless_given: str = "",
-    python: str = "",
     range: Range | None = None,
     unit: str = "",
     kind: Kind | None = None,
@@ -124,8 +123,6 @@ def about(
       help: its documentation, a sentence: what ``--help`` and the keyword's documentation show. The docstring below the
         field unless given (`read_help`).
       unless_given: the meaning of a default that is None.
-      python: a sentence about further values that Python accepts, which text cannot express; the docstring's second
-        paragraph unless given.
       range: the allowed values, for a number.
       unit: unit of a number, such as "clients".
       kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
@@ -134,7 +131,6 @@ def about(
     """
     more: dict[str, Any] = {
         "unless_given": unless_given,
-        "python": python,
         "range": range,
         "unit": unit,
         "kind": kind,
@@ -310,7 +306,7 @@ def documented(doc: str, settings: type) -> str:
 
 def described(field: dataclasses.Field[Any]) -> str:
     """The documentation of a setting as a keyword, with its range and unit."""
-    said, within = [field.metadata["help"], field.metadata["python"]], field.metadata["range"]
+    said, within = [field.metadata["help"], field.metadata.get("python")], field.metadata["range"]
     if within is not None and within.words:
         unit = field.metadata["unit"]
         said.append(f"Allowed: {within.words}{f' ({unit})' if unit else ''}.")

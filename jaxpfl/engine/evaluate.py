@@ -75,23 +75,15 @@ def make_evaluate(
     """
 
     def work_of(client: Client) -> Work:
-        def score(today: Today, own: PyTree, data: tuple[Splits, ClientData, Array, PyTree]) -> Scores:
-            splits, examples, client_id, per_client = data
+        def score(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
+            splits, client_id, per_client, examples = data
             personal = _personalize(plan.model, client, today, client_id, per_client, own, splits)
             return _score(algorithm, client, task, today, personal, examples)
 
         return score
 
-    def evaluate(state: RunState, hp: PyTree, clients: Clients) -> Scores:
-        today, per_client = _today(algorithm, plan, state, hp, clients)
-        data = [
-            (f.splits, getattr(f, split), jnp.asarray(f.client_ids), group.take(per_client))
-            for f, group in zip(clients.federations, plan.groups, strict=True)
-        ]
-        states = _per_scored_client(algorithm, plan, state.clients)
-        return gather(_each_group(algorithm, plan, work_of, today, states, data), plan.groups)
-
-    return evaluate
+    read = _reader(algorithm, plan, work_of, split)
+    return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
@@ -165,7 +157,7 @@ def make_adapt(
 
             adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
             personal = _personalize(plan.model, client, today, client_id, today.welcome, adapted, splits)
-            on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
+            on_arrival = _personal(client, today, client_id, message, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
                 in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
@@ -223,27 +215,21 @@ def _personalize(
     own: PyTree,
     splits: Splits,
 ) -> Personal:
-    given = (client, today, client_id, per_client, lay(model, own), splits)
+    given = (client, today, client_id, Message(today.sent, per_client), lay(model, own), splits)
     before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
-    protocol_checks.check_shapes("client.personalize: model", after, before, like="without a step: model")
+    protocol_checks.check_same("client.personalize: model", after, before, like="without a step: model", dtypes=False)
     finite = trees.all_finite(after)
     return Personal(before, trees.where(finite, after, before), finite)
 
 
 def _personal(
-    client: Client,
-    today: Today,
-    client_id: Array,
-    per_client: PyTree,
-    own: PyTree,
-    splits: Splits,
-    step_limit: int,
+    client: Client, today: Today, client_id: Array, message: Message, own: PyTree, splits: Splits, step_limit: int
 ) -> PyTree:
     """The client's personalised model after at most so many steps of its adaptation."""
     key = stream(today.key, Purpose.PERSONALIZE, client_id)
     batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
     ctx = ClientContext(today.round, client_id, jnp.int32(0), step_limit, batch_key)
-    return client.personalize(key, today.hp, ctx, Message(today.sent, per_client), own, splits)
+    return client.personalize(key, today.hp, ctx, message, own, splits)
 
 
 def _score(
@@ -280,14 +266,14 @@ def _score(
 
 
 def _reader(
-    algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work]
+    algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work], *scored: Part
 ) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
-    """Build ``(state, hp, clients) -> results of each group's clients``; they see no test example."""
+    """Build ``(state, hp, clients) -> results of each group's clients``, which see the examples of ``scored`` too."""
 
     def read(state: RunState, hp: PyTree, clients: Clients) -> list[PyTree]:
         today, per_client = _today(algorithm, plan, state, hp, clients)
         data = [
-            (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
+            (f.splits, jnp.asarray(f.client_ids), group.take(per_client), *(getattr(f, split) for split in scored))
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
         states = _per_scored_client(algorithm, plan, state.clients)

@@ -98,7 +98,7 @@ def test_an_availability_of_another_kind_keeps_it_where_rates_are_traced():
         pass
 
     given = Missing(dropout=0.1, stragglers=0.2, same_stragglers=True)
-    again = given.without_rates.at(given.rates)
+    again = given.without_rates.replace_rates(given.rates)
     assert type(given.without_rates) is type(again) is Missing
     assert again.same_stragglers
     assert (float(again.dropout), float(again.stragglers)) == pytest.approx((0.1, 0.2))

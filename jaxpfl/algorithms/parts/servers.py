@@ -53,7 +53,7 @@ from jaxpfl.core.protocol import (
     wrapped_client,
     wrapped_server,
 )
-from jaxpfl.core.protocol_checks import check_shapes
+from jaxpfl.core.protocol_checks import check_same
 from jaxpfl.core.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError, warn
@@ -75,7 +75,7 @@ def mean_server(
     """
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
-        check_shapes("Upload.total", reduced.total, mu, like="Message.shared")
+        check_same("Upload.total", reduced.total, mu, like="Message.shared", dtypes=False)
         return optax.apply_updates(mu, reduced.mean()), {}
 
     return Server(
