@@ -255,14 +255,11 @@ def settle(environment: Mapping[str, str] = os.environ) -> None:
     codecs.register_error("jaxpfl.spelled", _unencodable)
     # The first that is set says it; Python itself sets LC_CTYPE where LANG is C.
     asked = next((environment[name] for name in ("LC_ALL", "LANG") if environment.get(name)), "")
-    for stream in (sys.stdout, sys.stderr):
-        _adapt(stream, asked in ("C", "POSIX"))
-
-
-def _adapt(stream: Any, ascii_only: bool) -> None:
-    if hasattr(stream, "reconfigure"):  # tests and notebooks put others in its place
-        encoding = {"encoding": "ascii"} if ascii_only else {}
-        stream.reconfigure(errors="jaxpfl.spelled", **encoding)
+    encoding = {"encoding": "ascii"} if asked in ("C", "POSIX") else {}
+    streams: Any = sys.stdout, sys.stderr
+    for stream in streams:
+        if hasattr(stream, "reconfigure"):  # tests and notebooks put others in its place
+            stream.reconfigure(errors="jaxpfl.spelled", **encoding)
 
 
 def _unencodable(error: UnicodeError) -> tuple[str, int]:

@@ -368,8 +368,8 @@ def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
     table = table.copy()
     behind = {name: values for name in table.columns if (values := _mixed(table[name]))}
     for name, values in behind.items():
-        texts = {_exact(value): text for text, value in values.items()}
-        table[name] = [None if _missing(value) else texts[_exact(value)] for value in table[name]]
+        texts = {json.dumps(value): text for text, value in values.items()}
+        table[name] = [None if _missing(value) else texts[json.dumps(value)] for value in table[name]]
     columns = pyarrow.Table.from_pandas(table, preserve_index=False)
     for name, values in behind.items():
         place = columns.schema.get_field_index(name)
@@ -409,16 +409,11 @@ def read_table(path: str | Path) -> pandas.DataFrame:
 
 def _mixed(column: Any) -> dict[str, Any]:
     """The value behind each text of a pandas column that mixes types; empty for a column of one type."""
-    values = {_exact(value): value for value in column if not _missing(value)}
+    values = {json.dumps(value): value for value in column if not _missing(value)}  # as texts, since 1 == True
     if column.dtype != object or len({type(value) for value in values.values()}) < 2:
         return {}
     texts = {value if isinstance(value, str) else json.dumps(value): value for value in values.values()}
     return texts if len(texts) == len(values) else {json.dumps(value): value for value in values.values()}
-
-
-def _exact(value: Any) -> str:
-    """Key for a value that includes its type, as 1 == True."""
-    return json.dumps(value)
 
 
 def _missing(value: Any) -> bool:

@@ -113,8 +113,6 @@ def together(do: Callable[[], T]) -> T:
     Raises:
       AgreedError: with the first error of any process.
     """
-    if not several():
-        return do()
     held: list[T] = []
     _exchange_result(lambda: held.append(do()))
     return held[0]
