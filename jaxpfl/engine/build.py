@@ -24,14 +24,14 @@ from jaxpfl.core.types import ClientData, Federation, Splits
 from jaxpfl.data import single
 from jaxpfl.engine import noise_keys
 from jaxpfl.engine.advice import check_federation, check_settings
-from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl.engine.client_graph import NEIGHBOURS, client_graph
 from jaxpfl.engine.evaluate import example_weights
 from jaxpfl.engine.guarded import mechanism_for
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.state import check_values
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
-from jaxpfl.engine.tasks import has_pairs, task_of
+from jaxpfl.engine.tasks import ZERO_OR_ONE, has_pairs, task_of
 from jaxpfl.models import Task
 from jaxpfl.models.base import NEXT_TOKEN
 from jaxpfl.privacy import (
@@ -60,24 +60,21 @@ def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | No
     return assemble(spec, federation, unseen).simulation()
 
 
-def assemble(
-    spec: RunSpec, federation: Federation, unseen: Federation | None = None, *, strict: bool = False
-) -> Assembled:
+def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Assembled:
     """A run with its data, everything checked.
 
     Args:
       spec: the run.
       federation: the clients that are trained.
       unseen: clients that are never trained, if any.
-      strict: turn warnings into errors.
 
     Raises:
       JaxpflError: for settings that the data do not allow, and unknown names.
     """
-    check_settings([spec], newcomers=unseen is not None, strict=strict)
-    federation = single(federation, strict)
-    unseen = None if unseen is None else single(unseen, strict)
-    check_federation(federation, unseen, spec.task, strict=strict)
+    check_settings([spec], newcomers=unseen is not None)
+    federation = single(federation)
+    unseen = None if unseen is None else single(unseen)
+    check_federation(federation, unseen, spec.task)
     task = task_of(spec, federation, unseen)
     graph = graph_of(spec, federation, task)
     return put_together(spec, federation, unseen, task, graph)
@@ -414,17 +411,15 @@ def draw_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[n
     chosen = robust.drawn(np.asarray(federation.client_ids), spec.attackers, spec.attack_seed)
     if robust.attack_of(spec.attack).change is not None:
         return chosen, federation
-    if not (task.has_classes or task.kind in _OF_TWO):
+    if not (task.has_classes or task.kind in ZERO_OR_ONE):
         raise JaxpflError(f"attack = {spec.attack} flips class labels, but the task is {task.kind!r}")
     return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
 
 
-_OF_TWO = ("binary", "multilabel", "ranking")
-"""Tasks whose labels are zeros and ones."""
-
-
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
-    """Graph of the clients that the method needs; None if it needs none.
+    """Graph of the clients that the method needs, the user's or one by a space; None if it needs none.
+
+    The default space "data" compares whole distributions and costs no training.
 
     Args:
       spec: the run.
@@ -433,12 +428,17 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
       named: name of a given graph in messages, such as its file's name.
 
     Raises:
-      JaxpflError: for a graph without edges, and as `graph_for`.
+      JaxpflError: for a graph without edges, more neighbours than there are other clients, and as `client_graph`.
     """
-    given, near = spec.graph, spec.neighbours or NEIGHBOURS
-    graph = graph_for(spec.method, given, federation, task, work_of(spec, federation), neighbours=near)
-    if graph is not None and not graph.edges:  # its states have no rows, which no checkpoint holds
-        space = given if isinstance(given, str) else "given" if given is not None else "data"
+    if not spec.method.graph:
+        return None
+    space, graph = "given", spec.graph
+    if not isinstance(graph, Graph):
+        space, near, others = graph or "data", spec.neighbours or NEIGHBOURS, federation.num_clients - 1
+        if near > max(others, NEIGHBOURS):  # the default is for any number of clients
+            raise JaxpflError(f"neighbours must be at most {others}, the number of the other clients, got {near}")
+        graph = client_graph(space, federation, task, work_of(spec, federation), neighbours=near)
+    if not graph.edges:  # its states have no rows, which no checkpoint holds
         raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")
     return graph
 

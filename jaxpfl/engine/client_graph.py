@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import algorithms
-from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms import LocalWork
 from jaxpfl.core import full_precision, participation
 from jaxpfl.core.types import Array, ClientData, Examples, Federation
 from jaxpfl.data.passes import class_of, size_classes
@@ -47,32 +47,6 @@ MOST_COMPARED = 1000
 """Number of examples from which the kernel's bandwidth is computed."""
 LOCAL_ROUNDS = 10
 """Rounds of local training before models are compared."""
-
-
-def graph_for(
-    method: Method,
-    graph: str | Graph | None,
-    federation: Federation,
-    task: Task,
-    work: LocalWork,
-    *,
-    neighbours: int = NEIGHBOURS,
-) -> Graph | None:
-    """Graph of the clients for a method: the user's, or one by a space ("data"); None if the method needs none.
-
-    The space "data" compares whole distributions and costs no training.
-
-    Raises:
-      JaxpflError: as in `client_graph`, and for more neighbours than there are other clients.
-    """
-    if not method.graph:
-        return None
-    if isinstance(graph, Graph):
-        return graph
-    others = federation.num_clients - 1
-    if neighbours > max(others, NEIGHBOURS):  # the default is for any number of clients
-        raise JaxpflError(f"neighbours must be at most {others}, the number of the other clients, got {neighbours}")
-    return client_graph(graph or "data", federation, task, work, neighbours=neighbours)
 
 
 def client_graph(

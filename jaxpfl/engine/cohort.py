@@ -333,12 +333,15 @@ def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
     A function of one client is mapped over the former alone: a store is an argument that is never gathered or copied.
     """
     stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
-    return _replace_stores(tree, [None] * len(stores)), tuple(stores)
+    return join_stores(tree, [None] * len(stores)), tuple(stores)
 
 
-def join_stores(tree: PyTree, stores: Sequence[Examples]) -> PyTree:
+def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
     """Inverse of `split_stores`, for one client or a stack."""
-    return _replace_stores(tree, stores)
+    given = iter(stores)
+    return jax.tree.map(
+        lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data
+    )
 
 
 def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
@@ -355,13 +358,6 @@ def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyT
         return replace(node, start=node.start - device * len(next(parts).y)) if _is_data(node) else node
 
     return jax.tree.map(shift, tree, is_leaf=_is_data)
-
-
-def _replace_stores(tree: PyTree, stores: Sequence[Any]) -> PyTree:
-    given = iter(stores)
-    return jax.tree.map(
-        lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data
-    )
 
 
 def _is_data(node: Any) -> bool:

@@ -74,25 +74,15 @@ def clear() -> None:
         _kept.clear()
 
 
-def compiled(
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    *,
-    donate_argnums: tuple[int, ...] = (),
-    out_shardings: Any = None,
-    compiler_options: dict[str, Any] | None = None,
-) -> jax.stages.Compiled:
+def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> jax.stages.Compiled:
     """Compile a function for arguments of these shapes and placements, unless its program is kept.
 
     Args:
       function: a pure function. What is compared by equality or identity, such as a function of the user's, stays
         alive as long as its program is kept.
       arguments: arrays, or their shapes; a shape without a sharding may be placed anywhere.
-      donate_argnums: the argument of `jax.jit`.
-      out_shardings: the argument of `jax.jit`; the compiler's choice if None.
-      compiler_options: the argument of `jax.jit`.
+      options: arguments of `jax.jit`.
     """
-    options = _options(donate_argnums, out_shardings, compiler_options)
     key = key_of(function, options, _places(arguments))
 
     def make() -> jax.stages.Compiled:
@@ -102,20 +92,13 @@ def compiled(
     return _get_or_make(key, make)
 
 
-def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str:
+def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
     """Name of the program that `compiled` makes of these arguments, without making it.
 
     The same in every process, but in this one alone where a function or object of the user's is part of it.
     """
-    key = key_of(function, _options(**more), _places(arguments))
+    key = key_of(function, options, _places(arguments))
     return key.text if key.named else f"{hash(key) % 2**64:016x}"
-
-
-def _options(
-    donate_argnums: tuple[int, ...] = (), out_shardings: Any = None, compiler_options: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {"donate_argnums": donate_argnums, "compiler_options": compiler_options}
-    return options if out_shardings is None else options | {"out_shardings": out_shardings}
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
@@ -353,28 +336,24 @@ def _device(device: Device) -> tuple[Any, ...]:
 class _Same:
     """A value compared by its own equality, or by identity where it has no hash."""
 
-    __slots__ = ("_hash", "value")
+    __slots__ = ("hash", "value")
 
     def __init__(self, value: Any):
         self.value = value
         try:
-            self._hash = hash((type(value), value))
+            self.hash = hash((type(value), value))
         except Exception:  # whatever a class of the user's raises
-            self._hash = None
-
-    @property
-    def has_hash(self) -> bool:
-        return self._hash is not None
+            self.hash = None
 
     def __hash__(self) -> int:
-        return id(self.value) if self._hash is None else self._hash
+        return id(self.value) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Same):
             return NotImplemented
         if self.value is other.value:
             return True
-        if type(self.value) is not type(other.value) or self._hash is None or self._hash != other._hash:
+        if type(self.value) is not type(other.value) or self.hash is None or self.hash != other.hash:
             return False
         try:
             return bool(self.value == other.value)
@@ -479,7 +458,7 @@ class _Reading:
           has_name: whether the text beside the number says what it is.
         """
         same = _Same(value)
-        self.named &= has_name and same.has_hash
+        self.named &= has_name and same.hash is not None
         return [self.objects.setdefault(same, len(self.objects))]
 
 

@@ -41,10 +41,6 @@ class Group(NamedTuple):
         """Number of clients in the group."""
         return len(self.members)
 
-    def capacity(self, cohort: int) -> int:
-        """Slots needed in this group for a cohort of at most ``cohort`` clients."""
-        return min(cohort, self.size)
-
     @property
     def end(self) -> int:
         """Row behind all clients' rows, which stands for an empty slot."""
@@ -57,7 +53,7 @@ class Group(NamedTuple):
 
     def cohort(self, rows: Array) -> Array:
         """Map a cohort's rows among all clients to rows in this group, sorted, ``end`` where empty."""
-        return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.capacity(rows.shape[0])]
+        return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.size]
 
     def rows_of(self, rows: Array) -> Array:
         """Map rows among all clients to rows in this group; ``end`` for m and for other groups' clients."""

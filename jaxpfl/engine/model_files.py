@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,12 @@ FORMAT = "jaxpfl-models-1"
 CLIENT_IDS = "client_ids"
 
 
-def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], None] = lambda written: None) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write an archive array by array, so that device arrays are copied to the host one at a time.
 
     Args:
       path: archive to write; its folder is created.
       arrays: arrays by key; floats that NumPy lacks (bfloat16) are written as float32, which represents them exactly.
-      advance: called with the bytes of each array once it is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
@@ -49,7 +48,6 @@ def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], No
                 plain = value.astype(np.float32) if value.dtype.kind == "V" else value
                 with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, plain, allow_pickle=False)
-                advance(value.nbytes)
         file.flush()
         os.fsync(file.fileno())
 

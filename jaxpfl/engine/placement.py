@@ -62,11 +62,6 @@ class Placement(NamedTuple):
         """True if each device, or group of them, holds its clients' data alone."""
         return self.spread is not None and not self.spread.shared_data
 
-    @property
-    def local(self) -> int:
-        """Number of the devices that are of this process."""
-        return len(self.devices) // processes.count()
-
 
 def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
     """Placement of m clients on the first devices, as many of each process.
@@ -221,13 +216,6 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
     return Federation(processes.put(per_row(np.asarray(ids)), layout), *map(shard, splits))
 
 
-def put_as(federation: Federation, here: Placement, there: Placement) -> Federation:
-    """Data that are placed, in another placement; nothing moves if the two share or divide them alike."""
-    if here.own_data == there.own_data:
-        return federation
-    return put(jax.tree.map(np.asarray, federation), there)
-
-
 def put_states(state: RunState, placement: Placement) -> RunState:
     """Put states on their devices, unless they lie there; a state of the caller's own may lie on another."""
     if not processes.several():
@@ -250,9 +238,9 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
     held, laid = ((state.clients, state.counts, state.server, state.in_flight) for state in (shapes, layout))
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
-    need = trees.num_bytes(parts) * (placement.local if _shares_memory(devices[0].platform) else 1)
+    here = len(devices) // processes.count() if _shares_memory(devices[0].platform) else 1
     advice = f"use fewer clients, fewer seeds at once ({runs} now) or a smaller model"
-    memory.check(need, devices, "the states", lambda: advice)
+    memory.check(here * trees.num_bytes(parts), devices, "the states", lambda: advice)
 
 
 def _shares_memory(platform: str) -> bool:

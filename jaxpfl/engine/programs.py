@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.export
 
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Availability, Participation
@@ -96,9 +95,8 @@ class Programs:
         if placement.model is not None:
             layout = placement.layout(compiled.shapes(self.beginning(), *arguments))
         while True:
-            program = compiled.compiled(
-                self.beginning(block), arguments, out_shardings=layout, compiler_options=unoptimised
-            )
+            made = self.beginning(block)
+            program = compiled.compiled(made, arguments, out_shardings=layout, compiler_options=unoptimised)
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
                 break
@@ -165,15 +163,6 @@ class Programs:
         """Name of the ``advance`` program, or of a scoring, by its content (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
         return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))
-
-    def under(self, execution: Resolved, placement: Placement) -> Programs:
-        """The programs under another plan and placement."""
-        return Programs(self._of._replace(placement=placement), execution)
-
-    def export(self, platform: str, arguments: tuple[Any, ...]) -> jax.export.Exported:
-        """The program of `advance`, lowered."""
-        function = jax.jit(self.function("advance", self.execution.block), **self.options("advance", arguments))
-        return jax.export.export(function, platforms=(platform,))(*arguments)
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Options of `compiled.compiled` for a program other than ``start``."""

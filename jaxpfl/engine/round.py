@@ -123,7 +123,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             assert flights is not None
             availability = plan.availability.replace_rates(rates)
             sizes = groups[0].members_of(jnp.asarray(federations[0].train.size))
-            ahead = seconds_ahead(algorithm, availability, ids, sizes, state.key, state.round, sent)
+            ahead = seconds_ahead(algorithm, availability, ids, sizes, state, sent)
             sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
             flights, arrivals = in_flight.landed(sent, participation.capacity, ids.shape[0])
             rows = arrivals.rows
@@ -201,8 +201,8 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         elif plan.availability.time_model is not None:
             clock = resolve_time_model(plan.availability.time_model)
             of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # as counts are
-            told = (clock, algorithm, of_rows, ids.shape[0], counts, state.counts, up, message)
-            metrics["round_seconds"] = synchronous_seconds(*told)
+            worked = Counts(counts.table - state.counts.table)
+            metrics["round_seconds"] = synchronous_seconds(clock, algorithm, of_rows, ids.shape[0], worked, up, message)
         state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
         return state._replace(round=state.round + 1), metrics
 
@@ -419,14 +419,7 @@ def step_limit(
 
 
 def synchronous_seconds(
-    clock: TimeModel,
-    algorithm: Algorithm,
-    ids: Array,
-    clients: int,
-    counts: Counts,
-    before: Counts,
-    up: int,
-    message: Message,
+    clock: TimeModel, algorithm: Algorithm, ids: Array, clients: int, worked: Counts, up: int, message: Message
 ) -> Array:
     """Simulated seconds of a round, the time of its slowest client; zero for an empty cohort, [] float32.
 
@@ -435,29 +428,23 @@ def synchronous_seconds(
       algorithm: the method; without declared gradients each of its steps counts as one.
       ids: the clients' ids, in the order of the counts, [m] or [m'].
       clients: m.
-      counts, before: the clients' work after the round and before it, [m'].
+      worked: the clients' work in the round, [m'].
       up: bytes of an upload that is not compressed.
       message: the broadcast.
     """
-    took_part = counts.participations > before.participations
-    work = counts.gradients - before.gradients if algorithm.counts_gradients else counts.steps - before.steps
+    took_part = worked.participations > 0
+    work = worked.gradients if algorithm.counts_gradients else worked.steps
     down = trees.num_bytes(message.shared) + trees.num_bytes(message.per_client) // clients
     sent: Scalar = up
     if algorithm.counts_bits:
-        high, low = (counts.table - before.table)[..., 8:].astype(jnp.float32).T
+        high, low = worked.table[..., 8:].astype(jnp.float32).T
         sent = (high * LIMB + low) / 8
     padded = jnp.pad(ids, (0, took_part.shape[0] - ids.shape[0]))
     return jnp.where(took_part, clock.seconds(padded, work, sent, down), 0).max().astype(jnp.float32)
 
 
 def seconds_ahead(
-    algorithm: Algorithm,
-    availability: Availability,
-    ids: Array,
-    sizes: Array,
-    run_key: Key,
-    round: Array,
-    shared: PyTree,
+    algorithm: Algorithm, availability: Availability, ids: Array, sizes: Array, state: RunState, shared: PyTree
 ) -> Callable[[Array], Array]:
     """Build ``rows [M] -> seconds [M]``, the time from broadcast to upload for clients that begin in a round.
 
@@ -468,8 +455,7 @@ def seconds_ahead(
       availability: kinds and rates of failures.
       ids: the clients' ids, [m].
       sizes: their numbers of training examples, [m].
-      run_key: the run's key.
-      round: the round in which they begin.
+      state: the run's state, before the round in which they begin.
       shared: `Message.shared`.
     """
     if availability.time_model is None:
@@ -478,7 +464,7 @@ def seconds_ahead(
     sent = trees.num_bytes(shared)
 
     def gradients(client_id: Array, size: Array) -> Array:
-        limit = step_limit(algorithm, availability, run_key, round, client_id, size)
+        limit = step_limit(algorithm, availability, state.key, state.round, client_id, size)
         if client.gradients is None:
             return jnp.minimum(limit, algorithm.local_steps)
         return jnp.asarray(client.gradients.update(limit, Message(shared)))

@@ -22,7 +22,7 @@ from jaxpfl.engine.cohort import bytes_of_part
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import PLATFORMS, ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
-from jaxpfl.engine.placement import Placement, agree_on, balanced, check_states, place, put, put_as, put_states
+from jaxpfl.engine.placement import Placement, agree_on, balanced, check_states, place, put, put_states
 from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import BITS, Clients, RunValues
 from jaxpfl.engine.state import (
@@ -176,7 +176,7 @@ class Simulation:
         """
         if len(seeds):
             self.check_room(len(seeds))
-        given = self._run_keys(seeds), self._hp_rows(len(seeds)), self._inputs()
+        given = self._run_keys(seeds), rows_of(self.hp, len(seeds)), self._inputs()
         return self._programs.start(len(seeds), given)(*given)
 
     def _run_keys(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
@@ -248,7 +248,7 @@ class Simulation:
           split: the examples.
           attackers: score the attackers instead, with NaN for the honest clients.
         """
-        scores = self._read(split, state, self._inputs(self._scored.federations))
+        scores = self._read(split, state, Clients(self._scored.federations))
         if self.attackers is None:
             return scores
         left_out = ~self.attackers if attackers else self.attackers
@@ -273,7 +273,7 @@ class Simulation:
             raise JaxpflError("this simulation was made without unseen clients")
         rounds = self._adapt_rounds if rounds is None else rounds
         check_rounds("rounds", rounds)
-        return self._read("unseen", state, self._inputs(self._unseen), jnp.int32(rounds))
+        return self._read("unseen", state, Clients(self._unseen), jnp.int32(rounds))
 
     def gradients(self, state: RunState) -> GradientCounts | None:
         """Gradient evaluations of each client; None if the method does not count them (`protocol.Gradients`)."""
@@ -291,7 +291,7 @@ class Simulation:
 
         With several groups of clients, one tree for each group, of its clients in the order of the stack.
         """
-        models = self._read("personal", state, self._inputs(self._scored.federations))
+        models = self._read("personal", state, Clients(self._scored.federations))
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
@@ -300,7 +300,7 @@ class Simulation:
         If clients choose among the server's models, a number that no client chose is missing.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
-            return np.asarray(self._read("clusters", state, self._inputs(self._scored.federations)))
+            return np.asarray(self._read("clusters", state, Clients(self._scored.federations)))
         find = self.algorithm.clusters
         if find is None:
             return None
@@ -310,7 +310,7 @@ class Simulation:
     def _read(self, name: Name, state: RunState, clients: Clients, *more: Array) -> Any:
         runs = state.round.shape[0]
         state = put_states(state, self._scored.placement)
-        return self._program(name, runs)(state, self._hp_rows(runs), clients, *more)
+        return self._program(name, runs)(state, rows_of(self.hp, runs), clients, *more)
 
     def counts(self, state: RunState) -> Counts:
         """The work of the m clients so far, [S, m], on the host."""
@@ -430,7 +430,7 @@ class Simulation:
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self._inputs()
+        given = (keys, None if self.algorithm.noise is None else keys), rows_of(self.hp, len(seeds)), self._inputs()
         self._programs.start(len(seeds), given)
         self._program("advance", len(seeds))
         for name in scores:
@@ -452,7 +452,9 @@ class Simulation:
           JaxpflError: for an unknown platform.
         """
         programs, given = self._on(platform, seeds)
-        return programs.export(platform, given)
+        advance = programs.function("advance", programs.execution.block)
+        function = jax.jit(advance, **programs.options("advance", given))
+        return jax.export.export(function, platforms=(platform,))(*given)
 
     def program(self, platform: str) -> ClosedJaxpr:
         """Operations of one `advance` call for one run, as a jaxpr, under a platform's plan."""
@@ -508,12 +510,15 @@ class Simulation:
         execution = self._plan_on(platform)
         given = self.participation.num_clients, execution.devices, execution.even
         placement = place(*given, on=platform, model_shards=execution.model_shards)
-        federations = tuple(put_as(part, self.placement, placement) for part in self.federations)
+        federations = self.federations
+        if placement.own_data != self.placement.own_data:
+            federations = tuple(put(jax.tree.map(np.asarray, part), placement) for part in federations)
         state, values, _, rounds = self._arguments("advance", seeds)
-        state, clients = _laid(state, placement), self._inputs(federations)
+        state, clients = _laid(state, placement), Clients(federations)
         if placement.own_data and self.placement.own_data:
             clients = clients._replace(ids=self._ids)
-        return self._programs.under(execution, placement), (state, values, clients, rounds)
+        programs = Programs(self._setting._replace(placement=placement), execution)
+        return programs, (state, values, clients, rounds)
 
     def _plan_on(self, platform: str) -> Resolved:
         """The plan of a round as it is chosen on a platform."""
@@ -554,21 +559,17 @@ class Simulation:
         if name == "advance":
             return state, self._values(runs), self._inputs(), jnp.int32(1)
         if name == "unseen":
-            return state, self._hp_rows(runs), self._inputs(self._unseen), jnp.int32(1)
-        return state, self._hp_rows(runs), self._inputs(self._scored.federations)
+            assert self._unseen is not None
+            return state, rows_of(self.hp, runs), Clients(self._unseen), jnp.int32(1)
+        return state, rows_of(self.hp, runs), Clients(self._scored.federations)
 
-    def _inputs(self, federations: tuple[Federation, ...] | None = None) -> Clients:
-        """The inputs that all runs share, for the trained clients unless others are given."""
-        if federations is None:
-            return Clients(self.federations, ids=self._ids)
-        return Clients(federations)
+    def _inputs(self) -> Clients:
+        """The inputs that all runs share, for the trained clients."""
+        return Clients(self.federations, ids=self._ids)
 
     def _values(self, runs: int) -> RunValues:
         """The traced values of every run, leaves [S]."""
-        return RunValues(self._hp_rows(runs), rows_of(self._rates, runs))
-
-    def _hp_rows(self, runs: int) -> PyTree:
-        return rows_of(self.hp, runs)
+        return RunValues(rows_of(self.hp, runs), rows_of(self._rates, runs))
 
 
 def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:

@@ -32,6 +32,10 @@ def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
     return np.asarray(high, np.int64) * LIMB + np.asarray(low, np.int64)
 
 
+def _column(place: int) -> property:
+    return property(lambda counts: counts.table[..., place])
+
+
 @struct.dataclass
 class Counts:
     """Work of each client so far.
@@ -69,45 +73,22 @@ class Counts:
         """Counts of clients that have not worked yet."""
         return cls(jnp.zeros((rows, COLUMNS), jnp.int32))
 
-    @property
-    def participations(self) -> Array:
-        """Rounds in which the client was in the cohort."""
-        return self.table[..., 0]
-
-    @property
-    def uploads(self) -> Array:
-        """Rounds in which its upload reached the server."""
-        return self.table[..., 1]
-
-    @property
-    def diverged(self) -> Array:
-        """Rounds whose work was dropped because the upload, the new state or the server's next state was not finite."""
-        return self.table[..., 2]
-
-    @property
-    def dropped(self) -> Array:
-        """Rounds whose upload was lost: the client dropped out after computing."""
-        return self.table[..., 3]
-
-    @property
-    def idle_rounds(self) -> Array:
-        """Rounds outside the cohort in which the client worked alone."""
-        return self.table[..., 4]
-
-    @property
-    def idle_streak(self) -> Array:
-        """Consecutive idle rounds since the client was last in the cohort."""
-        return self.table[..., 5]
-
-    @property
-    def steps(self) -> Array:
-        """Local steps, in the cohort or alone: tau for a complete round, whatever else a method does in it."""
-        return self.table[..., 6]
-
-    @property
-    def gradients(self) -> Array:
-        """Gradients evaluated in training (`protocol.Gradients`); zero if the method does not report them."""
-        return self.table[..., 7]
+    participations = _column(0)
+    """Rounds in which the client was in the cohort."""
+    uploads = _column(1)
+    """Rounds in which its upload reached the server."""
+    diverged = _column(2)
+    """Rounds whose work was dropped because the upload, the new state or the server's next state was not finite."""
+    dropped = _column(3)
+    """Rounds whose upload was lost: the client dropped out after computing."""
+    idle_rounds = _column(4)
+    """Rounds outside the cohort in which the client worked alone."""
+    idle_streak = _column(5)
+    """Consecutive idle rounds since the client was last in the cohort."""
+    steps = _column(6)
+    """Local steps, in the cohort or alone: tau for a complete round, whatever else a method does in it."""
+    gradients = _column(7)
+    """Gradients evaluated in training (`protocol.Gradients`); zero if the method does not report them."""
 
     @property
     def upload_bits(self) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,7 +28,9 @@ from jaxpfl.models.rewriting import Layer
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 
-_ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
+_ONE_LABEL = "binary", "ranking"
+ZERO_OR_ONE = (*_ONE_LABEL, "multilabel")
+"""Tasks whose labels are zeros and ones."""
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
@@ -145,7 +146,8 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     Raises:
       JaxpflError: for labels beyond the classes or unsuited to the task.
     """
-    examples = list(_examples(federation, unseen))
+    parts = [part for part in (federation, unseen) if part is not None]
+    examples = [split.flat() for part in parts for split in part.all_splits]
     labels = [part.y for part in examples]
     of_first = federation.train.examples.y.shape[1:]
     stated = spec.task.num_classes if isinstance(spec.task, Task) else spec.num_classes
@@ -165,7 +167,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         raise JaxpflError(f"labels of the task {kind} are [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
         raise JaxpflError("labels of the task multilabel are [n, labels], got [n]: use binary")
-    if kind in _ZERO_OR_ONE:
+    if kind in ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
     if kind == "ranking" and not has_pairs(federation.test):
         raise JaxpflError("no client has both labels among its test examples: the AUC of the task ranking is undefined")
@@ -286,12 +288,6 @@ def has_pairs(data: ClientData) -> bool:
     ones = np.append(0, np.cumsum(np.asarray(data.flat().y, np.int64)))
     of_client = ones[ends] - ones[ends - data.size]
     return bool(((of_client > 0) & (of_client < data.size)).any())
-
-
-def _examples(*federations: Federation | None) -> Iterator[Examples]:
-    for part in federations:
-        for split in () if part is None else part.all_splits:
-            yield split.flat()
 
 
 def _check(labels: list[np.ndarray], fits: Any, words: str) -> None:

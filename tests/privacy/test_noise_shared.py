@@ -19,6 +19,7 @@ from jaxpfl import ExecutionPlan, JaxpflError, Simulation, fit, stack_clients
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.core.participation import Availability
 from jaxpfl.engine import noise_keys
+from jaxpfl.engine.state import rows_of
 from jaxpfl.estimators import base, clustering, gaussian, release
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
@@ -64,7 +65,7 @@ def keys(federation, method: str, privacy: Mechanism, **more) -> list[tuple[int,
     """The noise's key of each run."""
 
     def stop(self: Simulation, seeds):
-        made = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, self._hp_rows(len(seeds)))
+        made = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, rows_of(self.hp, len(seeds)))
         raise Stop([tuple(row) for row in np.asarray(jax.random.key_data(made)).tolist()])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -338,15 +338,11 @@ class Disk:
 
     def prepare(self, round: int) -> None:
         """Before the checkpoint of a round is written: flush the rows, and say that they are of this round."""
-        if self._temporary:
-            return
         self._flush()
         files.write_json(self._folder / _PENDING, {"round": round})
 
     def commit(self, round: int) -> None:
         """After it: from now on a kill leads back to this round."""
-        if self._temporary:
-            return
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal(self._undo(round), self._rows, self._size)

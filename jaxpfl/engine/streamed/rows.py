@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.core import trees
 from jaxpfl.core.types import ClientData, PyTree
 from jaxpfl.support import host_memory
 
@@ -46,17 +46,15 @@ class Pages:
     """
 
     def __init__(self, tree: PyTree):
-        found = map(host_memory.pages_of, jax.tree.leaves(tree))
-        self._maps = [pages for pages in found if pages is not None]
+        self._leaves = jax.tree.leaves(tree)
         self._read = 0
 
-    def were_read(self, amount: int) -> None:
-        """Note that so many bytes were read."""
-        self._read += amount
+    def were_read(self, data: PyTree) -> None:
+        """Note that copies as large as these were read."""
+        self._read += trees.num_bytes(data)
         if self._read > _MAPPED:
             self._read = 0
-            for pages in self._maps:
-                pages.madvise(mmap.MADV_DONTNEED)
+            host_memory.give_back(*self._leaves)
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:

@@ -20,12 +20,12 @@ from jaxpfl.engine.placement import check_states
 from jaxpfl.engine.programs import Name
 from jaxpfl.engine.round import BITS, Clients
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.state import COLUMNS, Counts, RunState, server_context, whole
+from jaxpfl.engine.state import COLUMNS, Counts, RunState, rows_of, server_context, whole
 from jaxpfl.engine.streamed import rows
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.rounds import Blocks, Held, Rounds, Write, refusal
 from jaxpfl.engine.streamed.rows import Courier
-from jaxpfl.support import host_memory, processes
+from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
@@ -51,12 +51,10 @@ class StreamedSimulation(Simulation):
           where: "host" or "disk".
 
         Raises:
-          JaxpflError: for a method whose rounds need more than the cohort's rows, several processes or accelerators,
-            and as `Simulation`.
+          JaxpflError: for a method whose rounds need more than the cohort's rows, several accelerators, and as
+            `Simulation`.
         """
         self._where = where
-        if processes.several():
-            raise self._refused("several processes hold their own clients")
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
             raise self._refused(f"plan.model_shards = {shards} needs clients on the devices")
         super().__init__(*given, **more)
@@ -66,7 +64,7 @@ class StreamedSimulation(Simulation):
         self._check_served()
         (federation,) = self.federations
         self._pages = rows.Pages(federation)
-        self._rounds = Rounds(self._setting, self.execution, federation, self._was_read)
+        self._rounds = Rounds(self._setting, self.execution, federation, self._pages.were_read)
         self._blocks = Blocks(self._setting, self.execution, federation, self._state_shapes(1).clients[0])
 
     def _refused(self, why: str) -> JaxpflError:
@@ -135,7 +133,7 @@ class StreamedSimulation(Simulation):
         if len(seeds):
             self.check_room(len(seeds))
         keys = self._run_keys(seeds)
-        tree, hp = self._new_rows(len(seeds), keys[0]), self._hp_rows(len(seeds))
+        tree, hp = self._new_rows(len(seeds), keys[0]), rows_of(self.hp, len(seeds))
         write = partial(rows.put, tree) if self._disk is None else self._disk.start
         is_old = self._disk is not None and not self._disk.is_new
         starts = []
@@ -225,10 +223,6 @@ class StreamedSimulation(Simulation):
                 "its clients were written over: go on from what advance returned"
             )
 
-    def _was_read(self, data: PyTree) -> None:
-        """Give back the example files' pages, once enough copies were read."""
-        self._pages.were_read(trees.num_bytes(data))
-
     def _taking(self, state: RunState) -> rows.Take:
         """Function that reads rows of a state."""
         if self._disk is None:
@@ -285,7 +279,7 @@ class StreamedSimulation(Simulation):
     def _read(self, name: Name, state: RunState, clients: Clients, *more: Array) -> Any:
         self._check_current(state)
         runs = state.round.shape[0]
-        each = (state._replace(clients=(), counts=None), self._hp_rows(runs))
+        each = (state._replace(clients=(), counts=None), rows_of(self.hp, runs))
         results, take = [], self._taking(state)
         for run in range(runs):
             own = jax.tree.map(lambda a, run=run: a[run : run + 1], each)
@@ -294,7 +288,7 @@ class StreamedSimulation(Simulation):
                 given = (one, hp, clients, *more)
                 results.append(jax.tree.map(np.asarray, self._blocks.programs.get(name, 1, given)(*given)))
             else:
-                results.append(self._blocks.read(name, run, one, state.counts, hp, take, self._was_read))
+                results.append(self._blocks.read(name, run, one, state.counts, hp, take, self._pages.were_read))
         return jax.tree.map(lambda *a: np.concatenate(a), *results)
 
     # --- programs ---------------------------------------------------------------------------------
@@ -312,7 +306,7 @@ class StreamedSimulation(Simulation):
         counts = self._no_counts(1)
         keys = jax.vmap(jax.random.key)(np.zeros(1, np.uint32))
         keys = keys, None if self.algorithm.noise is None else keys
-        own = jax.tree.map(lambda a: a[:1], self._hp_rows(1))
+        own = jax.tree.map(lambda a: a[:1], rows_of(self.hp, 1))
         _, start = next(self._blocks.start(keys, own))
         given = self._rounds.example(start._replace(clients=(empty,), counts=counts), self._values(1))
         working = memory.needed(self._rounds.program(given), self.placement.devices) + trees.num_bytes(given[:3])
