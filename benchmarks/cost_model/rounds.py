@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 def cost(simulation: Simulation, runs: int = 1) -> Cost:
     """Cost of a round of so many runs of a simulation, before any is run."""
     up, down = simulation.bytes_per_client()
-    cohorts = [group.capacity(simulation.participation.capacity) for group in simulation._groups]
+    cohorts = [min(simulation.participation.capacity, group.size) for group in simulation._groups]
     return cost_of(works_of(simulation), cohorts, simulation.execution, runs, up=up, down=down)
 
 
