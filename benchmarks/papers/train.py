@@ -210,7 +210,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     journal = sweep.journal()
     way.reporter.finish(len(journal.read()))
     run_missing(sweep, way.reporter, stopped=way.stopped)
-    records = sweep.in_order(journal.read())
+    records = sweep.grid_order(journal.read())
     if sweep.missing(records):
         raise Interrupted
     wanted = {run.id for run in runs_of_sweep(definition)}
