@@ -128,11 +128,10 @@ def audit(
     progress("cohorts and noise")
     cohorts = white_box.cohorts(subject.run.cohorts, claim.sampling, seed=seed)
     noise = white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
-    of_bounds = {"confidence": confidence}
     progress("many canaries in one run")
-    one_run = games.one_run(subject, canaries=canaries, delta=delta, **of_bounds, seed=seed, runs=canary_runs)
+    one_run = games.one_run(subject, canaries=canaries, delta=delta, confidence=confidence, seed=seed, runs=canary_runs)
     game = games.play(
-        subject, worlds=worlds, delta=worlds_delta, **of_bounds, seed=seed + canary_runs, progress=progress
+        subject, worlds=worlds, delta=worlds_delta, confidence=confidence, seed=seed + canary_runs, progress=progress
     )
     against = [
         f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, but the claim is {said:.4g}"

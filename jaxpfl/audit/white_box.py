@@ -153,18 +153,13 @@ def _exact_sum(
     for kept in groups:
         rows = row_of[np.searchsorted(subject.ids[row_of], np.asarray(kept.client_id))]
         there = (np.asarray(kept.round) == round) & np.take_along_axis(arrived, rows, axis=1)
-        leaves = _stacked(kept.change)
+        shape = jax.tree.leaves(kept.change)[0].shape[:2]
+        leaves = {name: leaf.reshape(*shape, -1) for name, leaf in leaf_vectors(kept.change, runs=True).items()}
         size = np.sqrt(sum((leaf**2).sum(axis=2) for leaf in leaves.values()))
         factor = np.where(there, np.minimum(1, limit[:, None] / np.maximum(size, np.finfo(float).tiny)), 0)
         for name, leaf in leaves.items():
             total[name] = total.get(name, 0) + np.einsum("sm,smd->sd", factor, leaf)
     return total
-
-
-def _stacked(tree: PyTree) -> dict[str, np.ndarray]:
-    """Leaves [S, m, entries] by name."""
-    shape = jax.tree.leaves(tree)[0].shape[:2]
-    return {name: leaf.reshape(*shape, -1) for name, leaf in leaf_vectors(tree, runs=True).items()}
 
 
 def _clipping_norm(subject: Subject, seen: Round) -> np.ndarray:

@@ -84,9 +84,8 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
         return supported[0]
     if asked not in RELATIONS:
         raise unknown_name("relation", asked, RELATIONS)
-    for relation in supported:
-        if relation == asked:
-            return relation
+    if asked in supported:
+        return cast(Relation, asked)
     who = "the clients'" if by_clients else "central"
     raise JaxpflError(
         f"{sampling.name} participation with {who} noise is accounted under {' or '.join(supported)}, not {asked}"

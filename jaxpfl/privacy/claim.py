@@ -87,7 +87,31 @@ def plan_of(
             "several releases in a round": releases > 1,
         }
     )
-    noise = _noise(mechanism, participation, steps, scales, releases, linear, rounds)
+    if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
+        raise JaxpflError("a privacy plan takes one noise multiplier and one clipping norm: make one plan for each run")
+    z, clip = float(np.asarray(mechanism.noise_multiplier)), float(np.asarray(mechanism.clipping_norm))
+    uploads = mechanism.least_uploads(participation.expected_cohort)
+    noise: Noise
+    if mechanism.noise == "banded":
+        c = planned(mechanism, rounds, participation.cycle).coefficients
+        assert c is not None
+        noise = CentralNoise(z, clip, releases=releases, coefficients=c)
+    elif mechanism.quantile is not None:
+        noise = CentralNoise(float(mechanism.noise_multiplier_of_sum), None, mechanism.count_stddev, releases)
+    elif mechanism.noise == "central":
+        noise = CentralNoise(z, clip, releases=releases)
+    elif mechanism.noise == "distributed":
+        noise = DistributedNoise(z, uploads, clip)
+    else:
+        step = mechanism.step_noise
+        assert step is not None
+        if steps is None or scales is None:
+            missing = "steps" if steps is None else "scales"
+            raise JaxpflError(f"noise in every step cannot be accounted without {missing}")
+        apart = 0 if step.joint else scales
+        clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
+        stddevs = (step.stddev, *[step.scale_stddev] * apart)
+        noise = PerStepNoise(clips, stddevs, steps, uploads, linear=linear and not scales)
     plan = PrivacyPlan(noise, sampling_of(participation), rounds)
     if not compressed:
         return plan
@@ -143,41 +167,6 @@ def sampling_of(participation: Participation) -> Sampling:
         )
     cap = participation.capacity if participation.capacity < num_clients else None
     return Poisson(participation.rate, num_clients, cap)
-
-
-def _noise(
-    mechanism: Mechanism,
-    participation: Participation,
-    steps: int | None,
-    scales: int | None,
-    releases: int,
-    linear: bool,
-    rounds: int,
-) -> Noise:
-    if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
-        raise JaxpflError("a privacy plan takes one noise multiplier and one clipping norm: make one plan for each run")
-    clip = float(np.asarray(mechanism.clipping_norm))
-    if mechanism.noise == "banded":
-        c = planned(mechanism, rounds, participation.cycle).coefficients
-        assert c is not None
-        return CentralNoise(float(np.asarray(mechanism.noise_multiplier)), clip, releases=releases, coefficients=c)
-    if mechanism.noise == "central":
-        adapts = mechanism.quantile is not None
-        z = float(mechanism.noise_multiplier_of_sum)
-        return CentralNoise(z, None if adapts else clip, mechanism.count_stddev if adapts else None, releases)
-    z = float(np.asarray(mechanism.noise_multiplier))
-    uploads = mechanism.least_uploads(participation.expected_cohort)
-    if mechanism.noise == "distributed":
-        return DistributedNoise(z, uploads, clip)
-    step = mechanism.step_noise
-    assert step is not None
-    if steps is None or scales is None:
-        missing = "steps" if steps is None else "scales"
-        raise JaxpflError(f"noise in every step cannot be accounted without {missing}")
-    apart = 0 if step.joint else scales
-    clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
-    stddevs = (step.stddev, *[step.scale_stddev] * apart)
-    return PerStepNoise(clips, stddevs, steps, uploads, linear=linear and not scales)
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:

@@ -182,7 +182,12 @@ class Mechanism(NoiseSettings):
                 "several noise multipliers or norms": bool(z.ndim or np.ndim(self.clipping_norm)),
             }
         )
-        self._check_bands()
+        if self.noise != "banded" and (self.bands is not None or self.coefficients is not None):
+            raise JaxpflError(f"bands and coefficients need noise = banded, got noise = {self.noise}")
+        if self.bands is not None:
+            checks.count("bands", self.bands)
+        if self.coefficients is not None:
+            descriptions.check_coefficients(self.coefficients)
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint need noise = per_step")
         if self.noise == "distributed" and self.min_uploads is None:
@@ -193,16 +198,6 @@ class Mechanism(NoiseSettings):
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
             self._check_adaptive(self.quantile, z.max())
-
-    def _check_bands(self) -> None:
-        if self.noise != "banded":
-            if self.bands is not None or self.coefficients is not None:
-                raise JaxpflError(f"bands and coefficients need noise = banded, got noise = {self.noise}")
-            return
-        if self.bands is not None:
-            checks.count("bands", self.bands)
-        if self.coefficients is not None:
-            descriptions.check_coefficients(self.coefficients)
 
     @property
     def server_adds(self) -> bool:

@@ -66,7 +66,15 @@ class PrivacyConfig(NoiseSettings, _Budget):
         if self.unit not in UNITS:
             raise unknown_name("privacy.unit", self.unit, UNITS)
         if self.is_example_level:
-            self._check_example_level()
+            for field in fields(self):
+                value = getattr(self, field.name)
+                if field.name not in _EXAMPLE_LEVEL and value != field.default:
+                    raise JaxpflError(
+                        f"privacy.{field.name} = {value} applies to uploads: leave it out with privacy.unit = example"
+                    )
+            for name in ("noise_multiplier", "clipping_norm"):
+                if np.ndim(getattr(self, name) or 0):
+                    raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta is missing: a claim consists of epsilon and delta")
         if self.epsilon is not None:
@@ -76,17 +84,6 @@ class PrivacyConfig(NoiseSettings, _Budget):
     def is_example_level(self) -> bool:
         """True if single examples are protected in their silos; else users, in their uploads."""
         return self.unit == "example"
-
-    def _check_example_level(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in _EXAMPLE_LEVEL and value != field.default:
-                raise JaxpflError(
-                    f"privacy.{field.name} = {value} applies to uploads: leave it out with privacy.unit = example"
-                )
-        for name in ("noise_multiplier", "clipping_norm"):
-            if np.ndim(getattr(self, name) or 0):
-                raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
         """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.
