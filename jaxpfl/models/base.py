@@ -238,8 +238,11 @@ class Task(NamedTuple):
     @property
     def statistics(self) -> Statistics | None:
         """Running statistics of the model; None where it has none."""
-        found = self.model.statistics
-        return found if found is not None and jax.tree.leaves(found.select(_shapes(self))) else None
+        found, wide = self.model.statistics, jax.dtypes.canonicalize_dtype(float).itemsize > 4
+        if found is None:
+            return None
+        shapes = _shapes(self.model.init, self.input_shape, self.input_dtype, wide)
+        return found if jax.tree.leaves(found.select(shapes)) else None
 
     @property
     def has_classes(self) -> bool:
@@ -248,15 +251,9 @@ class Task(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes_of(init: InitFn, shape: tuple[int, ...], dtype: Any, wide: bool) -> PyTree:
-    return jax.eval_shape(lambda key: init(key, jnp.zeros((1, *shape), dtype)), jax.random.key(0))
-
-
-def _shapes(task: Task) -> PyTree:
+def _shapes(init: InitFn, shape: tuple[int, ...], dtype: Any, wide: bool) -> PyTree:
     """Shapes of the model's parameters."""
-    return _shapes_of(
-        task.model.init, task.input_shape, task.input_dtype, jax.dtypes.canonicalize_dtype(float).itemsize > 4
-    )
+    return jax.eval_shape(lambda key: init(key, jnp.zeros((1, *shape), dtype)), jax.random.key(0))
 
 
 def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None) -> Task:

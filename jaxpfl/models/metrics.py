@@ -155,14 +155,6 @@ auc = PerClient(_auc)
 a client with one class."""
 
 
-def _f1(hits: Array, misses: Array, false: Array) -> Array:
-    """Mean of ``2 hits / (2 hits + misses + false)`` over the classes that occur, [k] -> []."""
-    all_of = 2 * hits + misses + false
-    scores = jnp.where(all_of > 0, 2 * hits / jnp.maximum(all_of, 1), 0)
-    there = (all_of > 0).sum()
-    return jnp.where(there > 0, scores.sum() / jnp.maximum(there, 1), jnp.nan)
-
-
 def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
     finite = jnp.isfinite(predictions).reshape(len(valid), -1).all(axis=1)
     if predictions.size == y.size and predictions.shape[-1] > 0:  # labels 0 and 1
@@ -174,8 +166,12 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
         truth = y[:, None] == classes
         guess = (jnp.argmax(predictions, axis=-1)[:, None] == classes) & finite[:, None]
     rows = valid[:, None]
-    counts = [(rows & which).sum(axis=0) for which in (truth & guess, truth & ~guess, guess & ~truth)]
-    return _f1(*(count.astype(predictions.dtype) for count in counts))
+    counts = ((rows & which).sum(axis=0) for which in (truth & guess, truth & ~guess, guess & ~truth))
+    hits, misses, false = (count.astype(predictions.dtype) for count in counts)
+    all_of = 2 * hits + misses + false
+    scores = jnp.where(all_of > 0, 2 * hits / jnp.maximum(all_of, 1), 0)
+    number = (all_of > 0).sum()  # of the classes that occur
+    return jnp.where(number > 0, scores.sum() / jnp.maximum(number, 1), jnp.nan)
 
 
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:

@@ -69,7 +69,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
         if STATISTICS in params:
             raise JaxpflError(f"{name} has parameters called {STATISTICS!r}, the name of its running statistics")
         for path, _ in jax.tree.leaves_with_path(statistics):
-            names = tuple(jax.tree_util.keystr((part,), simple=True) for part in path)
+            names = _names(path)
             if names[:-1] not in layers:
                 raise JaxpflError(
                     f"{name} has the running statistic {'/'.join(names)!r} of no flax.linen.BatchNorm: padded examples "
@@ -132,10 +132,8 @@ def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[s
         found.add(tuple(layer.path))
         bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
         bound.apply_defaults()
-        (x, given, mask), at = (
-            (bound.arguments[key] for key in ("x", "use_running_average", "mask")),
-            "/".join(layer.path),
-        )
+        x, given, mask = (bound.arguments[key] for key in ("x", "use_running_average", "mask"))
+        at = "/".join(layer.path)
         own = layer.use_running_average if given is None else given
         running = not train if own is None else own
         if not train and not running:

@@ -212,7 +212,7 @@ def _max_and_first(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
             index[axis] = place
         return x[tuple(index)]
 
-    start, *others = _places(x.shape, axes)
+    start, *others = itertools.product(*(range(x.shape[axis]) for axis in axes))
     largest = window_values(start)
     first = jnp.zeros(largest.shape, jnp.int8)
     for number, places in enumerate(others, 1):
@@ -220,10 +220,6 @@ def _max_and_first(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
         first = jnp.where(one > largest, jnp.int8(number), first)
         largest = jnp.maximum(largest, one)
     return largest, first
-
-
-def _places(shape: tuple[int, ...], axes: tuple[int, ...]) -> itertools.product[tuple[int, ...]]:
-    return itertools.product(*(range(shape[axis]) for axis in axes))
 
 
 def _first_max_fwd(x: Array, axes: tuple[int, ...]) -> tuple[Array, tuple[Array, Array]]:

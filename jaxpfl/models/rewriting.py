@@ -176,9 +176,7 @@ class _Pending:
 
 def _is_relu(eqn: Any) -> bool:
     """True for ``jax.nn.relu``: no gradient at zero."""
-    if eqn.primitive is not p.custom_jvp_call_p:
-        return False
-    return _source(eqn) == _source_of_relu()
+    return eqn.primitive is p.custom_jvp_call_p and _source(eqn) == _source_of_relu()
 
 
 def _source(eqn: Any) -> str | None:
