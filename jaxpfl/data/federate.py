@@ -58,7 +58,9 @@ class _Dealing:
 
 @read_help
 @dataclass(frozen=True, kw_only=True)
-class _Shares:
+class Split(PartitionOptions, _Dealing):
+    """The split of a data set among clients, and of each client's examples into train, validation and test."""
+
     test_share: float = setting(0.5, range=SHARE)
     """Share of each client's examples kept for testing, where the data set has no official test set. A client with
     two examples or more keeps one at least for training and one for testing."""
@@ -76,11 +78,6 @@ class _Shares:
     """Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained; a
     constant becomes 0. Means and deviations are not private: no epsilon covers them. Pixels are standardised
     whenever they are loaded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split(_Shares, PartitionOptions, _Dealing):
-    """The split of a data set among clients, and of each client's examples into train, validation and test."""
 
     @property
     def options(self) -> PartitionOptions:
@@ -224,10 +221,6 @@ def _hold_out(
     of_class = labels if are_classes(labels) else np.zeros(len(labels), np.int32)
     keeps, held_out = [], []
     for client, indices in enumerate(own):
-        if len(indices) < 2:  # neither divided nor drawn for
-            keeps.append(indices)
-            held_out.append(indices[:0])
-            continue
         if source.ordered:
             indices = np.sort(indices)
             users = np.zeros(len(labels), np.int32) if source.users_train is None else source.users_train

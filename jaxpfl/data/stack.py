@@ -236,10 +236,12 @@ def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax
 def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
     if found.shape != expected.shape:
         raise JaxpflError(f"{whose} has shape {found.shape}, the clients before it have {expected.shape}")
-    if found.dtype == expected.dtype:
-        return expected
-    wide = np.float64 in (found.dtype, expected.dtype)
-    return jax.ShapeDtypeStruct(found.shape, np.float64 if wide else np.float32)
+    return jax.ShapeDtypeStruct(found.shape, _shared_type(found.dtype, expected.dtype))
+
+
+def _shared_type(a: Any, b: Any) -> Any:
+    """A type of stored inputs that holds both; a float type where they differ."""
+    return a if a == b else np.float64 if np.float64 in (a, b) else np.float32
 
 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:
@@ -339,24 +341,25 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
     Raises:
       JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.
     """
+
+    def converted(x: Any, split: str) -> Any:
+        return jax.tree.map(lambda leaf: narrowed_floats(store_leaf(leaf, f"data set {name!r}, {split}")), x)
+
     if train is test:
-        stored = jax.tree.map(lambda leaf: narrowed_floats(store_leaf(leaf, f"data set {name!r}, train")), train)
+        stored = converted(train, "train")
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
         found, given = jax.tree.structure(test), jax.tree.structure(train)
         raise JaxpflError(f"data set {name!r}: test inputs are {found}, but training inputs {given}")
-    pairs = []
     for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
         if a.shape[1:] != b.shape[1:]:
             raise JaxpflError(
                 f"data set {name!r}: one test input has shape {b.shape[1:]}, but one training input {a.shape[1:]}"
             )
-        a = narrowed_floats(store_leaf(a, f"data set {name!r}, train"))
-        b = narrowed_floats(store_leaf(b, f"data set {name!r}, test"))
-        kind = a.dtype if a.dtype == b.dtype else np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
-        pairs.append((a.astype(kind, copy=False), b.astype(kind, copy=False)))
-    stored = [jax.tree.unflatten(jax.tree.structure(train), leaves) for leaves in zip(*pairs, strict=True)]
-    return stored[0], stored[1]
+    pair = converted(train, "train"), converted(test, "test")
+    kinds = jax.tree.map(lambda a, b: _shared_type(a.dtype, b.dtype), *pair)
+    stored, other = (jax.tree.map(lambda leaf, kind: leaf.astype(kind, copy=False), x, kinds) for x in pair)
+    return stored, other
 
 
 def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:

@@ -115,15 +115,9 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
     for file in (file for place in places[:-1] for file in sorted(place.glob("*.npz"))):
         if "x_train" in npz_keys(file):
             return "npz", file
-    raise JaxpflError(_what_to_do(name, root, places))
-
-
-def _what_to_do(name: str, root: Path, places: list[Path]) -> str:
-    """The reason why nothing can be read, and the remedy: unpack what was found, or put files somewhere."""
-    known = CIFAR_SETS[name]
     for archive in (file for place in places for file in sorted(place.glob(f"{known.archive}-*.tar.gz"))):
-        return f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}"
-    return (
+        raise JaxpflError(f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}")
+    raise JaxpflError(
         f"data set {name!r}: no folder {known.python} or {known.binary} and no {name}.npz (x_train, y_train, x_test, "
         f"y_test, x uint8 [N, {_SIDE}, {_SIDE}, 3]) in {' nor in '.join(map(str, places))}: {where_to_put_it()}"
     )

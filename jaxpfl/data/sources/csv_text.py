@@ -255,15 +255,13 @@ def text_of(path: Path, encoding: str | None = None) -> str:
         ) from None
 
 
-def _quoted(mark: str) -> str:
-    """Pattern of a quoted cell, whose marks divide nothing."""
-    return rf'(?:(?<=^)|(?<={re.escape(mark)})) *"(?:[^"]|"")*+"'
-
-
 def _separator(first: str) -> Separator:
     """The mark that divides a first line most; space only where no other does."""
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
-    counts = [re.sub(_quoted(SEPARATORS[name]), "", first).count(SEPARATORS[name]) for name in marks]
+    counts = []
+    for mark in (SEPARATORS[name] for name in marks):
+        quoted = rf'(?:(?<=^)|(?<={re.escape(mark)})) *"(?:[^"]|"")*+"'  # cells whose marks divide nothing
+        counts.append(re.sub(quoted, "", first).count(mark))
     if max(counts) > 0:
         return marks[counts.index(max(counts))]
     return "whitespace" if " " in first.strip() and '"' not in first else "comma"

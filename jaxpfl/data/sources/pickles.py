@@ -42,7 +42,7 @@ def read_pickle(path: Path) -> Any:
     """
     content = contents(path, _MEMORY)
     try:
-        return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).convert(_Reader(content).load())
+        return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).convert(_Reader(content).load())[0]
     except _RefusedError as refused:
         raise JaxpflError(
             f"{path}: refused: the pickle asks for {printable(str(refused))}, and only plain NumPy arrays and "
@@ -208,16 +208,12 @@ class _Finish:
         self._most = most
         self._done: dict[int, tuple[Any, Any, int]] = {}  # the object too: its id must stay its own
 
-    def convert(self, value: Any) -> Any:
-        """The value without stand-ins.
+    def convert(self, value: Any) -> tuple[Any, int]:
+        """The value without stand-ins, and its number of parts.
 
         Raises:
           ValueError: for an object that contains itself, or shares parts so often that reading it would never end.
         """
-        return self._measure(value)[0]
-
-    def _measure(self, value: Any) -> tuple[Any, int]:
-        """The value, and its number of parts."""
         if isinstance(value, _Callable | _Type):
             raise ValueError("a bare type")
         if not isinstance(value, _Array | _Scalar | dict | list | tuple):
@@ -236,9 +232,9 @@ class _Finish:
         if isinstance(value, _Array | _Scalar):
             return value.build(), 1
         if isinstance(value, dict):
-            items = {key: self._measure(item) for key, item in value.items()}
+            items = {key: self.convert(item) for key, item in value.items()}
             return {key: item for key, (item, _) in items.items()}, 1 + sum(parts for _, parts in items.values())
-        own = [self._measure(item) for item in value]
+        own = [self.convert(item) for item in value]
         return type(value)(item for item, _ in own), 1 + sum(parts for _, parts in own)
 
 

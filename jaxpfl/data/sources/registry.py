@@ -100,7 +100,7 @@ def _load(name: str, root: Path, how: _How) -> Source:
     if how.table is not None and how.table.changed and prefix != "csv":
         raise JaxpflError(f"{how.table.changed} applies to csv:FILE, not to {name}")
     if name in _NAMED:
-        return _NAMED[name][0](name, root, how)
+        return _NAMED[name][0](name, name, root, how)
     if argument and prefix in _PREFIXED:
         return _PREFIXED[prefix][1](name, argument, root, how)
     if name and Path(name).name == name and idx.has_idx_files(root / name):
@@ -141,7 +141,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
     return [*entries, tensorflow_sets.tfds_entry()]
 
 
-def _load_digits(name: str, root: Path, how: _How) -> Source:
+def _load_digits(name: str, argument: str, root: Path, how: _How) -> Source:
     # scikit-learn's file, without scikit-learn: its import takes as long as training does.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
@@ -151,7 +151,7 @@ def _load_digits(name: str, root: Path, how: _How) -> Source:
     return Source("digits", x, table[:, -1].astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
 
 
-def _load_planted(name: str) -> Source:
+def _load_planted(name: str, argument: str, root: Path, how: _How) -> Source:
     return planted.draw_planted(planted.parse(name)).source._replace(name=name)
 
 
@@ -167,45 +167,45 @@ def _load_npz(name: str, argument: str, root: Path, how: _How) -> Source:
     return npz.load_npz(name, _place(argument, root), task=how.task, tokens=how.tokens, in_files=how.in_files)
 
 
-def _load_leaf(name: str, folder: Path, how: _How) -> Source:
-    return leaf.load_leaf(name, folder, every=how.task == "next-token", tokens=how.tokens)
+def _load_leaf(name: str, argument: str, root: Path, how: _How) -> Source:
+    return leaf.load_leaf(name, _place(argument, root), every=how.task == "next-token", tokens=how.tokens)
+
+
+def _load_libsvm(name: str, argument: str, root: Path, how: _How) -> Source:
+    return libsvm.load_libsvm(name, argument, root, task=how.task)
 
 
 def _place(argument: str, root: Path) -> Path:
     return root / Path(argument).expanduser()
 
 
-_Named: TypeAlias = tuple[Callable[[str, Path, _How], Source], Callable[[str, Path], str]]
-_IDX: _Named = (lambda name, root, how: idx.load_idx_set(name, root)), idx.describe_idx_set
-_CIFAR: _Named = (lambda name, root, how: cifar.load_cifar(name, root)), cifar.describe_cifar
-_LEAF: _Named = (lambda name, root, how: _load_leaf(name, root / name, how)), leaf.describe_leaf
-_LIBSVM: _Named = (
-    (lambda name, root, how: libsvm.load_libsvm(name, name, root, task=how.task)),
-    libsvm.describe_libsvm,
-)
-_NAMED: dict[str, _Named] = {
-    "digits": (_load_digits, lambda name, root: _DIGITS),
-    **dict.fromkeys(idx.IDX_SETS, _IDX),
-    natural.WRITERS: (
-        (lambda name, root, how: natural.load_writers(root, in_files=how.in_files)),
-        natural.describe_writers,
-    ),
-    **dict.fromkeys(cifar.CIFAR_SETS, _CIFAR),
-    **dict.fromkeys(leaf.LEAF_SETS, _LEAF),
-    **dict.fromkeys(libsvm.LIBSVM_SETS, _LIBSVM),
-    natural.SCHOOL: ((lambda name, root, how: natural.load_school(root)), natural.describe_school),
-    "planted": ((lambda name, root, how: _load_planted(name)), lambda name, root: _PLANTED),
-}
-"""Data sets with a fixed name: (name, data directory, options) -> source, and (name, data directory) -> description."""
+_Load: TypeAlias = Callable[[str, str, Path, _How], Source]
+_IDX: _Load = lambda name, argument, root, how: idx.load_idx_set(name, root)  # noqa: E731
+_CIFAR: _Load = lambda name, argument, root, how: cifar.load_cifar(name, root)  # noqa: E731
+_WRITERS: _Load = lambda name, argument, root, how: natural.load_writers(root, in_files=how.in_files)  # noqa: E731
+_SCHOOL: _Load = lambda name, argument, root, how: natural.load_school(root)  # noqa: E731
 
-_PREFIXED: dict[str, tuple[str, Callable[[str, str, Path, _How], Source]]] = {
+_NAMED: dict[str, tuple[_Load, Callable[[str, Path], str]]] = {
+    "digits": (_load_digits, lambda name, root: _DIGITS),
+    **dict.fromkeys(idx.IDX_SETS, (_IDX, idx.describe_idx_set)),
+    natural.WRITERS: (_WRITERS, natural.describe_writers),
+    **dict.fromkeys(cifar.CIFAR_SETS, (_CIFAR, cifar.describe_cifar)),
+    **dict.fromkeys(leaf.LEAF_SETS, (_load_leaf, leaf.describe_leaf)),
+    **dict.fromkeys(libsvm.LIBSVM_SETS, (_load_libsvm, libsvm.describe_libsvm)),
+    natural.SCHOOL: (_SCHOOL, natural.describe_school),
+    "planted": (_load_planted, lambda name, root: _PLANTED),
+}
+"""Data sets with a fixed name: the function of `_PREFIXED`, with the name for an argument, and (name, data directory)
+-> description."""
+
+_PREFIXED: dict[str, tuple[str, _Load]] = {
     "csv": ("FILE", _load_table),
     "text": ("FOLDER", lambda name, argument, root, how: text.load_text(name, _place(argument, root), how.window)),
     "idx": ("FOLDER", lambda name, argument, root, how: idx.load_idx_folder(name, _place(argument, root))),
-    "leaf": ("FOLDER", lambda name, argument, root, how: _load_leaf(name, _place(argument, root), how)),
-    "libsvm": ("PATH", lambda name, argument, root, how: libsvm.load_libsvm(name, argument, root, task=how.task)),
+    "leaf": ("FOLDER", _load_leaf),
+    "libsvm": ("PATH", _load_libsvm),
     "npz": ("FILE", _load_npz),
-    "planted": ("SETTINGS", lambda name, argument, root, how: _load_planted(name)),
+    "planted": ("SETTINGS", _load_planted),
     "tfds": ("NAME", lambda name, argument, root, how: tensorflow_sets.load_tfds(argument, root)),
 }
 """Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory, options) -> source."""

@@ -41,7 +41,12 @@ def load_tfds(name: str, root: Path) -> Source:
         prepared here, or not at random access (the command that prepares it); one without a training split, without
         one image and one label per example, or with images of several sizes.
     """
-    tfds = _package()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise JaxpflError(
+            "the data sets tfds:NAME come with tensorflow-datasets: pip install tensorflow-datasets"
+        ) from error
     matched = _NAME.fullmatch(name)
     if matched is None:
         raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
@@ -72,16 +77,6 @@ def tfds_entry() -> Entry:
     present = importlib.util.find_spec("tensorflow_datasets") is not None
     lacking = "" if present else ": pip install tensorflow-datasets"
     return Entry("tfds:NAME", present, f"any prepared image set of tensorflow-datasets{lacking}")
-
-
-def _package() -> Any:
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise JaxpflError(
-            "the data sets tfds:NAME come with tensorflow-datasets: pip install tensorflow-datasets"
-        ) from error
-    return tensorflow_datasets
 
 
 def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
