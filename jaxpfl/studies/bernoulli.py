@@ -61,6 +61,16 @@ class BernoulliSettings(Settings):
         return parse_prior(self.prior)
 
 
+def plain_estimators() -> dict[str, Estimator]:
+    """Estimators without privacy, by name."""
+    return {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+
+
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
     """Estimators that the settings call for, by name, with their exact errors if known."""
     n, of = given.samples, prior.population
@@ -170,7 +180,6 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
     """Errors of the private designs, [repetitions, len(epsilons)] each, and of ``local``, [repetitions], on the same
     data.
     """
-    given.check()
     at = jnp.array(epsilons)
     estimators = {
         "private": Swept(bernoulli.split, at),
@@ -184,7 +193,6 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
     """Plot the gain against eps at the settings into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
     errors = over_epsilon(given)
     local = errors.pop("local")
     best = gain(errors.pop("personalized"), local)
@@ -294,12 +302,7 @@ def estimate_file(
             raise JaxpflError(f"{path}: client {shown(name)}: samples must be 0 or 1, one number each")
     sizes = own_clients.sizes_of(path, clients.samples)
     notes = own_clients.alike(clients.columns, clients.samples)
-    estimators = {
-        "local": bernoulli.local(),
-        "global": bernoulli.global_mean(),
-        "personalized": bernoulli.personalized(),
-        "printed": bernoulli.personalized(printed=True),
-    }
+    estimators = plain_estimators()
     if given.epsilon is not None:
         estimators["private"] = bernoulli.split(given.epsilon)
     with jax.enable_x64(True):

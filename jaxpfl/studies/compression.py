@@ -334,18 +334,14 @@ def tables(result: dict[str, Any]) -> list[Block]:
     for name in ("rate", "gap", "kbit", *(f"to {target}" for target in targets)):
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in result["compressors"].items():
-        reached = (row["bits_to"][target] for target in targets)
-        table.add_row(name, f"{row['rate']:g}", f"{row['gap']:.2g}", *map(_kbit, (row["bits"], *reached)))
+        sent = [row["bits"], *(row["bits_to"][target] for target in targets)]
+        kilobits = [number(None if bits is None else bits / 1000) for bits in sent]
+        table.add_row(name, f"{row['rate']:g}", f"{row['gap']:.2g}", *kilobits)
     return [table]
-
-
-def _kbit(bits: float | None) -> str:
-    return number(None if bits is None else bits / 1000)
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot the gap against the bits: the total-variation updates, and all other compressors beside the best updates."""
-    folder.mkdir(parents=True, exist_ok=True)
     names = list(result["compressors"])
     updates = [name for name in names if name.startswith("tv:")]
     others = [name for name in names if name not in updates]

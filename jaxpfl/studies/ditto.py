@@ -146,19 +146,14 @@ def simulated(given: DittoSettings) -> Results:
     result = {"study": "ditto", "settings": dict(vars(given)), "lambda_star": given.best}
     result |= report(series, {name: float(value) for name, value in exact.items()})
     result["oracle_gap"] = float(np.abs(models[1.0] - posterior).max())
-    result["largest_z"] = _largest_z(series, exact)
+    gaps = [(abs(float(values.mean()) - float(exact[name])), standard_error(values)) for name, values in series.items()]
+    result["largest_z"] = max((gap / spread for gap, spread in gaps if spread), default=None)
     return Results(
         json=result,
         tables=lambda: _tables(given, result),
         plots=lambda folder: [_plot(folder, given, result)],
         series=series,
     )
-
-
-def _largest_z(series: dict[str, np.ndarray], exact: dict[str, Any]) -> float | None:
-    """Largest distance of a mean error from its closed form, in standard errors; None for too few repetitions."""
-    gaps = [(abs(float(values.mean()) - float(exact[name])), standard_error(values)) for name, values in series.items()]
-    return max((gap / spread for gap, spread in gaps if spread), default=None)
 
 
 def _tables(given: DittoSettings, result: dict[str, Any]) -> list[Block]:
@@ -175,13 +170,11 @@ def _plot(folder: Path, given: DittoSettings, result: dict[str, Any]) -> Path:
     fine = np.geomspace(min([*shown, 0.1]), max([*shown, 10.0]), 100)
     rows = [result["mse"][name_of(factor)] for factor in shown]
     curves = {"ditto": Curve.measured(shown, rows, error(given, given.best * fine))}
-    curves |= {name: Curve.level(float(error(given, at)), fine) for name, at in _LIMITS.items()}
+    for name, at in (("local", 0.0), ("global", np.inf)):  # what Ditto is at the ends of lambda's range
+        curves[name] = Curve.level(float(error(given, at)), fine)
     title = f"Ditto's point estimation, K = {given.clients}, n = {given.samples}"
     path = folder / "error-lambda.png"
     return write_curves(path, fine, curves, xlabel="lambda / lambda*", title=title, logarithmic="x")
 
-
-_LIMITS = {"local": 0.0, "global": np.inf}
-"""Estimators that Ditto is at the ends of lambda's range."""
 
 STUDY = Study(DittoSettings, simulated)

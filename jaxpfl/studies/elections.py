@@ -16,6 +16,7 @@ from jaxpfl.core.types import Array, Key
 from jaxpfl.data import Elections, load_elections
 from jaxpfl.estimators import base, bernoulli, beta_binomial
 from jaxpfl.estimators.base import Estimator
+from jaxpfl.studies.bernoulli import plain_estimators
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
@@ -74,14 +75,8 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     elections = load_elections(given.data_dir) if elections is None else elections
     train, test = (jnp.asarray(part, jnp.float32) for part in folds(elections.republican))
     key = jax.random.key(given.seed)
-    exact = {
-        "local": bernoulli.local(),
-        "global": bernoulli.global_mean(),
-        "personalized": bernoulli.personalized(),
-        "printed": bernoulli.personalized(printed=True),
-    }
     errors, estimates = {}, {}
-    for name, estimator in exact.items():
+    for name, estimator in plain_estimators().items():
         errors[name], estimates[name] = jax.tree.map(np.asarray, cross_validate(estimator, key, train, test))
     fitted = [beta_binomial.fit(np.asarray(own).sum(axis=1), np.full(own.shape[0], own.shape[1])) for own in train]
     estimates["beta-binomial"] = np.stack([
@@ -149,7 +144,6 @@ def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot the gain against eps into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
     epsilons = result["settings"]["epsilon"]
     gains = result["gains"]
     curves = {

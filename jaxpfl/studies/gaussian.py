@@ -320,8 +320,6 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     """Plot the error against eps, m and n into ``folder``, measured and exact."""
-    given.check()
-    folder.mkdir(parents=True, exist_ok=True)
     of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), given.uploads or 2)
     of_n = fractions(given.samples, (0.2, 0.5, 1.0, 2.0, 4.0), 1)
     plots = [_epsilon_plot(folder, given)]

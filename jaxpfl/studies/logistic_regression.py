@@ -87,8 +87,6 @@ def simulated(given: LogisticSettings) -> Results:
 
 def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
     """Plot the error against m and against n into ``folder``."""
-    given.check()
-    folder.mkdir(parents=True, exist_ok=True)
     few = replace(given, repetitions=min(given.repetitions, 3))
     of_m = fractions(given.clients, (0.01, 0.03, 0.1, 0.3, 1), 2)
     of_n = fractions(given.samples, (0.25, 0.5, 1, 2, 4), 1)

@@ -18,7 +18,7 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.studies import own_clients
-from jaxpfl.studies.own_clients import CsvLayout, OwnFile, own_or_simulated, sizes_of
+from jaxpfl.studies.own_clients import CsvLayout, own_or_simulated, sizes_of
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
 from jaxpfl.studies.report import Curve, beside, estimator_table, write_curves
 from jaxpfl.studies.study import NOT_PRIVATE, Block, Results, Settings, Study, minimum, refuse_given, within
@@ -208,7 +208,6 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot the alternation's error over its rounds, beside the errors of local estimates and known centers."""
-    folder.mkdir(parents=True, exist_ok=True)
     rounds = range(1, len(result["alternation"]) + 1)
     curves = {
         name: Curve.level(row["mean"], rounds)
@@ -225,7 +224,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class MixtureOptions(OwnFile):
+class MixtureOptions(CsvLayout):
     """The user's own clients instead of simulated ones."""
 
     csv: Path | None = None
@@ -340,7 +339,7 @@ def _posterior(
     return np.exp(joint - of_client[:, None]), float(of_client.sum() - scatter / (2 * sx2) - constant)
 
 
-def own_results(path: Path, given: MixtureSettings, options: OwnFile) -> Results:
+def own_results(path: Path, given: MixtureSettings, options: MixtureOptions) -> Results:
     """`fit_kinds` with the options' layout, as the results of a study."""
     made = fit_kinds(path, given, options)
     return Results(
@@ -377,7 +376,6 @@ def kind_tables(result: dict[str, Any]) -> list[Block]:
 
 def write_kinds(folder: Path, made: Kinds) -> list[Path]:
     """Write ``estimates.csv`` beside the folder of plots, and plot the clients' estimates by kind."""
-    folder.mkdir(parents=True, exist_ok=True)
     own_clients.write_table(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
     labels = ("local estimate", "personalised estimate") if flat else [f"local {literal(n)}" for n in names[:2]]

@@ -318,7 +318,6 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot errors, Rand indices and numbers of clusters over lambda (or weight decay) into ``folder``; of a method with
     several starts the chosen one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     given = result["settings"]
     title = f"{given['clients']} clients in {given['clusters']} planted clusters"
     found = []

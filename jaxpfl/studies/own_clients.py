@@ -71,17 +71,11 @@ class CsvLayout(CsvTable):
 
 
 @dataclass(frozen=True)
-class OwnFile(CsvLayout):
-    """A CSV file of clients instead of simulated ones."""
+class OwnClients(CsvLayout):
+    """A CSV file of clients instead of simulated ones, whose estimates have intervals."""
 
     csv: Path | None = None
     """Clients of your own, by the names of its columns: --client, and --value or --values."""
-
-
-@dataclass(frozen=True)
-class OwnClients(OwnFile):
-    """A CSV file of clients, whose estimates have intervals."""
-
     level: float = LEVEL
     """Level of the intervals for your own clients."""
 
@@ -616,7 +610,6 @@ def percent(level: float) -> str:
 
 def write_estimates(folder: Path, own: Own) -> list[Path]:
     """Write ``estimates.csv`` beside the folder of plots, and plot each client's own and personalised estimate."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_table(folder.parent / "estimates.csv", own.columns)
     title = literal(f"{own.result['csv']}: {own.result['clients']} clients")
     alone = len(own.pictures) == 1

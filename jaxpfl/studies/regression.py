@@ -153,8 +153,6 @@ def regression_results(
 
 def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
     """Plot the error against m, and against n for a tenth of the clients, into ``folder``."""
-    given.check()
-    folder.mkdir(parents=True, exist_ok=True)
     few = replace(given, repetitions=min(given.repetitions, 3))
     fewer = replace(few, clients=max(2, given.clients // 10))
     of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3), 2)

@@ -148,7 +148,6 @@ def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.nda
 
 def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
     """Plot the errors from `measured` into ``folder``: against n, and Algorithm 1's along its iterations."""
-    folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
     style: dict[str, Any] = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
     over = {name: Curve.measured(list(errors), [measure(own[name]) for own in errors.values()]) for name in ORDER}

@@ -211,7 +211,6 @@ def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, l
       ylabel, title: texts of the plot.
       least: Bayes risk, drawn as a line; without it the axis is logarithmic.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     figure, axes = new_axes("", ylabel, title)
     bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
     axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)

@@ -14,7 +14,7 @@ from jaxpfl.core import checks
 from jaxpfl.core.types import Array, Key
 from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators.base import Samples
-from jaxpfl.studies.bernoulli import ProbabilityPrior, parse_prior
+from jaxpfl.studies.bernoulli import ProbabilityPrior, parse_prior, plain_estimators
 from jaxpfl.studies.repetitions import gain, measure, repeat, repetition, report
 from jaxpfl.studies.report import Curve, estimator_table, plus_minus, write_gains
 from jaxpfl.studies.study import Block, Results, Settings, Study, minimum, within
@@ -75,12 +75,7 @@ def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Arr
 
 def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.ndarray]:
     """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and at each of `reported_sizes`."""
-    estimators = {
-        "local": bernoulli.local(),
-        "global": bernoulli.global_mean(),
-        "personalized": bernoulli.personalized(),
-        "printed": bernoulli.personalized(printed=True),
-    }
+    estimators = plain_estimators()
     if prior.beta is not None:
         estimators["known prior"] = bernoulli.beta_posterior(*prior.beta)
     groups = np.stack([np.ones(given.clients, bool), *(given.sizes == n for n in given.reported_sizes)])

@@ -96,7 +96,6 @@ def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
     """Plot the phase diagram: the gain over the clients' heterogeneity, against their number and against eps."""
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     differ = np.geomspace(0.05, 20, 160)  # st / s

@@ -230,10 +230,6 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
     }
 
 
-RATES = {"Algorithm 2": 1.0, "IFCA": None}
-"""Rate of a step towards the mean; None for the rate in the settings."""
-
-
 def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
     """Share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
     from scipy.optimize import linear_sum_assignment
@@ -270,7 +266,7 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     """
     assert data.population is not None
     assert data.kinds is not None
-    steps = {name: given.ifca_rate if r is None else r for name, r in RATES.items()}
+    steps = {"Algorithm 2": 1.0, "IFCA": given.ifca_rate}  # rates of a step towards the mean
 
     @full_precision.jit
     def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:
@@ -430,7 +426,6 @@ def _cell(row: dict[str, float | None] | None) -> str:
 
 def write_plots(folder: Path, study: Made) -> list[Path]:
     """Plot the loss against eps, and the rates of misclustering."""
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     if len(study.result["settings"]["epsilon"]) > 1:
         drawn.append(_against_epsilon(folder, study))
