@@ -162,7 +162,4 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
     if x.dtype == np.float32:
         return x
     wide = digit_loss(x) is not None if wide is None else wide
-    made = host_memory.empty(x.shape, np.float64 if wide else np.float32, like=x)
-    for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):
-        new[...] = old
-    return made
+    return host_memory.converted(x, np.float64 if wide else np.float32, lambda part: part)

@@ -64,7 +64,13 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
     bars.sharex(heat)
     image = _heat_map(heat, counts.class_counts[order][:, shown].T, shown)
     _bars(bars, counts, order)
-    _name_clients(heat, bars, counts.client_ids, order)
+    heat.set_xlim(-0.5, m - 0.5)
+    if m <= _MOST_NAMED:
+        step = 1 if m <= 30 else 5
+        bars.set_xticks(np.arange(0, m, step), [str(client) for client in counts.client_ids[order][::step]])
+        bars.set_xlabel("client", color=_INK)
+    else:
+        bars.set_xlabel(f"{m} clients, sorted by their most frequent class", color=_INK)
     _histogram(figure.add_subplot(grid[0, 1]), counts.sizes["train"])
     legend = figure.add_subplot(grid[1, 1])
     legend.axis("off")
@@ -120,17 +126,6 @@ def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
     axes.set_ylim(0, max(float(bottom.max()) * 1.05, 1))
     plain(axes)
     axes.tick_params(labelsize=9)
-
-
-def _name_clients(heat: Any, bars: Any, ids: np.ndarray, order: np.ndarray) -> None:
-    m = len(order)
-    heat.set_xlim(-0.5, m - 0.5)
-    if m <= _MOST_NAMED:
-        step = 1 if m <= 30 else 5
-        bars.set_xticks(np.arange(0, m, step), [str(client) for client in ids[order][::step]])
-        bars.set_xlabel("client", color=_INK)
-    else:
-        bars.set_xlabel(f"{m} clients, sorted by their most frequent class", color=_INK)
 
 
 def _histogram(axes: Any, sizes: np.ndarray) -> None:

@@ -18,7 +18,6 @@ from jaxpfl.data.labels import digit_loss, moments, narrowed
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
-from jaxpfl.support.host_memory import iterate
 
 
 class Scaling(NamedTuple):
@@ -53,10 +52,7 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
     def scale_split(split: ClientData) -> ClientData:
         def scale_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-            new = host_memory.empty(np.shape(leaf), np.float32, like=leaf)
-            for old, part in zip(iterate(np.asarray(leaf)), iterate(new), strict=True):
-                part[:] = (old - mean) / deviation
-            return new
+            return host_memory.converted(np.asarray(leaf), np.float32, lambda part: (part - mean) / deviation)
 
         return split.with_examples(x=jax.tree.map(scale_leaf, split.examples.x, scaling.mean, scaling.deviation))
 

@@ -13,7 +13,7 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -156,6 +156,26 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
     with writing(_place()), _temporary() as file:
         reserve(file, size)
         return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def converted(
+    x: np.ndarray, dtype: Any, function: Callable[[np.ndarray], Any], shape: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """A function of inputs [N, ...], a few examples at a time, in a temporary file if the inputs are in a file.
+
+    Args:
+      x: the inputs.
+      dtype: type of the result.
+      function: ``examples [k, ...] -> [k, ...]``.
+      shape: shape of the result; that of the inputs unless given.
+
+    Raises:
+      UnwritableError: as `empty`.
+    """
+    made = empty(x.shape if shape is None else shape, dtype, like=x)
+    for old, new in zip(iterate(x), iterate(made), strict=True):
+        new[...] = function(old)
+    return made
 
 
 def reserve(file: IO[bytes], size: int) -> None:

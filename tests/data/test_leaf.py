@@ -313,17 +313,6 @@ def test_reads_winners_by_year(tmp_path: Path):
     assert found.counties.tolist() == ["01001", "56045"]
     assert found.years.tolist() == [2000, 2016]
     np.testing.assert_array_equal(found.republican, [[0, 1], [0, 0]])
-    assert found.votes is None  # which 2016 lacks
-
-
-def test_reads_votes_if_all_elections_have_them(tmp_path: Path):
-    header = "fips,win_2004,rep_2004,dem_2004,win_2000,dem_2000,rep_2000"
-    found = load_elections(write_counties(tmp_path, header, "01001,R,7,3,D,5,4", "56045,D,0,2,D,1,0"))
-    assert found.votes is not None
-    np.testing.assert_array_equal(found.votes, [[[5, 4], [3, 7]], [[1, 0], [2, 0]]])
-    for bad in ("-1", "1.5", "", "x", "1e3"):
-        with pytest.raises(JaxpflError, match=f"line 2: rep_2004 must be a whole number of votes, got '{bad}'"):
-            load_elections(write_counties(tmp_path, header, f"01001,R,{bad},3,D,5,4"))
 
 
 ROWS = [("ann", "a", 3), ("bob", "b", 1), ("ann", "c", 2), ("cid", "a", 5), ("bob", "a", 4), ("cid", "c", 1)]
@@ -368,7 +357,7 @@ def test_a_split_divides_users_and_tokens():
     rng = np.random.default_rng(0)
     population = token_counts.zipf_mixture(rng, 40, 2, 30.0)
     counts = token_counts.draw_users(rng, population, rng.integers(2, 60, 50)).counts
-    made = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, most=10, seed=3)
+    made = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, seed=3)
     names = [set(part.own.users.tolist()) for part in made]
     assert [len(part) for part in names] == [35, 10, 5]
     assert set.union(*names) == set(range(50))
@@ -378,8 +367,8 @@ def test_a_split_divides_users_and_tokens():
         for pair in own.keys() | held_out.keys():
             assert own.get(pair, 0) + held_out.get(pair, 0) == whole[pair]
         sizes = counts.sizes[part.own.users]
-        np.testing.assert_array_equal(part.own.sizes, np.minimum(np.clip(np.rint(0.3 * sizes), 1, sizes - 1), 10))
-    again = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, most=10, seed=3)
+        np.testing.assert_array_equal(part.own.sizes, np.clip(np.rint(0.3 * sizes), 1, sizes - 1))
+    again = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, seed=3)
     assert of(again.users.own) == of(made.users.own)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -174,13 +173,10 @@ def standardized(source: Source) -> Source:
     if source.inputs != "pixels":
         return source
     scales = pixel_scale(source.x_train)
+    means, deviations = map(np.array, zip(*scales, strict=True))
 
     def scaled(images: np.ndarray) -> np.ndarray:
-        made = host_memory.empty(images.shape, images.dtype, like=images)
-        for old, new in zip(host_memory.iterate(images), host_memory.iterate(made), strict=True):
-            for channel, (mean, scale) in enumerate(scales):
-                new[..., channel] = (old[..., channel] - mean) / scale
-        return made
+        return host_memory.converted(images, images.dtype, lambda part: (part - means) / deviations)
 
     x_test = None if source.x_test is None else scaled(source.x_test)
     return source._replace(x_train=scaled(source.x_train), x_test=x_test, scales=scales)
@@ -226,19 +222,6 @@ def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
     """The error for labels of a type that classes cannot have."""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")
-
-
-@contextmanager
-def exhausted(what: str) -> Iterator[None]:
-    """Name the data in the error when a reader unexpectedly runs out of memory or recursion depth, or cannot read.
-
-    Raises:
-      JaxpflError: in place of a MemoryError, a RecursionError or an OSError, which are not program errors.
-    """
-    try:
-        yield
-    except (MemoryError, RecursionError, OSError) as error:
-        raise JaxpflError(f"{what}: cannot be read: {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -11,8 +11,7 @@ Regularization"; used under privacy by Liu et al. 2022, https://arxiv.org/abs/22
 
 Elections are the winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples
 each. ``elections/county_winners_2000_2020.csv`` has a header and the columns ``fips`` (a county's five digits) and
-``win_YYYY`` (R or D) for two elections or more. Both parties' votes, ``dem_YYYY`` and ``rep_YYYY``, are read if all of
-these elections have them; other columns are ignored. From the MIT Election Lab's county returns
+``win_YYYY`` (R or D) for two elections or more; other columns are ignored. From the MIT Election Lab's county returns
 (doi:10.7910/DVN/VOQCHQ).
 """
 
@@ -113,13 +112,11 @@ class Elections(NamedTuple):
       counties: [m] FIPS codes, in the order of the file.
       years: [e], ascending.
       republican: [m, e], 1 where the Republican won.
-      votes: [m, e, 2], numbers of Democratic and Republican votes; None unless the file has them for all elections.
     """
 
     counties: np.ndarray
     years: np.ndarray
     republican: np.ndarray
-    votes: np.ndarray | None = None
 
 
 def load_elections(data_dir: str | None = None) -> Elections:
@@ -147,15 +144,8 @@ def load_elections(data_dir: str | None = None) -> Elections:
     for year in years:
         _check_cells(table, columns[year], "[RD]", "R or D")
     republican = np.array([table.cells[columns[year]].tolist() for year in years]) == "R"
-    parties = [f"{party}_{year}" for year in years for party in ("dem", "rep")]
-    votes = None
-    if all(name in table.names for name in parties):
-        for name in parties:
-            _check_cells(table, name, "[0-9]{1,9}", "a whole number of votes")
-        counts = np.array([table.cells[name].tolist() for name in parties]).astype(np.int64)
-        votes = counts.reshape(len(years), 2, -1).transpose(2, 0, 1)
     counties = np.array(table.cells["fips"].tolist())
-    return Elections(counties, np.array(years), republican.T.astype(float), votes)
+    return Elections(counties, np.array(years), republican.T.astype(float))
 
 
 def _check_cells(table: csv_text.Table, name: str, pattern: str, what: str) -> None:

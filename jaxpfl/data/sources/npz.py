@@ -294,10 +294,8 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
         if low < -_LARGEST - 1 or high > _LARGEST:
             raise JaxpflError(f"{path}: {key} holds tokens of more than 32 bits, {low} to {high}")
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
-    made = host_memory.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
-    for old, new in zip(host_memory.iterate(x), host_memory.iterate(made), strict=True):
-        new[...] = pixels(old) if inputs == "pixels" else old
-    return made
+    dtype = np.int32 if inputs == "tokens" else np.float32
+    return host_memory.converted(x, dtype, pixels if inputs == "pixels" else lambda part: part, shape)
 
 
 class Header(NamedTuple):

@@ -178,10 +178,6 @@ def _dictionary(items: Any = ()) -> dict[Any, Any]:
     return made
 
 
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
-
-
 def _buffer_array(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     array = _Array()
     array.state = (1, shape, dtype, _text(order) == "F", raw)
@@ -243,7 +239,7 @@ _OPEN = object()
 
 
 _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _reconstruct,
+    ("numpy", "ndarray"): lambda *_: _Array(),
     ("numpy", "dtype"): _Type,
     ("_codecs", "encode"): _encode,
     ("__builtin__", "bytes"): lambda: b"",  # how Python 3 writes empty bytes for Python 2
@@ -251,6 +247,6 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "Counter"): _dictionary,
 }
 for _module in ("numpy.core", "numpy._core"):
-    _KNOWN[(f"{_module}.multiarray", "_reconstruct")] = _reconstruct
+    _KNOWN[(f"{_module}.multiarray", "_reconstruct")] = _KNOWN["numpy", "ndarray"]
     _KNOWN[(f"{_module}.multiarray", "scalar")] = _Scalar
     _KNOWN[(f"{_module}.numeric", "_frombuffer")] = _buffer_array

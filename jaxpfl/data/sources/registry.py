@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.sources import cifar, idx, leaf, libsvm, natural, npz, planted, tables, tensorflow_sets, text
-from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, exhausted, standardized
+from jaxpfl.data.sources.base import Entry, Source, data_directory, entry, one_line, standardized
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, unknown_name
@@ -77,10 +77,12 @@ def load(
       >>> source.x_train.shape, source.num_classes
       ((1797, 8, 8, 1), 10)
     """
-    with exhausted(f"data set {name!r}"):
+    try:
         source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
         source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
+    except (MemoryError, RecursionError, OSError) as error:  # a file too large or too deep is no program error
+        raise JaxpflError(f"data set {name!r}: cannot be read: {one_line(error)}") from error
 
 
 class _How(NamedTuple):

@@ -62,61 +62,14 @@ class TableOptions(NamedTuple):
         return next((name for name, value, default in pairs if value != default), "")
 
 
-class Feature(NamedTuple):
-    """A feature: a column of numbers, or one text in a column of texts, 1 in the rows that hold it and else 0."""
-
-    column: str
-    text: str | None = None
-
-
-class Columns(NamedTuple):
-    """Contents of a table.
-
-    Attributes:
-      x: features, [N, d], in double precision and within the range of single precision.
-      y: labels, [N] or [N, several]; int32 where they are classes, or 0 and 1.
-      task: the labels' task.
-      classes: number of classes, or of labels.
-      features: the features in the columns of x, [d].
-      class_names: [classes] the labels' own numbers or texts, two of them for binary; None if labels are not classes.
-      users: the client of each row in 0 .. U - 1, [N], and user_names [U]; None without a column of clients.
-      client: name of that column.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    task: str
-    classes: int
-    features: list[Feature]
-    users: np.ndarray | None = None
-    user_names: np.ndarray | None = None
-    class_names: np.ndarray | None = None
-    client: str | None = None
-
-
 def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
-    """Load a data set from a table in CSV text; arguments and errors as `read_table`."""
-    of = read_table(name, path, options, task=task)
-    y = checked_labels(of.y, f"{path}, {options.target}")
-    names = None if of.class_names is None else unlike_numbers(of.class_names)
-    said = f"{len(y)} rows of {path}, {of.x.shape[1]} features"
-    return Source(
-        name, narrowed(of.x), y, None, None, of.classes, said, users_train=of.users,
-        user_names=of.user_names, task=of.task, class_names=names,
-    )  # fmt: skip
-
-
-def read_table(
-    name: str, path: Path, options: TableOptions, *, task: str | None = None, clients: bool = False
-) -> Columns:
-    """Read features, labels and clients from a table in CSV text.
+    """Load a data set from a table in CSV text.
 
     Args:
-      name: name of the data, for messages.
+      name: name of the data set.
       path: the file.
       options: its columns.
       task: the labels' task; inferred from their values, with a warning that says so, unless given.
-      clients: whether a column has to name the clients; if not given, it is the column called client or id.
 
     Raises:
       JaxpflError: for a file that is not such a table, naming line and column; unknown columns; missing values; columns
@@ -134,8 +87,6 @@ def read_table(
     if len(set(targets)) < len(targets):
         twice = next(column for column in targets if targets.count(column) > 1)
         raise JaxpflError(f"{name}: target names the column {shown(twice)} twice")
-    if clients:
-        options = options._replace(client=table.clients(options.client, targets))
     if options.client in targets:
         raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
     for column in options.ignore:
@@ -148,14 +99,17 @@ def read_table(
     if not columns:
         used = [column for column in (*targets, options.client) if column is not None]
         raise JaxpflError(f"{path}: the table has no feature columns besides {printable(', '.join(used), 300)}")
-    x, features = _inputs(table, columns)
-    found = Columns(x, labels.y, labels.task, labels.number, features, class_names=labels.names)
-    if options.client is None:
-        return found
-    users, _, names = number_users(np.array(table.texts(options.client)), None)
-    if len(names) < 2:
-        raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
-    return found._replace(users=users, user_names=names, client=options.client)
+    x, users, user_names = _inputs(table, columns), None, None
+    if options.client is not None:
+        users, _, user_names = number_users(np.array(table.texts(options.client)), None)
+        if len(user_names) < 2:
+            alone = shown(str(user_names[0]))
+            raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {alone}")
+    y = checked_labels(labels.y, f"{path}, {options.target}")
+    names = None if labels.names is None else unlike_numbers(labels.names)
+    description = f"{len(y)} rows of {path}, {x.shape[1]} features"
+    source = Source(name, narrowed(x), y, None, None, labels.number, description, users, user_names=user_names)
+    return source._replace(task=labels.task, class_names=names)
 
 
 def _without_missing(table: Table, missing: str) -> Table:
@@ -255,16 +209,14 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
         raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
 
 
-def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
+def _inputs(table: Table, names: list[str]) -> np.ndarray:
     """Features [N, d]: number columns as they are, and a 0/1 column for each text in the other columns."""
     columns: list[np.ndarray] = []
-    features: list[Feature] = []
     for name in names:
         numbers = _numbers(table, name)
         if numbers is not None:
             _check_single(table, name, numbers)
             columns.append(numbers[:, None])
-            features.append(Feature(name))
             continue
         texts, places = np.unique(np.array(table.texts(name)), return_inverse=True)
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
@@ -274,8 +226,7 @@ def _inputs(table: Table, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
             )
         check_fits(table.path, 8 * len(texts) * len(places))
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
-        features += [Feature(name, str(text)) for text in texts]
-    return np.concatenate(columns, axis=1), features
+    return np.concatenate(columns, axis=1)
 
 
 def _numbers(table: Table, name: str) -> np.ndarray | None:

@@ -140,7 +140,6 @@ def split(
     validation: float = 0.2,
     unseen: float = 0.1,
     train_share: float = 0.5,
-    most: int | None = None,
     seed: int = 0,
 ) -> HistogramSplit:
     """Set shares of the users apart, and divide every user's tokens.
@@ -149,7 +148,6 @@ def split(
       counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users, drawn at random.
       train_share: share of a user's tokens, rounded, at least one token and at most all but one.
-      most: maximum number of a user's own tokens; the others are held out.
       seed: seed for both draws.
 
     Raises:
@@ -163,7 +161,7 @@ def split(
         user, size = counts.users[sizes.argmin()], sizes.min()
         raise JaxpflError(f"user {user} has {size} token(s): two are needed, to learn from one and test on the other")
     own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
-    divided = counts.divided(rng, own if most is None else np.minimum(own, most))
+    divided = counts.divided(rng, own)
     return HistogramSplit(*(Part(*(tokens.select_users(part) for tokens in divided)) for part in parts))
 
 
