@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,8 @@ STATISTICS = "batch_stats"
 """Name of the collection, and of the part of the parameters."""
 
 
-class LinenFunctions(NamedTuple):
-    """Functions of a module: ``init`` and ``apply`` as in `Model`, and ``observe`` as in `Statistics`."""
-
-    init: Callable[[Key, Any], PyTree]
-    apply: Callable[..., Array]
-    observe: Callable[..., tuple[Array, PyTree]]
+LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], Callable[..., tuple[Array, PyTree]]]
+"""Functions of a module: ``init`` and ``apply`` as in `Model`, and ``observe`` as in `Statistics`."""
 
 
 def linen_functions(module: nn.Module) -> LinenFunctions:
@@ -106,7 +102,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
         statistics = jax.tree.map(update, params[STATISTICS], updates[STATISTICS])
         return logits, {**params, STATISTICS: jax.lax.stop_gradient(statistics)}
 
-    return LinenFunctions(init, apply, observe)
+    return init, apply, observe
 
 
 def _variables(params: PyTree) -> dict[str, PyTree]:

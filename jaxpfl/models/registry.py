@@ -41,10 +41,6 @@ class _Entry(NamedTuple):
     every: bool = False
 
 
-def _images(network: str, minimum: int) -> Callable[[Shape], None]:
-    return lambda shape: check_image_shape(network, shape, minimum)
-
-
 def _resnet(num_classes: int, depth: Shape = (8,), *, batch: bool = False) -> Model:
     if len(depth) != 1:
         name = "resnet-bn" if batch else "resnet"
@@ -52,8 +48,9 @@ def _resnet(num_classes: int, depth: Shape = (8,), *, batch: bool = False) -> Mo
     return resnet(num_classes, depth[0], batch=batch)
 
 
-_CNN = _images("CNN", SMALLEST_FOR_CNN)
-_SMALL = _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS))
+_CNN = partial(check_image_shape, "CNN", minimum=SMALLEST_FOR_CNN)
+_SMALL = partial(check_image_shape, "ResNet", minimum=smallest_for_resnet(CIFAR_WIDTHS))
+_LARGE = partial(check_image_shape, "ResNet", minimum=smallest_for_resnet(RESNET18_WIDTHS))
 _BUILDERS: dict[str, _Entry] = {
     "linear": _Entry(linear),
     "mlp": _Entry(mlp, example="mlp:128,64"),
@@ -67,7 +64,7 @@ _BUILDERS: dict[str, _Entry] = {
     "cnn-cifar100": _Entry(partial(cnn, filters=(64, 64), hidden=(384, 192)), _CNN),  # of the papers
     "resnet": _Entry(_resnet, _SMALL, "resnet:20"),
     "resnet-bn": _Entry(partial(_resnet, batch=True), _SMALL, "resnet-bn:20"),
-    "resnet18": _Entry(resnet18, _images("ResNet", smallest_for_resnet(RESNET18_WIDTHS))),
+    "resnet18": _Entry(resnet18, _LARGE),
     "gru": _Entry(gru, partial(check_token_shape, "gru"), "gru:256,256", every=True),
     "transformer": _Entry(transformer, partial(check_token_shape, "transformer"), "transformer:64,2", every=True),
 }
