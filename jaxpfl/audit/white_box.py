@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.audit.subject import Round, Subject, leaf_vectors, recorded, rounds
+from jaxpfl.audit.subject import Subject, leaf_vectors, recorded, rounds
 from jaxpfl.core import trees
 from jaxpfl.core.participation import Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
@@ -71,7 +71,8 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
     for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         trimmed = simulation.trim(seen.state)
         after = np.asarray(trimmed.counts.uploads)
-        limit = _clipping_norm(subject, seen)
+        adapts = subject.mechanism.quantile is not None
+        limit = np.asarray(seen.history["clipping_norm"] if adapts else np.full(runs, subject.unit), np.float64)
         exact = _exact_sum(subject, trimmed.clients, t, after > before, limit)
         stddev = _stddev(subject, (after - before).sum(axis=1), limit)
         residuals.append({name: (leaf - exact[name]) / stddev[:, None] for name, leaf in seen.leaves.items()})
@@ -160,13 +161,6 @@ def _exact_sum(
         for name, leaf in leaves.items():
             total[name] = total.get(name, 0) + np.einsum("sm,smd->sd", factor, leaf)
     return total
-
-
-def _clipping_norm(subject: Subject, seen: Round) -> np.ndarray:
-    """C of the round, [S]."""
-    if subject.mechanism.quantile is None:
-        return np.full(len(seen.weight), subject.unit)
-    return np.asarray(seen.history["clipping_norm"], np.float64)
 
 
 def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndarray:

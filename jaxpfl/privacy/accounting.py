@@ -459,6 +459,8 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       >>> round(plan.noise_multiplier, 2)
       19.29
     """
+    from scipy.optimize import root_scalar
+
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
     if epsilon > LARGEST_EPSILON:
@@ -468,7 +470,17 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     # The count's noise limits z only for the result: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
-    multiplier = _solve(free, epsilon, delta, accountant)
+    lower, upper = _bracket(free, epsilon, delta, accountant)
+    target = epsilon * (1 - _RELATIVE_TOLERANCE)
+
+    # The claimed epsilon itself: on one grid for all z, its error would be as large as for the least noise.
+    def gap(inverse: float) -> float:
+        return free.scale_noise(1 / inverse).epsilon(delta, accountant) - target
+
+    multiplier = upper
+    if gap(1 / upper) < 0:  # a search over 1/z, in which epsilon is nearly linear
+        ends, tolerance = (1 / upper, 1 / lower), _RELATIVE_TOLERANCE / 2 / upper
+        multiplier = 1 / root_scalar(gap, bracket=ends, xtol=tolerance).root
     while (found := plan.scale_noise(multiplier)).epsilon(delta, accountant) > epsilon:
         multiplier *= 1 + _RELATIVE_TOLERANCE
     return found
@@ -495,19 +507,3 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
         if upper < _LEAST:
             raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier below {_LEAST:g}")
     return upper / 2, upper
-
-
-def _solve(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> float:
-    """The noise multiplier for just less than epsilon, by a search over 1/z, in which epsilon is nearly linear."""
-    from scipy.optimize import root_scalar
-
-    lower, upper = _bracket(plan, epsilon, delta, accountant)
-    target = epsilon * (1 - _RELATIVE_TOLERANCE)
-
-    # The claimed epsilon itself: on one grid for all z, its error would be as large as for the least noise.
-    def gap(inverse: float) -> float:
-        return plan.scale_noise(1 / inverse).epsilon(delta, accountant) - target
-
-    if gap(1 / upper) >= 0:
-        return upper
-    return 1 / root_scalar(gap, bracket=(1 / upper, 1 / lower), xtol=_RELATIVE_TOLERANCE / 2 / upper).root

@@ -197,23 +197,20 @@ class Mechanism(NoiseSettings):
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
-            self._check_adaptive(self.quantile, z.max())
+            checks.probability("quantile", self.quantile)
+            checks.positive("quantile_lr", self.quantile_lr)
+            if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
+                raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
+            if 2 * self.count_stddev <= z.max():
+                raise JaxpflError(
+                    f"count_stddev must be above noise_multiplier / 2 = {z.max() / 2:g}, got {self.count_stddev}: the "
+                    "count alone would cost more than the whole budget"
+                )
 
     @property
     def server_adds(self) -> bool:
         """True if the server adds the noise, to the sum."""
         return self.noise in ("central", "banded")
-
-    def _check_adaptive(self, quantile: float, z: float) -> None:
-        checks.probability("quantile", quantile)
-        checks.positive("quantile_lr", self.quantile_lr)
-        if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
-            raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
-        if 2 * self.count_stddev <= z:
-            raise JaxpflError(
-                f"count_stddev must be above noise_multiplier / 2 = {z / 2:g}, got {self.count_stddev}: the count "
-                "alone would cost more than the whole budget"
-            )
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
