@@ -234,7 +234,10 @@ def parse_prior(text: str) -> ProbabilityPrior:
     kind, _, rest = text.partition(":")
     if kind not in PRIORS:
         raise unknown_name("prior", kind, PRIORS)
-    values = _numbers(text, rest)
+    try:
+        values = [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is not a list of numbers") from None
     if len(values) != (2 if kind in ("beta", "truncnorm") else 0):
         raise JaxpflError(f"prior must be beta:ALPHA,BETA, truncnorm:MEAN,STDDEV, uniform or spikes, got {shown(text)}")
     if kind == "uniform":
@@ -268,13 +271,6 @@ def _truncated(text: str, mean: float, stddev: float) -> ProbabilityPrior:
         second = 1 + (low * pdf(low) - high * pdf(high)) / mass
         population = Population(float(mean + stddev * first), float(stddev**2 * (second - first**2)))
     return ProbabilityPrior(text, draw, population)
-
-
-def _numbers(text: str, rest: str) -> list[float]:
-    try:
-        return [float(part) for part in rest.split(",")] if rest else []
-    except ValueError:
-        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is not a list of numbers") from None
 
 
 def estimate_file(

@@ -345,15 +345,11 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     names = list(result["compressors"])
     updates = [name for name in names if name.startswith("tv:")]
     others = [name for name in names if name not in updates]
-    pictures = {"bits": [*others, *_shortest(result, updates)], "bits-total-variation": [*updates, *others[:1]]}
-    return [_draw(folder, name, result, shown) for name, shown in pictures.items() if shown]
-
-
-def _shortest(result: dict[str, Any], updates: list[str]) -> list[str]:
-    """Return the total-variation updates of least gap without and with a codebook, where there are any."""
     gap = {name: result["compressors"][name]["gap"] for name in updates}
-    kinds = ([n for n in updates if ("codebook" in n) == coded] for coded in (False, True))
-    return [min(kind, key=gap.__getitem__) for kind in kinds if kind]
+    kinds = ([name for name in updates if ("codebook" in name) == coded] for coded in (False, True))
+    best = [min(kind, key=gap.__getitem__) for kind in kinds if kind]  # of least gap, without and with a codebook
+    pictures = {"bits": [*others, *best], "bits-total-variation": [*updates, *others[:1]]}
+    return [_draw(folder, name, result, shown) for name, shown in pictures.items() if shown]
 
 
 def _draw(folder: Path, name: str, result: dict[str, Any], shown: list[str]) -> Path:

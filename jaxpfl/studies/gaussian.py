@@ -524,7 +524,13 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)
     refuse_given(given, _PRIVATE, "is not available with --covariates: regressions have no private messages")
-    clients, target, covariates = _read_regressed(path, options)
+    if options.values is not None:
+        raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
+    value = own_clients.VALUE if options.value is None else options.value
+    clients = own_clients.read(path, replace(options, value=",".join((value, *options.covariates))))
+    target, *covariates = clients.columns
+    if len(covariates) != len(options.covariates):
+        raise JaxpflError(f"value and covariates must be different columns, got {value} and {options.covariates}")
     index = np.repeat(np.arange(len(clients.names)), [len(own) for own in clients.samples])
     rows = np.concatenate(clients.samples)
     places = [clients.columns.index(name) for name in covariates]
@@ -565,18 +571,6 @@ def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Resu
     own = Own(result, {name: np.asarray(of).tolist() for name, of in columns.items()}, [picture])
 
     return own_clients.file_results(own, lambda: _regression_lines(result))
-
-
-def _read_regressed(path: Path, options: Any) -> tuple[own_clients.Clients, str, list[str]]:
-    """Read clients whose samples have covariates; also return the names of the value column and of the covariates."""
-    if options.values is not None:
-        raise JaxpflError("covariates need a row for each sample: give --value COLUMN, not --values")
-    value = own_clients.VALUE if options.value is None else options.value
-    clients = own_clients.read(path, replace(options, value=",".join((value, *options.covariates))))
-    target, *names = clients.columns
-    if len(names) != len(options.covariates):
-        raise JaxpflError(f"value and covariates must be different columns, got {value} and {options.covariates}")
-    return clients, target, names
 
 
 def _regression_lines(result: dict[str, Any]) -> list[str]:

@@ -122,21 +122,11 @@ def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray
     }
 
 
-def run(given: RegressionMixtureSettings) -> dict[str, Any]:
-    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and the true mixture.
-
-    Every estimator has a row for each number of samples.
-
-    Reference: Ozkara et al. 2023, Table 3.
-    """
-    return summary(given, measured(given))
-
-
 ORDER = ("local", "algorithm-6", "algorithm-1", "personalized", "known")
 
 
 def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Summary of the errors from `measured`, as returned by `run`."""
+    """Summary of the errors from `measured`: a row for every estimator and number of samples."""
     result: dict[str, Any] = {"mse": {}, "gains": {}, "gain_over_local": {}}
     for n, found in errors.items():
         of_n = report({name: found[name] for name in ORDER}, {})
@@ -166,7 +156,14 @@ def _each(given: RegressionMixtureSettings) -> int:
     return -(-given.iterations // _POINTS)
 
 
-def _results(given: RegressionMixtureSettings) -> Results:
+def simulated(given: RegressionMixtureSettings) -> Results:
+    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and the true mixture.
+
+    Reference: Ozkara et al. 2023, Table 3.
+
+    Raises:
+      JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
+    """
     errors = measured(given)
     result = summary(given, errors)
     title = regression_title("Mixture of two regressions", given, f"mu = {given.mean:g}")
@@ -178,4 +175,4 @@ def _results(given: RegressionMixtureSettings) -> Results:
     )
 
 
-STUDY = Study(RegressionMixtureSettings, _results)
+STUDY = Study(RegressionMixtureSettings, simulated)
