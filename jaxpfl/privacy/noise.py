@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
@@ -126,9 +127,9 @@ _one_ledger = threading.Lock()
 def record() -> Iterator[list[Draw]]:
     """Enter every draw of noise in a list, while the block runs.
 
-    Programs are compiled again within the block and after it, as those that record are other programs. Draws of clients
-    whose results are discarded are entered too: padding that makes cohorts even on several devices, and branches
-    that were not taken. Rounds of several processes are entered in the process that ran them.
+    Programs are compiled for the block, as those that record are other programs. Draws of clients whose results are
+    discarded are entered too: padding that makes cohorts even on several devices, branches that are not taken. Rounds
+    of several processes are entered in the process that runs them.
 
     Raises:
       RuntimeError: within another such block.
@@ -141,21 +142,20 @@ def record() -> Iterator[list[Draw]]:
     """
     global _ledger
     if not _one_ledger.acquire(blocking=False):
-        raise RuntimeError("privacy.record() is at work already, and draws are entered in one list")
+        raise RuntimeError("privacy.record() is already active: leave its block before you enter another")
     try:
-        jax.clear_caches()
         _ledger = []
-        yield _ledger
+        with set_xla_metadata(records_draws=1):  # a part of the key under which JAX keeps a traced function
+            yield _ledger
         jax.effects_barrier()
     finally:
         _ledger = None
-        jax.clear_caches()
         _one_ledger.release()
 
 
-def recording() -> int | None:
-    """Identity of the list that draws are entered in, on which a program that is traced now depends."""
-    return None if _ledger is None else id(_ledger)
+def recording() -> bool:
+    """True while draws are entered; a program that is traced depends on it."""
+    return _ledger is not None
 
 
 def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
@@ -167,11 +167,12 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
       entries: number of entries.
       stddev: [], standard deviation; NaN for a choice, as of randomised response.
     """
-    if (ledger := _ledger) is None:
+    if not recording():
         return
 
     def append(data: np.ndarray, stddev: np.ndarray) -> None:
-        ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
+        if _ledger is not None:  # the list of the block in which the program runs, not of the one that traced it
+            _ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
 
     jax.debug.callback(append, jax.random.key_data(key), jnp.asarray(stddev))
 

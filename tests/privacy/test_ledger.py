@@ -147,9 +147,10 @@ def test_rounds_that_are_added_and_other_runs(federation):
     ]
     every = both + added + [draw for run in others for draw in run]
     assert totals(every) == {"sum": SEEDS * (ROUNDS + 1 + 3 * ROUNDS)}
-    assert result.statement().rounds == ROUNDS + 1
+    assert result.statement(1e-3).rounds == ROUNDS + 1
 
 
+@pytest.mark.slow
 def test_too_few_uploads_release_nothing(federation):
     """The server keeps its model, whatever the clients that came have sent."""
     _, result = draws(federation, "fedavg", SHARES, dropout=0.999999, rounds=1)
@@ -158,13 +159,18 @@ def test_too_few_uploads_release_nothing(federation):
         np.testing.assert_array_equal(now, before)
 
 
-def test_records_are_of_their_block(federation):
-    with record() as outer:
-        with pytest.raises(RuntimeError, match="at work already"), record():
-            pass
-        jax.block_until_ready(local_dp.gaussian(jax.random.key(0), np.ones(3, np.float32), 1.0, 2.0))
-    fit("fedavg", federation, model="linear", rounds=1, privacy=CENTRAL, seeds=1)
-    assert [draw[0::2] for draw in outer] == [("a client's message", 3)]
+def test_records_are_of_their_block():
+    """Also for a function that was compiled before the block."""
+    message = jax.jit(lambda key: local_dp.gaussian(key, np.ones(3, np.float32), 1.0, 2.0))
+    found = []
+    for seed in (0, 1):
+        jax.block_until_ready(message(jax.random.key(7)))
+        with record() as draws:
+            with pytest.raises(RuntimeError, match="already active"), record():
+                pass
+            jax.block_until_ready(message(jax.random.key(seed)))
+        found.append([draw[0::2] for draw in draws])
+    assert found == [[("a client's message", 3)]] * 2
 
 
 @pytest.mark.parametrize(
