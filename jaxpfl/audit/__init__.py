@@ -1,9 +1,9 @@
 """Privacy audits: empirical lower bounds on epsilon against a claim, and tests of the noise and the cohorts.
 
 An audit runs the engine's own programs on the method's own data and settings, with detectable clients (canaries), reads
-every round's release (`subject`), plays two distinguishing games (`games`), and compares noise and cohorts with the
-accounted ones (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that differ from
-the accounted ones. A claim that is not refuted is not proved.
+every round's release (`subject`), plays two distinguishing games (`games`), and compares the noise and the cohorts with
+those that the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and so do
+noise or cohorts that differ from the accountant's assumptions. A claim that is not refuted is not proved.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ class Audit(NamedTuple):
     Attributes:
       claim: the audited privacy plan.
       accountant: accountant behind the claimed epsilon.
-      game: many worlds with and without one canary; ``claimed`` is eps at its delta.
-      one_run: many canaries in one run; ``claimed_one_run`` is eps at its delta, the claim's own.
-      cohorts: tests that cohorts are drawn as accounted.
-      noise: tests that the noise is as accounted; or, as text, why it cannot be tested.
-      against: evidence against the claim, a line each; empty without any.
+      game: result of the game of many runs ("worlds"), some with one canary and some without. ``claimed`` is the
+        claimed epsilon at the delta of this game (``worlds_delta``).
+      one_run: result of the test with many canaries in one run. ``claimed_one_run`` is the claimed epsilon at the
+        claim's delta, which this test uses too.
+      cohorts: results of the tests of whether cohorts are drawn as the accountant assumes.
+      noise: results of the tests of whether the noise is what the accountant assumes; if the noise cannot be tested, a
+        text that says why.
+      against: pieces of evidence against the claim, one line for each; empty if there is none.
     """
 
     claim: PrivacyPlan
@@ -47,7 +50,7 @@ class Audit(NamedTuple):
     against: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The result without the scores."""
+        """Return the result, without the scores, in JSON-able form."""
         bound, one = self.game.bound, self.one_run
         noise = self.noise
         return {
@@ -100,21 +103,22 @@ def audit(
     seed: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Audit:
-    """Audit a run.
+    """Audit the privacy claim of a run.
 
     Args:
-      delta: the claim's delta, which the one-run audit takes too.
-      accountant: accountant behind the claim; the default one for the run unless given.
-      worlds: number of worlds in the game with one canary, about half of them with it.
-      worlds_delta: delta at which that game's bound and the claim are compared.
-      canaries: clients that are canaries in the one-run audit; all, but 500 at most, unless given.
-      canary_runs: runs of that audit, whose canaries are counted together.
+      delta: the delta of the claim, which the one-run audit uses too.
+      accountant: accountant behind the claim; by default, the default accountant of the run.
+      worlds: number of worlds (runs) in the game with one canary; about half of the worlds have the canary.
+      worlds_delta: delta at which the bound from the game with one canary is compared with the claim.
+      canaries: number of clients that are canaries in the one-run audit; by default all clients, but at most 500.
+      canary_runs: number of runs of the one-run audit, whose canaries are counted together.
       confidence: confidence in each of the two bounds.
       seed: the runs' seeds are ``seed, seed + 1, ...``.
       progress: called with the current step.
 
     Raises:
-      JaxpflError: as in `games.play` and `games.one_run`; for arguments out of range, and seeds beyond 32 bits.
+      JaxpflError: as in `games.play` and `games.one_run`; also if an argument is out of range or a seed exceeds 32
+        bits.
     """
     claim = subject.claim
     games.check_worlds(worlds)

@@ -26,11 +26,11 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Seen(NamedTuple):
-    """Server state: the method's own, and the last round's release.
+    """Server state of a recorded algorithm: the state of the method itself, and the release of the last round.
 
     Attributes:
-      total: the sum of the uploads behind the mechanism; for a method that is private by itself, the center of its new
-        server state.
+      total: the sum of the uploads after the mechanism; for a method with a private server of its own, the center of
+        its new server state.
       weight: the divisor, [].
     """
 
@@ -40,12 +40,12 @@ class Seen(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round of S runs, on the host.
+    """Result of one round of S runs, on the host.
 
     Attributes:
-      state: state after the round.
+      state: the runs' state after the round.
       history: the engine's metrics, each [S].
-      leaves: the released total, by name: [S, entries] each, float64.
+      leaves: the released total, a float64 array [S, entries] for the name of each leaf.
       weight: the divisor, [S].
     """
 
@@ -101,7 +101,7 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
 
 
 def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
-    """Leaves by path, each as a vector of float64, or [S, entries] with a leading axis of runs."""
+    """Leaves by path, each as a vector of float64; with a leading axis of runs, each as an array [S, entries]."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(
             *np.shape(leaf)[: int(runs)], -1
@@ -120,18 +120,18 @@ Change = Callable[[Algorithm, LocalWork], Algorithm]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A method with a mechanism and all other inputs of its run.
+    """A private method with its mechanism and all other inputs of its run.
 
     Attributes:
-      run: run whose uploads are private, with one noise multiplier and one clipping norm; a call is one round, so that
-        every release is read.
+      run: run whose uploads are private, with one noise multiplier and one clipping norm; each call runs one round, so
+        that every release is read.
     """
 
     run: Assembled
 
     @property
     def mechanism(self) -> Mechanism:
-        """Clipping and noise of its uploads."""
+        """Mechanism that clips the uploads and adds the noise."""
         assert isinstance(self.run.mechanism, Mechanism)
         return self.run.mechanism
 
@@ -140,7 +140,8 @@ class Subject:
         """Privacy plan by which the run is accounted.
 
         Raises:
-          JaxpflError: for a method that uploads nothing, a mechanism without noise, and a run that cannot be accounted.
+          JaxpflError: if the method uploads nothing, if the mechanism adds no noise, or if no accountant covers the
+            run.
         """
         if not self.run.spec.method.uploads:
             raise JaxpflError(f"{self.run.spec.method.name} uploads nothing and so has no claim to audit")
@@ -151,10 +152,10 @@ class Subject:
         return plan
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
-        """The programs of the run with its algorithm changed.
+        """Return the programs of the run, in which the algorithm is changed.
 
         Args:
-          availability: availability in place of the run's.
+          availability: the clients' availability; that of the run unless given.
         """
 
         spec = self.run.spec
@@ -191,24 +192,24 @@ class Subject:
 
     @property
     def unit(self) -> float:
-        """C of the first round (of a step, for noise in every step)."""
+        """C, the clipping norm of the first round; for noise in every step, the clipping norm of a step."""
         return float(np.asarray(self.mechanism.clipping_norm))
 
 
 def subject_of(run: Assembled, name: str) -> Subject:
-    """Subject of a run that is put together.
+    """Return the subject of an assembled run.
 
     Args:
       run: run of one method.
       name: name of the method, for errors.
 
     Raises:
-      JaxpflError: if it is not private, and as `Subject.claim`.
+      JaxpflError: if the run is not private, and as in `Subject.claim`.
     """
     spec, mechanism = run.spec, run.mechanism
     if mechanism is None:
         private = "is not private: set --privacy.epsilon or --privacy.noise-multiplier"
-        raise JaxpflError(f"{name} {'uploads nothing' if spec.is_private else private}")
+        raise JaxpflError(f"{name} {'uploads nothing and so has no release to audit' if spec.is_private else private}")
     silos = isinstance(mechanism, SiloMechanism)
     exclusions.check(
         {

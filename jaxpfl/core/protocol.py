@@ -5,8 +5,9 @@ calls the server and scatters the clients' states back. Neither this file nor an
 
 Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
 
-`wrapped_server` and `wrapped_client` forward whatever a wrapper of a method does not change. A wrapper has a state of
-its own around the method's, and may put something into messages and hyper-parameters; the method sees neither.
+`wrapped_server` and `wrapped_client` forward whatever a wrapper of a method does not change. The state of a wrapper
+contains the state of the method, and a wrapper may add to messages and hyper-parameters; the method sees nothing of
+these additions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LocalEpochs(NamedTuple):
     batches: int = 1
 
     def steps(self, size: Array) -> Array:
-        """Steps of a client in a round, [] int32; one without examples has one.
+        """Number of steps that a client takes in a round, [] int32; a client without examples takes one.
 
         Examples:
           >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
@@ -50,11 +51,11 @@ class LocalEpochs(NamedTuple):
         return (self.epochs * size + used - 1) // used
 
     def draws(self, size: Array) -> Array:
-        """Mini-batches of a client in a round, [] int32."""
+        """Number of mini-batches that a client draws in a round, [] int32."""
         return self.batches * self.steps(size)
 
     def on_host(self, sizes: np.ndarray) -> np.ndarray:
-        """Steps of clients with these numbers of examples, [m]; on the host."""
+        """Numbers of steps of clients with these numbers of examples, [m]; computed on the host."""
         sizes = np.maximum(np.asarray(sizes, np.int64), 1)
         used = np.minimum(sizes, self.batch_size)
         return -(-self.epochs * sizes // used)
@@ -65,18 +66,18 @@ ALL_STEPS = 2**31 - 1
 
 
 class ClientContext(NamedTuple):
-    """Information of a client about the run.
+    """Information that a client's functions receive about the run.
 
     Attributes:
       round: [] int32, the number of finished rounds.
-      client_id: [] int32.
+      client_id: [] int32, the client's id.
       participations: [] int32, the client's previous rounds in the cohort.
       step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
         static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
-      staleness: [] int32, rounds that ended between the message and the client's upload; 0 in synchronous rounds. What
-        the server would weigh the upload by.
+      staleness: [] int32, the number of rounds that ended between the message and the client's upload; 0 in synchronous
+        rounds. A method may weight the upload by it.
     """
 
     round: Array
@@ -89,7 +90,9 @@ class ClientContext(NamedTuple):
 
 
 class ServerContext(NamedTuple):
-    """Information of the server: finished rounds ([] int32), m clients, and the expected cohort (public, a float)."""
+    """Information that the server's functions receive: the number of finished rounds ([] int32), the number m of
+    clients, and the expected size of the cohort (a float, public).
+    """
 
     round: Scalar
     num_clients: int
@@ -101,8 +104,8 @@ class Message(NamedTuple):
 
     Attributes:
       shared: the tree that every client receives.
-      per_client: individual messages: leaves [m, ...] at the server, [...] at a client. None for none; new clients can
-        then be served too.
+      per_client: individual messages, with leaves [m, ...] at the server and [...] at a client. None if there are no
+        individual messages; new clients can then be served too.
     """
 
     shared: PyTree
@@ -114,11 +117,11 @@ class Upload(NamedTuple):
 
     Attributes:
       total: a tree of increments relative to the message (a model update, say), already multiplied by the weight.
-      weight: a tree prefix of ``total`` with leaves [] or [k]. Zero for no contribution.
+      weight: a tree prefix of ``total`` with leaves [] or [k]. A weight of zero means no contribution.
       failed: [] bool, for a method that handles failures itself: true if the client's work was not finite. The client
-        then counts as diverged and keeps its state, but its upload is used (its share of a noise, say). With None, the
-        engine detects failures, and a failed client uploads nothing.
-      bits: [] int32, the length of the coded upload, where it is compressed (`Algorithm.counts_bits`).
+        then counts as diverged and keeps its earlier state, but its upload is used (its share of the noise, say). If
+        None, the engine detects failures, and a failed client uploads nothing.
+      bits: [] int32, the length in bits of the coded upload, if uploads are compressed (`Algorithm.counts_bits`).
     """
 
     total: PyTree
@@ -140,13 +143,13 @@ class Reduced(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """Stack of the cohort's uploads in C slots; zero where not valid.
+    """Stack of the cohort's uploads in C slots; slots without an upload are zero.
 
     Attributes:
       total, weight: the uploads, leaves [C, ...].
-      valid: [C] bool, mask of slots with an upload.
-      rows: [C] int32, the client's row in stacks over clients (`Message.per_client`); m where not valid, so that
-        writing with mode "drop" skips it.
+      valid: [C] bool, mask of the slots with an upload.
+      rows: [C] int32, the row of each slot's client in stacks over clients (`Message.per_client`); m for a slot without
+        an upload, so that writing with mode "drop" skips the slot.
     """
 
     total: PyTree
@@ -160,16 +163,17 @@ class Stacked(NamedTuple):
         return self.valid.sum(dtype=jnp.int32)
 
     def summed(self) -> Reduced:
-        """Result of the reduction SUM."""
+        """Return the `Reduced` that the reduction SUM would give."""
         total, weight = jax.tree.map(lambda a: a.sum(axis=0), (self.total, self.weight))
         return Reduced(total, weight, self.contributors)
 
 
 class Reduction(Enum):
-    """Reduction of the cohort's uploads for the server.
+    """Form in which the server receives the cohort's uploads.
 
-    ``SUM``: a `Reduced`, in the memory of one upload. ``STACK``: a `Stacked`, for servers that need individual uploads
-    (mixtures, medians, graphs), in the memory of one upload for each slot of the cohort, on every device.
+    ``SUM``: a `Reduced`, which needs the memory of one upload. ``STACK``: a `Stacked`, for servers that need individual
+    uploads (mixtures, medians, graphs), which needs the memory of one upload for each slot of the cohort, on every
+    device.
     """
 
     SUM = "sum"
@@ -177,16 +181,17 @@ class Reduction(Enum):
 
 
 class Gradients(NamedTuple):
-    """Gradient evaluations of a client's functions, as its method declares them.
+    """Numbers of gradient evaluations in a client's functions, as the method declares them.
 
     The unit is one backward pass through one model on one mini-batch. An objective with several terms of one model
-    counts once, a step on k models k times. Forward passes are not counted: losses that choose a cluster or weigh
-    examples, scores, AdaPeD's derivative by psi.
+    counts once, and a step on k models counts k times. Forward passes are not counted: losses by which a client chooses
+    a cluster or weights examples, scores, and AdaPeD's derivative with respect to psi.
 
     Attributes:
-      update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit,
-        which is `ALL_STEPS` where there is none: ``jnp.minimum(work.steps, limit)`` steps are taken.
-      personalize: count for the whole personalisation, a number; a `LocalEpochs` if it depends on a client's examples.
+      update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit, in
+        which ``jnp.minimum(work.steps, limit)`` steps are taken. The limit is `ALL_STEPS` if there is none.
+      personalize: the count for the whole personalisation, a number; a `LocalEpochs` if the count depends on a client's
+        number of examples.
       idle: ``limit -> [] int32``, the count for a round outside the cohort (`Client.idle`).
     """
 
@@ -199,19 +204,19 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A stateless client returns ``()``. The key
-        is the same for all clients, so that models drawn from it start alike; with ``ctx.client_id`` folded in, it is
-        the client's own.
-      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
-        scalars by name; progress displays show ``train_loss``.
-      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; does not change
-        the state. With ``ctx.step_limit == 0`` it takes no step.
+      init: ``(key, hp, ctx, message) -> state``, where the message is the broadcast of round 0. A stateless client
+        returns ``()``. The key is the same for all clients, so that models drawn with it start alike; fold in
+        ``ctx.client_id`` for a key that differs between clients.
+      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round of a client in the cohort.
+        Metrics are a dict of scalars; progress displays show ``train_loss``.
+      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; the client's
+        state does not change. With ``ctx.step_limit == 0`` no step is taken.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
-      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None for no
-        training there.
-      cluster: ``(hp, message, state, splits) -> [] int32``, the client's choice of a cluster. None without such a
-        choice.
-      gradients: numbers of gradient evaluations. None if undeclared; they are then not reported.
+      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None if
+        clients do not train outside the cohort.
+      cluster: ``(hp, message, state, splits) -> [] int32``, the client's choice of a cluster. None if clients choose no
+        cluster.
+      gradients: numbers of gradient evaluations. If None, the numbers are not reported.
     """
 
     init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
@@ -231,8 +236,8 @@ class Server(NamedTuple):
       broadcast: ``(key, hp, ctx, state) -> Message``, to the cohort.
       update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
-      welcome: ``(key, hp, ctx, state) -> Message``, to a new client, ``per_client`` with leaves [...]. None for the
-        message of ``broadcast``.
+      welcome: ``(key, hp, ctx, state) -> Message``, to a new client; leaves of ``per_client`` are [...]. If None, a new
+        client receives the message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
@@ -252,12 +257,12 @@ def any_data(federation: Federation) -> None:
 
 
 class NoiseStream(NamedTuple):
-    """Source of a private algorithm's noise, beside the run's seed, data and hyper-parameters.
+    """Source of a private algorithm's noise, in addition to the run's seed, data and hyper-parameters.
 
     Attributes:
-      name: text of its method, settings and mechanism. Algorithms that differ share no noise, as the difference of
-        their releases would be free of it.
-      secret: drawn from the operating system instead, and stored in the run's state alone.
+      name: text that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
+        noise: it would cancel in the difference of their releases.
+      secret: whether the noise key is instead drawn from the operating system and stored in the run's state alone.
     """
 
     name: str
@@ -268,29 +273,32 @@ class Algorithm(NamedTuple):
     """Federated algorithm: functions of the clients and of the server.
 
     Attributes:
-      clients: one entry for each group of clients with functions of their own (other architectures, say). States may
-        differ between groups; uploads, messages and metrics have one structure.
+      clients: one entry for each group of clients that have their own functions (another architecture, say). States may
+        differ in structure between groups; uploads, messages and metrics have one structure.
       server: the server.
       local_steps: tau, the full number of local steps in a round.
-      reduction: reduction of the uploads for the server.
+      reduction: form in which the server receives the uploads.
       idle_cap: the most rounds in a row that a client trains outside the cohort (``Client.idle``).
-      group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
-      check_data: refuses an unsuitable federation before compilation; on the host.
-      counts_bits: uploads have ``Upload.bits``, to be counted.
+      group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; called on the host.
+      check_data: function that refuses an unsuitable federation before compilation; called on the host.
+      counts_bits: whether uploads have ``Upload.bits``, which are then counted.
       clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method whose server
-        finds clusters; on the host, of one run. Clients' own choices are `Client.cluster`.
-      noise: noise stream of a private algorithm; None for any other. Cohorts are drawn from it too, as guarantees over
-        several runs need independent cohorts.
-      pooled: one client, which never fails, holds the training examples of all and takes part in every round; nothing
-        is exchanged. Every client is scored with its state, without training examples, and a new one does not adapt.
-      own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
-      guarded: clients draw the noise that protects their examples, in personalisation too.
-      in_flight: number of clients at work at once, for asynchronous rounds; None for synchronous ones. A round
-        takes the next arrivals, as many as a cohort has. 0 means twice the cohort, at most all clients. Uploads are as
-        long as ``Message.shared``, and there are no individual messages.
-      increments: tree prefix of ``Upload.total``; false for numbers of steps, moments, running statistics and the like,
-        which neither attacks nor compressors may change.
-      has_server_optimizer: the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
+        finds clusters; called on the host with the state of one run. For clusters that clients choose, see
+        `Client.cluster`.
+      noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
+        because guarantees over several runs need independent cohorts.
+      pooled: whether a single client, which never fails, holds the training examples of all clients and takes part in
+        every round; nothing is exchanged. Every client is scored with this single client's state, without training
+        examples, and a new client does not adapt.
+      own_steps: number of steps as a function of a client's number of examples, at most tau; None if all clients take
+        tau steps.
+      guarded: whether clients draw the noise that protects their examples, in personalisation too.
+      in_flight: number of clients at work at once, for asynchronous rounds; None for synchronous rounds. A round takes
+        the uploads that arrive next, as many as a cohort has clients. 0 means twice the size of the cohort, but at most
+        all clients. Uploads have the length of ``Message.shared``, and there are no individual messages.
+      increments: tree prefix of ``Upload.total``, true for increments; false for numbers of steps, moments, running
+        statistics and the like, which neither attacks nor compressors may change.
+      has_server_optimizer: whether the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
     """
 
     clients: tuple[Client, ...]
@@ -312,7 +320,7 @@ class Algorithm(NamedTuple):
 
     @property
     def counts_gradients(self) -> bool:
-        """True if all of its clients declare their gradient evaluations."""
+        """True if all entries of ``clients`` declare their gradient evaluations."""
         said = (client.gradients for client in self.clients)
         return all(own is not None and (own.idle is not None or not self.idle_cap) for own in said)
 
@@ -338,14 +346,14 @@ def wrapped_server(
     hyper: Callable[[PyTree], PyTree] = _identity,
     send: Callable[[Message, PyTree], Message] = _unchanged,
 ) -> Server:
-    """Server with another state around the method's.
+    """Return a server whose state contains the state of the method's server.
 
     Args:
       inner: the method's server.
-      init, update: functions as in `Server`, but for the outer state.
-      state: ``outer state -> the method's``.
-      hyper: ``outer hyper-parameters -> the method's``.
-      send: ``(message, outer state) -> message``, for what every message holds besides the method's.
+      init, update: functions as in `Server`, but with the outer state.
+      state: ``outer state -> the method's state``.
+      hyper: ``outer hyper-parameters -> the method's hyper-parameters``.
+      send: ``(message, outer state) -> message``, which adds to every message of the method.
     """
 
     def broadcast(key: Key, hp: PyTree, ctx: ServerContext, outer: PyTree) -> Message:
@@ -374,16 +382,16 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Client with another state, message or hyper-parameters around the method's.
+    """Return a client whose state, message or hyper-parameters contain those of the method's client.
 
     Args:
       inner: the method's client.
-      update: function as in `Client`, but for the outer state, message and hyper-parameters.
-      init: likewise; None for the method's own state.
-      state: ``outer state -> the method's``.
-      keep: ``(outer state, the method's new one) -> outer state``, after a round outside the cohort.
-      hyper: ``outer hyper-parameters -> the method's``.
-      received: ``outer message -> the method's``.
+      update: function as in `Client`, but with the outer state, message and hyper-parameters.
+      init: function as in `Client`, likewise with the outer state; if None, the state is the method's state.
+      state: ``outer state -> the method's state``.
+      keep: ``(outer state, the method's new state) -> outer state``, called after a round outside the cohort.
+      hyper: ``outer hyper-parameters -> the method's hyper-parameters``.
+      received: ``outer message -> the method's message``.
     """
 
     def own_init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> PyTree:

@@ -1,7 +1,7 @@
 """Checks of an algorithm's functions against the protocol, by shape and dtype.
 
-They run while a program is traced and leave nothing in it. Without them, ``jnp.where`` and ``+`` broadcast a leaf of a
-wrong shape: a wrong answer without a word.
+The checks run while a program is traced and add nothing to the program. Without these checks, ``jnp.where`` and ``+``
+would broadcast a leaf of a wrong shape, and the result would be wrong without an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     """Call ``client.update(key, hp, ctx, message, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: if it is not a state like the one before, an `Upload` and metrics.
+      JaxpflError: if the result is not a triple of a state like the given state, an `Upload`, and metrics.
     """
     new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
     if not isinstance(upload, Upload):
         raise JaxpflError(
-            f"client.update must return (state, Upload, metrics), the Upload has type {type(upload).__name__}"
+            f"client.update must return (state, Upload, metrics), but the second value has type {type(upload).__name__}"
         )
     check_same("client.update: state", new, given[4], like="client.init's")
     _check_upload(upload)
@@ -40,7 +40,7 @@ def call_idle(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     """Call ``client.idle(key, hp, ctx, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: if it is not a state like the one before, and metrics.
+      JaxpflError: if the result is not a pair of a state like the given state, and metrics.
     """
     assert client.idle is not None
     new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
@@ -56,9 +56,10 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
       shared: `Message.shared`, the part of the message that all clients receive.
 
     Raises:
-      JaxpflError: if the result is not a pair of a state like the one before and metrics. Also if the call fails and
-        the uploads differ from the message in structure, or where they are summed in shape: the error then names this
-        difference as the likely cause. Without a failure it is not an error, as a method may upload another tree.
+      JaxpflError: if the result is not a pair of a state like the given state, and metrics. Also if the call fails and
+        the uploads differ from the message in structure or (if uploads are summed) in shape: the error then names this
+        difference as the likely cause. If the call succeeds, such a difference is no error, because a method may upload
+        another tree than it receives.
     """
     try:
         result = server.update(*given)
@@ -82,10 +83,10 @@ def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> 
     """Call a function of `protocol.Gradients` and check its count.
 
     Args:
-      limit: `ClientContext.step_limit`; only a static one can be checked.
+      limit: `ClientContext.step_limit`; the count can be checked only if the limit is static.
 
     Raises:
-      JaxpflError: for a number below zero, or one computed from `ALL_STEPS` as if it were a number of steps.
+      JaxpflError: if the count is below zero, or was computed from `ALL_STEPS` as if that were a number of steps.
     """
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
@@ -100,7 +101,7 @@ def check_message(message: Any, num_clients: int) -> None:
     """Check that a broadcast is a `Message`, and that its individual messages have a row for each client.
 
     Raises:
-      JaxpflError: naming the leaf with another number of rows.
+      JaxpflError: if a leaf has another number of rows; the message names the leaf.
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
@@ -117,18 +118,19 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
     """Check that a prediction is an array with a row for each example.
 
     Raises:
-      JaxpflError: telling its shape.
+      JaxpflError: if it is not; the message gives the shape.
     """
     if getattr(logits, "shape", ())[:1] != (examples,):
         raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}")
 
 
 def check_metric(name: str, values: Any, *examples: int) -> None:
-    """Check that a task's metric is one number for each of a client's examples, as a mean would count padding; without
-    their number, that it is one for all of them.
+    """Check that a task's metric is one number for each of a client's examples.
+
+    A mean over the examples would count padding. Without ``examples``, the metric must be one number for all examples.
 
     Raises:
-      JaxpflError: telling its shape.
+      JaxpflError: if it is not; the message gives the shape.
     """
     if not _is_number(values, examples):
         each = f"each of {examples[0]} examples" if examples else "a client"
@@ -136,14 +138,14 @@ def check_metric(name: str, values: Any, *examples: int) -> None:
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool = True) -> None:
-    """Check that a tree has the structure, shapes and, where ``dtypes``, dtypes of the tree that it replaces.
+    """Check that a tree has the structure, the shapes and (with ``dtypes``) the dtypes of the tree that it replaces.
 
     Args:
       what: the tree's name in the message, such as ``"client.update: state"``.
       like: name of the other tree.
 
     Raises:
-      JaxpflError: naming the first leaf that differs.
+      JaxpflError: if the trees differ; the message names the first leaf that does.
     """
     got, want = _described(what, got), _described(like, want)
     if jax.tree.structure(got) != jax.tree.structure(want):
@@ -157,7 +159,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
     """Check that metrics are scalars by name.
 
     Raises:
-      JaxpflError: naming the metric that is not a scalar.
+      JaxpflError: if a metric is not a scalar; the message names the metric.
     """
     if not isinstance(metrics, dict):
         raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
@@ -167,10 +169,11 @@ def _check_metrics(what: str, metrics: Any) -> None:
 
 
 def _check_upload(upload: Upload) -> None:
-    """Check that an upload consists of arrays, and its weight a tree prefix of its total with the leaves' leading axes.
+    """Check that an upload consists of arrays, and that its weight is a tree prefix of its total with the leading axes
+    of the total's leaves.
 
     Raises:
-      JaxpflError: naming the part that is not.
+      JaxpflError: if a part of the upload is not as required; the message names the part.
     """
     for name in ("total", "weight"):
         _described(f"client.update: Upload.{name}", getattr(upload, name))
@@ -193,7 +196,7 @@ def _check_upload(upload: Upload) -> None:
 
 
 def _returned(what: str, result: Any, *names: str) -> Any:
-    """The result of a function that must return this many values."""
+    """Return the result of a function, which must have as many values as there are names."""
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")
@@ -201,7 +204,7 @@ def _returned(what: str, result: Any, *names: str) -> Any:
 
 
 def _described(what: str, tree: PyTree) -> PyTree:
-    """The same tree of shapes and dtypes."""
+    """Return the tree with the shape and dtype of each leaf in place of the leaf."""
 
     def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
@@ -212,7 +215,7 @@ def _described(what: str, tree: PyTree) -> PyTree:
 
 
 def _structures(got: PyTree, want: PyTree) -> str:
-    """Difference between two trees: the first leaf that only one has, or else the two structures."""
+    """Describe the difference between two trees: the first leaf that only one tree has, or else the two structures."""
     own, other = ([keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
     for mine, theirs, said in ((own, other, "has a leaf"), (other, own, "lacks the leaf")):
         alone = [path for path in mine if path not in theirs]

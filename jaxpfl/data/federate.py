@@ -22,7 +22,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _BYTES_PER_CLIENT = 1000
-"""Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""
+"""Memory of the NumPy arrays that hold a client's indices, in addition to the indices themselves."""
 
 
 class SplitPurpose(IntEnum):
@@ -35,7 +35,7 @@ class SplitPurpose(IntEnum):
 
 
 def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.Generator:
-    """Random generator of one named part of the split; the same numbers on every platform."""
+    """Return the random generator for one named part of the split, which draws the same numbers on every platform."""
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
@@ -87,21 +87,22 @@ class Split(PartitionOptions, _Dealing):
 
 @keywords_of(Split)
 def federate(source: Source, **settings: Any) -> Federation:
-    """Split a data set among clients. The result depends on these arguments alone: no run seed enters.
+    """Split a data set among clients. The result depends on these arguments alone, not on a run's seed.
 
-    Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
-    for "natural", if its users are not the training users) each client's examples are split, class by class as evenly
-    as the counts allow; in an ordered source (`Source.ordered`) each user's last examples are held out. Test users
-    without training examples are left out of "natural", with a warning: `federate_unseen` makes clients of them. If the
-    source is in files, the clients' inputs are in (temporary) files too.
+    If there is an official test set, its examples are dealt by the rule of the partition. Otherwise (and for the
+    partition "natural", if the test users are not the training users) each client's examples are split into training
+    and test examples, class by class as evenly as the counts allow; in an ordered source (`Source.ordered`), each
+    user's last examples are held out. The partition "natural" leaves out test users without training examples, with a
+    warning: `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are in
+    (temporary) files too.
 
     Args:
       source: data set to split.
 
     Raises:
-      JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
-        split (by class where labels are not classes, for example), a client without training examples (unless
-        ``drop_empty``), or a NaN in the source.
+      JaxpflError: if a value is out of range, the partition is unknown, an option is missing or unsupported, or the
+        split is impossible (a split by class of labels that are not classes, for example); if a client has no training
+        examples (unless ``drop_empty``); or if the source has a NaN.
 
     Examples:
       >>> import jaxpfl
@@ -166,17 +167,17 @@ def federate(source: Source, **settings: Any) -> Federation:
 
 @keywords_of(Split)
 def federate_unseen(source: Source, **settings: Any) -> Federation:
-    """The test users without training examples as clients unseen in training, each one's examples split.
+    """Make test users without training examples clients that are unseen in training, and split the examples of each.
 
-    LEAF's split by user has such a test set, whose users differ from the training users. `jaxpfl.data.seen` gives the
-    other clients, which may keep all their examples and have other ids.
+    In LEAF's split by user, the test users differ from the training users. `jaxpfl.data.seen` gives the source of the
+    other clients, which may keep all their examples and whose ids are not those of the unseen clients.
 
     Args:
       source: data set with users of its own.
 
     Raises:
-      JaxpflError: as `federate`, for a partition other than "natural", for ``standardize`` (use `jaxpfl.data.scaled`),
-        and where no test user is unseen.
+      JaxpflError: as in `federate`; also for a partition other than "natural", for ``standardize`` (use
+        `jaxpfl.data.scaled`), and if every test user has training examples.
 
     Examples:
       >>> from jaxpfl.data import Source, federate_unseen, seen
@@ -200,13 +201,14 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
-    """True clusters of the partition "clusters" with these settings, and each cluster's permutation of the labels.
+    """Return the true clusters of the partition "clusters" with these settings, and each cluster's permutation of the
+    labels.
 
-    A federation's client i, including clients that were set apart, is in cluster ``member[i]``, with i from
-    `Federation.client_ids`.
+    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``; clients that were set apart are
+    included.
 
     Raises:
-      JaxpflError: if there is no such partition for these numbers.
+      JaxpflError: if these numbers allow no partition "clusters".
     """
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
@@ -214,7 +216,10 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
 def _hold_out(
     own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
-    """Indices that each client keeps and holds out; a client's draw depends on its own examples alone."""
+    """Return the indices of the examples that each client keeps, and of those that it holds out.
+
+    A client's draw depends on the client's own examples alone.
+    """
     if share == 0.0:
         return own, [indices[:0] for indices in own]
     labels = source.y_train
@@ -233,7 +238,9 @@ def _hold_out(
 
 
 def _warn_of_unseen(source: Source, split: bool) -> None:
-    """Warn of test users that have no training examples; ``split`` where training examples take their place."""
+    """Warn of test users that have no training examples; ``split`` if test examples are split off the training examples
+    instead.
+    """
     apart = are_unseen(source)
     if not apart.any():
         return
@@ -247,7 +254,7 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
 
 
 def _single_class(source: Source) -> Source:
-    """The source with one class in place of its labels, to deal its examples by their number alone."""
+    """Return the source with all labels in one class, so that examples are dealt by their number alone."""
     y_test = None if source.y_test is None else np.zeros(len(source.y_test), np.int32)
     return source._replace(y_train=np.zeros(len(source.y_train), np.int32), y_test=y_test, num_classes=1)
 
@@ -270,7 +277,10 @@ def _check_source(source: Source) -> None:
         if source.task != "classification":
             continue
         if not are_classes(y):
-            raise JaxpflError(f"{whose}: labels must be integers [N], got {y.dtype}: name another Source.task")
+            raise JaxpflError(
+                f"{whose}: the task classification needs integer labels [N], got {y.dtype} {list(y.shape)}: "
+                "set Source.task to another task"
+            )
         if len(y) and y.max() >= source.num_classes:
             raise JaxpflError(f"{whose}: labels must lie in 0 .. {source.num_classes - 1}")
     for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):
@@ -283,20 +293,24 @@ def _check_source(source: Source) -> None:
 
 
 def number_held(n: int, share: float) -> int:
-    """Number of n examples to hold out: round(share * n), but at least one and not all where share > 0 and n >= 2."""
+    """Number of examples to hold out of n: round(share * n), but at least one and at most n - 1 if share > 0 and n >=
+    2.
+    """
     return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
 
 
 def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Mask of one client's examples to hold out, [n] bool, from each class or user as evenly as the counts allow.
+    """Return the mask of one client's examples to hold out, [n] bool, chosen from each class or user as evenly as
+    possible.
 
-    Of the examples held out (`number_held`) each group gives floor(share * its count); the rest come from the groups
-    with the largest remainders.
+    Of the examples held out (`number_held`), each group gives floor(share * its count); the remaining examples come
+    from the groups with the largest remainders.
 
     Args:
       groups: class or user of each of the client's examples, in their order, [n].
       share: share to hold out.
-      rng: generator that draws them and breaks ties; the last ones of each group, ties in order, unless given.
+      rng: generator that draws the examples and breaks ties. By default, the last examples of each group are held out,
+        and ties are broken in the order of the groups.
     """
     held, total = np.zeros(len(groups), bool), number_held(len(groups), share)
     if not total:
@@ -316,7 +330,7 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
-    """Split a federation's clients into clients to train and ``unseen`` new ones, drawn uniformly.
+    """Split a federation's clients into clients to train and ``unseen`` new clients, which are drawn uniformly.
 
     Args:
       federation: the stacked data of m clients.
@@ -324,10 +338,10 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
       split_seed: seed of the draw, at least 0.
 
     Returns:
-      The trained and the unseen clients, with their ids and in their order.
+      The federation of trained clients and the federation of unseen clients; ids and order are kept.
 
     Raises:
-      JaxpflError: if no client would be unseen, or none trained.
+      JaxpflError: if no client would be unseen, or no client would be trained.
     """
     clients = federation.num_clients
     if not 1 <= unseen < clients:

@@ -18,7 +18,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _ENTRIES = 2**18
-"""Number of entries hashed at once, which a cache holds."""
+"""Number of entries hashed at once, chosen so that they fit into a processor's cache."""
 
 Examples: TypeAlias = tuple[Any, Any]
 """One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
@@ -36,20 +36,22 @@ def stack_clients(
 
     Args:
       train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32 (float64 until they are standardized
-        or trained on, where float32 loses digits), integers int32, all of one feature shape; labels are integers >= 0
-        and become int32, or floats (of a regression) and become float32, and are [n_i, d] for several each.
-      test, validation: the same, or None for no such examples; a client may have none.
-      client_ids: [m] distinct integers >= 0, the names of the random streams; 0 .. m - 1 unless given.
-      drop_empty: leave out clients without training examples (the others keep their ids) and warn.
+        or trained on, where float32 loses digits), integers become int32, and all have one feature shape. Labels are
+        integers >= 0, which become int32, or floats (of a regression), which become float32; with d labels for each
+        example they are [n_i, d].
+      test, validation: test and validation examples in the same form, or None if there are none; a client may have no
+        examples.
+      client_ids: [m] distinct integers >= 0, which determine the clients' random streams; 0 .. m - 1 unless given.
+      drop_empty: leave out clients without training examples, with a warning; all other clients keep their ids.
 
     Returns:
-      NumPy arrays; a split's capacity is its largest client's number of examples.
+      The federation, of NumPy arrays; the capacity of a split is the largest number of examples of any client.
 
     Raises:
-      JaxpflError: for no clients, or lists of different length; and, with the client's name, for a feature shape
-        unlike the others', different numbers of inputs and labels, labels that are neither integers >= 0 nor
-        floats or have another shape than the others', NaN or infinite inputs or labels, or no training examples (unless
-        ``drop_empty``).
+      JaxpflError: if there are no clients, or lists differ in length. Also, with the client named in the message, if a
+        client's feature shape or label shape differs from that of the clients before it, if it has different numbers of
+        inputs and labels, if its labels are neither integers >= 0 nor floats, if inputs or labels are NaN or infinite,
+        or if it has no training examples (unless ``drop_empty``).
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
@@ -88,7 +90,7 @@ def stack_clients(
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
-    """Warn once if some client has fewer training examples than a batch (it then uses all of its own).
+    """Warn once if some client has fewer training examples than a batch; such a client uses all of its examples.
 
     Raises:
       JaxpflError: in place of the warning, if ``strict``.
@@ -127,11 +129,11 @@ def nonempty_clients(
       empty: mask of the clients that lack examples, [m].
       ids: ids of all clients, [m].
       drop_empty: leave these clients out, with a warning, instead of refusing them.
-      lack: what they lack, for messages.
+      lack: words for what the clients lack, for messages.
       remedy: another remedy, for messages.
 
     Raises:
-      JaxpflError: for a client that lacks examples, unless ``drop_empty``, and if all do.
+      JaxpflError: if a client lacks examples (unless ``drop_empty``), and if all clients do.
     """
     if empty.any():
         problem = f"{empty.sum()} of {len(ids)} clients {lack} (client {listed(ids[empty])})"
@@ -144,13 +146,15 @@ def nonempty_clients(
 
 
 def warn_of_shared(federation: Federation) -> Federation:
-    """Warn of given test examples that equal training examples, features and label, unless chance explains them.
+    """Warn of test examples that equal a training example in features and label, unless chance explains the
+    repetitions.
 
-    Few discrete features repeat by chance, and then within training about as often: twice that is let pass. Examples
-    are compared by their hashes: one pass over them (0.15 s for MNIST), and 8 bytes of memory for each.
+    Examples with few discrete features repeat by chance, and then repeat within the training set about as often;
+    repetitions up to twice as frequent are accepted. Examples are compared by their hashes, which takes one pass over
+    the examples (0.15 s for MNIST) and 8 bytes of memory for each example.
 
     Args:
-      federation: NumPy arrays, of one store for each split.
+      federation: a federation of NumPy arrays, with one store for each split.
     """
     train, test = federation.train.examples, federation.test.examples
     if not len(test.y):
@@ -212,9 +216,11 @@ def _arrays(x: Any) -> Any:
 
 
 def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
-    """Common shape and dtype of one input and one label of all non-empty clients, as `jax.ShapeDtypeStruct`.
+    """Return the shape and dtype, as `jax.ShapeDtypeStruct`, of one input and of one label, common to all non-empty
+    clients.
 
-    The first client with data defines them; a leaf that is integer for some and float for others becomes float.
+    The first client with data defines the shapes; a leaf that is integer for some clients and float for others becomes
+    float.
     """
     common: Any = None
     for split, own in parts.items():
@@ -245,7 +251,7 @@ def _shared_type(a: Any, b: Any) -> Any:
 
 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:
-    """The clients' examples, one after the other in one store."""
+    """Join the clients' examples in one store, one client after the other."""
     sizes = np.array([len(y) for _, y in own] or [0] * m, np.int64)
     parts = [store.Examples(*part) for part in own if len(part[1])]
 
@@ -257,12 +263,12 @@ def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStru
 
 
 def listed(ids: Sequence[Any] | np.ndarray, most: int = 10, mark: str = ", ") -> str:
-    """Ids for a one-line message, truncated if there are many."""
+    """Format ids for a one-line message, truncated if there are many."""
     return mark.join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
 
 
 def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """Convert one array of finite inputs to int32 or float32; float64 stays, for `narrowed_floats`."""
+    """Convert one array of finite inputs to int32 or float32; float64 is kept, for `narrowed_floats`."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
@@ -273,7 +279,7 @@ def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
 
 
 def narrowed_floats(leaf: np.ndarray, wide: bool | None = None) -> np.ndarray:
-    """Inputs as `narrowed`; integers stay."""
+    """Apply `narrowed` to inputs of floats; integers are not changed."""
     return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
 
 
@@ -283,7 +289,7 @@ def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
     Args:
       sizes: [splits, m], the clients' numbers of examples.
       ids: [m].
-      one: bytes of an example.
+      one: number of bytes of an example.
     """
     of_client = sizes.sum(axis=0, dtype=np.int64)
     largest = int(of_client.argmax())
@@ -296,10 +302,12 @@ def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
 
 
 def chosen(federation: Federation, mask: np.ndarray) -> Federation:
-    """The clients of a mask [m], as `Federation.rows`; examples in files are copied to temporary files.
+    """Return the federation of the clients in a mask [m], as `Federation.rows` does.
+
+    Examples that are in files are copied to temporary files.
 
     Raises:
-      UnwritableError: if there is no room for the files.
+      UnwritableError: if there is no room for the temporary files.
     """
 
     def split_rows(split: ClientData) -> ClientData:
@@ -319,10 +327,10 @@ class Dealt(NamedTuple):
     """A split's examples, dealt to m clients.
 
     Attributes:
-      x: inputs [N, ...], float32 (float64 where that loses digits) or int32, in memory or in memory-mapped files.
+      x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
-      places: places of each client's examples.
-      labels: [m, num_classes], a client's own names of the classes, or None.
+      places: for each client, the indices of its examples in x and y.
+      labels: [m, num_classes], the label that each client uses for each class; None if labels are not changed.
     """
 
     x: Any
@@ -332,14 +340,17 @@ class Dealt(NamedTuple):
 
 
 def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
-    """Convert finite training and test inputs to stored types; where the two differ, both get a float type.
+    """Convert finite training and test inputs to the types in which they are stored.
+
+    If the types of training and test inputs differ, both are converted to one floating-point type.
 
     Args:
       train, test: inputs [N, ...] of one data set.
       name: name of the data set.
 
     Raises:
-      JaxpflError: for inputs of other shapes or types, integers beyond 32 bits, and numbers that float32 cannot hold.
+      JaxpflError: if test inputs differ from training inputs in structure or shape, if a type cannot be stored, and for
+        integers beyond 32 bits or numbers that float32 cannot hold.
     """
 
     def converted(x: Any, split: str) -> Any:
@@ -363,15 +374,16 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 
 
 def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
-    """Stack clients' shares of examples; the same federation as `stack_clients` of them, a split at a time.
+    """Stack examples that are dealt to clients, one split at a time; the result equals that of `stack_clients`.
 
     Args:
-      train, test, validation: the clients' examples, which are not checked; their inputs are `alike`.
-      client_ids: [m].
+      train, test, validation: the clients' examples, which are not checked; their inputs come from `alike`.
+      client_ids: [m], ids of the clients.
       drop_empty: leave out clients without training examples, and warn.
 
     Raises:
-      JaxpflError: for clients without training examples (unless ``drop_empty``), and no room for the examples.
+      JaxpflError: if a client has no training examples (unless ``drop_empty``), or if there is no room for the
+        examples.
     """
     splits = (train, validation, test)
     sizes = np.array([[len(own) for own in split.places] for split in splits], np.int64)
@@ -395,17 +407,18 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
-    """Deal clients to shares: each goes to the share with the least so far that has room, large ones first.
+    """Deal clients to shares, large clients first: each goes to the share with the least load among those with room.
 
-    This is Graham's rule of the longest processing time first, with a limit on the clients of a share. Examples may be
-    of several kinds; a client's size, and a share's load, is then its largest part of any kind's total.
+    This is Graham's rule of the longest processing time first, with a limit on the number of clients of a share.
+    Examples may be of several kinds. The fraction of a kind's total is then computed for each kind, and the size of a
+    client, or the load of a share, is the largest of these fractions.
 
     Args:
       sizes: [m, kinds], the clients' numbers of examples.
-      room: the most clients of each share, m or more in all.
+      room: the largest number of clients of each share; m or more in total.
 
     Returns:
-      The clients of each share, ascending.
+      The clients of each share, in ascending order.
     """
     sizes = np.asarray(sizes, np.float64)
     parts = sizes / np.maximum(sizes.sum(axis=0), 1)
@@ -422,6 +435,8 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Examples that shares hold in stores as long as the largest one's, of all kinds together."""
+    """Number of examples that the stores of all shares hold, of all kinds together, if every store is as long as the
+    largest.
+    """
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

@@ -1,8 +1,8 @@
 """Standardization of features by the mean and standard deviation of the clients' training examples.
 
-Both are computed over the training examples of all clients of a federation together, as by a party that sees all of
-them, and are not private: every client's inputs depend on all clients' examples. New clients are scaled by the same
-numbers, not by their own.
+Mean and standard deviation are computed over the training examples of all clients of a federation together, as by a
+party that sees all examples. They are not private: every client's standardized inputs depend on all clients' examples.
+New clients are scaled with the same numbers, not with those of their own examples.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 class Scaling(NamedTuple):
-    """Mean and standard deviation (1 if constant) of each feature, float64: an array or a tree like one input."""
+    """Mean and standard deviation (1 if constant) of each feature, in float64: an array or a tree like one input for
+    each.
+    """
 
     mean: Any
     deviation: Any
 
 
 def scaling_of(federation: Federation) -> Scaling:
-    """Scaling of a federation, from its clients' training examples.
+    """Compute the scaling of a federation from its clients' training examples.
 
     Raises:
       JaxpflError: if no client has training examples.
@@ -41,7 +43,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """The federation with inputs ``(x - mean) / deviation``, float32; in files where they are in files.
+    """Return the federation with inputs ``(x - mean) / deviation``, float32; inputs in files are written to new files.
 
     Example::
 
@@ -60,12 +62,12 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
 
 def single(federation: Federation, strict: bool = False) -> Federation:
-    """The federation with inputs of float64 as float32, and a warning of digits that are lost.
+    """Return the federation with float64 inputs converted to float32, and warn if this loses digits.
 
     Nothing changes where JAX computes in double precision.
 
     Raises:
-      JaxpflError: instead of the warning, if ``strict``.
+      JaxpflError: in place of the warning, if ``strict``.
     """
     if jnp.result_type(float) == np.float64:
         return federation
@@ -87,7 +89,7 @@ def single(federation: Federation, strict: bool = False) -> Federation:
 
 
 def check_standardizable(source: Source) -> None:
-    """Refuse inputs other than features.
+    """Raise an error if inputs are not features.
 
     Raises:
       JaxpflError.

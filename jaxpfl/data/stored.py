@@ -1,9 +1,9 @@
 """Federations in folders of ``.npy`` files, which are memory-mapped when they are opened.
 
 A folder holds ``client_ids.npy`` and, for each split, ``SPLIT-size.npy`` (the clients' numbers of examples),
-``SPLIT-y.npy`` and ``SPLIT-x-I.npy`` (one for each array of an input), the clients' examples one client after the
-other; and ``federation.json``, which says what they are, with the size and CRC-32 of each. The folder appears under its
-name when all of it is written.
+``SPLIT-y.npy`` and ``SPLIT-x-I.npy`` (one file for each array of an input) with the examples of one client after the
+other. The manifest, ``federation.json``, describes these files and holds the size and CRC-32 of each. The folder gets
+its name only when all files are written.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _EXAMPLES = 2**15
 
 
 class Stored(NamedTuple):
-    """An opened federation with what its manifest says.
+    """An opened federation, with the source and the split that its manifest records.
 
     Attributes:
       federation: the clients; inputs and labels are memory-mapped.
-      source: name, kind of inputs and classes of the data set that it was made of; its arrays are the federation's.
-      split: the settings of the split (`Split`), by name; empty if they are unknown.
+      source: name, kind of inputs and classes of the data set from which the federation was made; the arrays of the
+        source are those of the federation.
+      split: the settings of the split (`Split`), by name; empty if the settings are unknown.
     """
 
     federation: Federation
@@ -53,17 +54,17 @@ def save_federation(
 ) -> None:
     """Save a federation in a folder, from which `open_federation` maps it into memory.
 
-    It may itself be memory-mapped: a few examples at a time are copied.
+    The federation may itself be memory-mapped: a few examples are copied at a time.
 
     Args:
       federation: NumPy or JAX arrays; inputs are arrays, or dictionaries of arrays.
-      folder: the folder to make; an empty one may exist.
-      source: the data set that it was made of, whose name, classes and kind of inputs are kept.
-      split: settings of its split by name, as JSON-able values, to be kept too.
+      folder: the folder to create; an empty folder may exist.
+      source: the data set from which the federation was made; its name, classes and kind of inputs are saved too.
+      split: settings of the split by name, as JSON-able values, which are saved too.
 
     Raises:
-      JaxpflError: for a folder that holds something, inputs of another kind, and no room on the disk. Nothing is left
-        of what was written.
+      JaxpflError: if the folder is not empty, if inputs are of another kind, or if there is no room on the disk. No
+        written file is then left.
 
     Examples:
       >>> import tempfile
@@ -93,7 +94,7 @@ def save_federation(
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that holds something, before minutes of work for it.
+    """Raise an error if a folder is not empty, before minutes of work for its files.
 
     Raises:
       JaxpflError.
@@ -103,7 +104,7 @@ def check_new(folder: Path) -> None:
 
 
 def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
-    """Open a folder of `save_federation`, its inputs and labels memory-mapped.
+    """Open a folder that `save_federation` wrote, with memory-mapped inputs and labels.
 
     Such a federation may be larger than memory: train it with ``ExecutionPlan(clients_in="disk")``, or ``"host"`` if
     the clients' states fit into memory.
@@ -119,10 +120,12 @@ def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
 
 
 def open_stored(folder: Path, *, check: bool = False) -> Stored:
-    """Open a folder of `save_federation`, with what its manifest says; see `open_federation`.
+    """Open a folder that `save_federation` wrote, as `open_federation` does.
+
+    The source and the split that the manifest records are returned too.
 
     Raises:
-      JaxpflError: as `open_federation`.
+      JaxpflError: as in `open_federation`.
     """
     manifest = read_manifest(folder)
     with expecting(folder / MANIFEST, "the manifest of a federation"):
@@ -143,10 +146,10 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, whose files are not looked at.
+    """Read the manifest of a folder; the other files are not read.
 
     Raises:
-      JaxpflError: for no folder of a federation, and one of a later version.
+      JaxpflError: if the folder holds no federation, or one of a later version.
     """
     if not (folder / MANIFEST).is_file():
         lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
@@ -191,7 +194,7 @@ def _bytes(data: ClientData) -> int:
 
 
 def _check_structure(x: Any) -> None:
-    """Refuse inputs other than arrays, and dictionaries of them by text."""
+    """Raise an error if inputs are neither arrays nor dictionaries of arrays whose keys are texts."""
     if isinstance(x, Mapping) and all(isinstance(name, str) for name in x):
         for own in x.values():
             _check_structure(own)
@@ -230,7 +233,7 @@ def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str,
 
 
 def _places(data: ClientData) -> Iterator[np.ndarray]:
-    """Places of the clients' examples in their store, one client's after the other's, some at a time."""
+    """Yield the indices of the clients' examples in their store, in blocks, one client after the other."""
     start, size = np.asarray(data.start, np.int64), np.asarray(data.size, np.int64)
     ends = np.cumsum(size)
     for first in range(0, int(ends[-1]), _EXAMPLES):

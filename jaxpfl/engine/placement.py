@@ -27,12 +27,12 @@ class Placement(NamedTuple):
     """Devices of a simulation, and the layout of its arrays on them.
 
     Attributes:
-      devices: used by the simulation.
+      devices: the devices that the simulation uses.
       rows: m', the rows of a state: m rounded up to a multiple of the devices.
       everywhere: layout of replicated arrays.
       state: layout of a state [S, ...] without a model axis, as a `RunState` of layouts.
-      spread: distribution of clients over the devices; None on one device, or one group of them.
-      model: the devices that hold one client's arrays together; None if each holds whole ones.
+      spread: distribution of clients over the devices; None on one device, or on one group of devices.
+      model: the devices that hold one client's arrays together; None if each device holds whole arrays.
     """
 
     devices: tuple[Device, ...]
@@ -54,24 +54,24 @@ class Placement(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Number of devices, or groups of them, that share the clients."""
+        """Number of devices, or groups of devices, that share the clients."""
         return 1 if self.spread is None else self.spread.parts
 
     @property
     def own_data(self) -> bool:
-        """True if each device, or group of them, holds its clients' data alone."""
+        """True if each device, or group of devices, holds the data of its own clients alone."""
         return self.spread is not None and not self.spread.shared_data
 
 
 def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
-    """Placement of m clients on the first devices, as many of each process.
+    """Place m clients on the first devices, with equally many devices of each process.
 
     Args:
       num_clients: m.
-      devices: how many devices share the clients; each counts for ``model_shards`` devices.
+      devices: number of devices, or groups of ``model_shards`` devices, that share the clients.
       even: whether the cohort is distributed evenly, as in `Spread`.
-      on: platform of the placement, if not these devices' own; they then stand for its devices.
-      model_shards: devices that hold one client together.
+      on: platform of the placement, if it is not that of the devices, which then stand for devices of this platform.
+      model_shards: number of devices that hold one client's arrays together.
     """
     used = _first_of_each(devices * model_shards // processes.count())
     rows = -(-num_clients // devices) * devices
@@ -96,14 +96,14 @@ _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
 
 def agree_on(federation: Federation, *, for_good: bool = False) -> None:
-    """Refuse clients' data that differ between a run's processes, by one checksum over all data.
+    """Compare one checksum of all data between a run's processes, and raise an error if it differs.
 
     Args:
       federation: the data.
-      for_good: whether the arrays never change, so that they are not compared again.
+      for_good: whether the arrays never change; they are then compared only once.
 
     Raises:
-      AgreedError: with the two checksums.
+      AgreedError: if the data differ; the message gives the two checksums.
     """
     if not processes.several():
         return
@@ -124,7 +124,7 @@ def _first_of_each(share: int) -> tuple[Device, ...]:
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
-    """The groups with their clients dealt so that each device's own data are about as large as the others'."""
+    """Return the groups, with clients dealt so that the data of all devices are about equally large."""
     if not placement.own_data:
         return groups
 
@@ -136,12 +136,14 @@ def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: 
 
 
 def put(federation: Federation, placement: Placement, group: Group | None = None) -> Federation:
-    """Put the data on all devices, or each client's on its own: a store's parts are as long as the largest one.
+    """Put the data on all devices, or the data of each client on the client's device.
+
+    All parts of a store are as long as the largest part.
 
     Args:
       federation: the data, on the host or as they lie in another placement.
-      placement: where to.
-      group: the clients' rows, if not in the order of the data.
+      placement: the placement to put the data in.
+      group: the clients' rows, if they are not in the order of the data.
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
@@ -166,14 +168,16 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
 
 
 def _shard(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
-    """The data with clients in equal shares, nobody's rows empty, and stores in a part for each share.
+    """Return the data with clients in equal shares and each store in one part for each share.
 
-    Only the parts of this process's own devices are made, and only their clients' examples read.
+    Rows that belong to no client are empty.
+
+    Only the parts for this process's own devices are made, and only the examples of the clients on them are read.
 
     Args:
       federation: the data on the host.
       places: row of each client, [m].
-      devices: how many devices share the clients.
+      devices: number of devices that share the clients.
       layout: layout of arrays that have a row for each client, or a part for each device.
     """
     rows = -(-federation.num_clients // devices) * devices
@@ -217,22 +221,22 @@ def _shard(federation: Federation, places: np.ndarray, devices: int, layout: Nam
 
 
 def put_states(state: RunState, placement: Placement) -> RunState:
-    """Put states on their devices, unless they lie there; a state of the caller's own may lie on another."""
+    """Put states on their devices, unless they are there; a state that the caller made may be on another device."""
     if not processes.several():
         return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
     return jax.tree.map(processes.put, state, placement.layout(state))
 
 
 def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
-    """Refuse states of more runs than memory holds, before anything is made of their seeds.
+    """Raise an error if memory does not hold the states of all runs, before any state is made.
 
     Args:
       shapes: shapes of all runs' states.
-      placement: their devices.
+      placement: the placement of the states.
       runs: S, named in the message.
 
     Raises:
-      OutOfMemoryError: with the memory needed and free.
+      OutOfMemoryError: if memory does not suffice; the message gives the memory needed and the memory free.
     """
     devices, layout = placement.devices, placement.layout(shapes)
     # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
@@ -277,15 +281,15 @@ _PATIENCE = {
 def use_cpu_cores(count: int | None = None) -> bool:
     """Create one CPU device per core; to be called before any computation.
 
-    Clients in turn on every device are faster than XLA's threads within one small product. XLA kills a process in which
-    one device waits a minute for another, as may happen on a busy machine or with clients of unequal sizes: the limit
-    is set to a day, unless ``XLA_FLAGS`` sets it.
+    Training clients one after the other on each of several devices is faster than letting XLA's threads share one small
+    matrix product. XLA kills a process in which one device waits a minute for another, as may happen on a busy machine
+    or with clients of unequal sizes; this limit is set to a day, unless ``XLA_FLAGS`` sets it.
 
     Args:
       count: number of devices; the number of the process's cores unless given.
 
     Returns:
-      True if they were created; if JAX is already running, nothing changes.
+      True if the devices were created; if JAX is already running, nothing changes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -1,4 +1,4 @@
-"""Tasks of a run: the named or given task on the model, and checks of the labels against it."""
+"""Tasks of a run: the named or given task on the model, and checks of the labels against the task."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ ZERO_OR_ONE = (*_ONE_LABEL, "multilabel")
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
-    """The model with loss and metrics, starting from given parameters if any.
+    """Return the task of a run: the model with loss and metrics, and with the given initial parameters if there are
+    any.
 
     Raises:
-      JaxpflError: for labels beyond the classes or unsuited to the task, a loss that is not the task's, a model that
-        cannot read such inputs, and parameters that do not fit.
+      JaxpflError: if labels exceed the classes or do not suit the task, if the task does not have the loss, if the
+        model cannot read the inputs, or if parameters do not fit the model.
     """
     kind = kind_of(spec, federation)
     given, outputs = spec.task, outputs_of(kind, spec, federation, unseen)
@@ -76,10 +77,10 @@ def make_task(
       federation: the clients.
       num_classes: K.
       unseen: clients that are never trained, whose tokens the model must know too.
-      every: a registered model predicts at each position of a sequence.
+      every: whether a registered model predicts at each position of a sequence.
 
     Raises:
-      JaxpflError: for a model that cannot read such inputs, tokens beyond its vocabulary among them.
+      JaxpflError: if the model cannot read the inputs, for example tokens beyond its vocabulary.
     """
     shape = federation.input_shape
     built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
@@ -120,10 +121,10 @@ def layers_of(task: Task) -> tuple[Layer, ...]:
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
-    """Name of the task of a run; a classification unless the run says otherwise.
+    """Name of the task of a run; a classification unless the run names another task.
 
     Raises:
-      JaxpflError: for an unknown name, and for labels that are not classes if no task is named.
+      JaxpflError: if the name is unknown, or if no task is named and labels are not classes.
     """
     task = spec.task
     if isinstance(task, Task):
@@ -141,10 +142,12 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
 
 
 def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federation | None) -> int:
-    """Number of values that the model returns for an example: classes, or labels of one example.
+    """Number of values that the model returns for an example.
+
+    This is the number of classes (for next-token, of tokens), or the number of labels that an example has.
 
     Raises:
-      JaxpflError: for labels beyond the classes or unsuited to the task.
+      JaxpflError: if labels exceed the classes or do not suit the task.
     """
     parts = [part for part in (federation, unseen) if part is not None]
     examples = [split.flat() for part in parts for split in part.all_splits]
@@ -179,7 +182,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
 
 
 def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
-    """Number V of tokens of sequences and their labels."""
+    """Number V of tokens, which inputs and labels of sequences share."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(
@@ -198,7 +201,8 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
 
 
 def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
-    """Check the shape of what a model returns, and warn of more outputs than classes; registered ones are built to fit.
+    """Check the shape of what a model returns, and warn if it has more outputs than classes; registered models always
+    fit.
 
     Args:
       task: any task of the model.
@@ -207,7 +211,7 @@ def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
       y: labels of any split, [N] or [N, d].
 
     Raises:
-      JaxpflError: for fewer outputs than classes or tokens, and another number than one for each label.
+      JaxpflError: if there are fewer outputs than classes or tokens, or not one output for each label.
     """
     if kind not in TASKS:
         return
@@ -239,11 +243,11 @@ def _shape(n: int, shape: tuple[int, ...]) -> str:
 
 
 def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
-    """The task of a run on the model of a classification, with its loss and the user's metrics.
+    """Return the task of a run on the model of a classification, with the run's loss and the user's metrics.
 
     Raises:
-      JaxpflError: for a loss that is not the task's, label smoothing where there are no classes, and a metric that is
-        not a function or whose name is taken.
+      JaxpflError: if the task does not have the loss, if labels are smoothed and there are no classes, or if a metric
+        is not a function or has a name that is taken.
     """
     loss, smoothing = spec.loss, spec.label_smoothing
     if isinstance(loss, str) and kind != "regression":

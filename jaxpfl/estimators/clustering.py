@@ -38,7 +38,7 @@ def square_distances(points: Array, centers: Array) -> Array:
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:
-    """Rows of [m, d], each clipped to an L2 norm of ``radius`` by `privacy.noise.clip`."""
+    """Clip each row of points [m, d] to an L2 norm of ``radius``, by `privacy.noise.clip`."""
     return jax.vmap(lambda point: noise.clip(point, radius)[0])(points)
 
 
@@ -73,12 +73,12 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
 
 
 def nearest(points: Array, centers: Array) -> Array:
-    """One-hot membership of the nearest center, [m, k]."""
+    """One-hot indicator of the center nearest to each point, [m, k]."""
     return jax.nn.one_hot(square_distances(points, centers).argmin(axis=1), len(centers), dtype=points.dtype)
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Sum [k, d] and number [k] of the points [m, d] of each center, for memberships [m, k]."""
+    """Sum [k, d] and number [k] of the points of each center, given points [m, d] and memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
@@ -114,9 +114,10 @@ SENSITIVITY = math.sqrt(2)
 
 
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
-    """Data-independent centers far from each other in a ball, [k, d]: a start that costs no privacy.
+    """Data-independent centers far from each other in a ball, [k, d]: a starting point that costs no privacy.
 
-    Each is the one farthest from the earlier ones among many random points of the ball of radius ``reach``.
+    Among ``candidates`` random points of the ball of radius ``reach``, each center is the point farthest from all
+    earlier centers; the first center is any of the points.
     """
     of_direction, of_length = jax.random.split(key)
     direction = jax.random.normal(of_direction, (candidates, dim))
@@ -143,32 +144,32 @@ def noisy_lloyd(
 ) -> Clusters:
     r"""Lloyd's algorithm that sees the points through noisy sums only.
 
-    In each step the server adds N(0, 2 noise^2) to each cluster's number of points and to each entry of its sum of
-    points over the radius. A center becomes their quotient, clipped to ``reach``; it stays in place if its cluster's
-    noisy number is below twice the noise's standard deviation.
+    In each step the server adds N(0, 2 noise^2) to each cluster's number of points, and to each entry of the cluster's
+    sum of points divided by the radius. A center becomes the quotient of the noisy sum and the noisy number, clipped to
+    ``reach``; it stays in place if the noisy number is below twice the standard deviation of the noise.
 
-    Formal guarantees: points are clipped to an L2 norm of ``radius`` here (one that is not finite counts as zero). One
-    client's memberships r sum to one, so that it changes all numbers and sums together by at most
-    sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm when it comes or goes: a step is a Gaussian mechanism of the noise
-    multiplier ``noise`` under add-or-remove-one, and the whole is ``steps`` of them, composed adaptively (`event`). The
-    start must not depend on the points.
+    Formal guarantees: this function clips points to an L2 norm of ``radius`` (a point that is not finite counts as
+    zero). The memberships r of one client sum to one, so that adding or removing a client changes all numbers and sums
+    together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism of the noise
+    multiplier ``noise`` under add-or-remove-one, and the whole is the adaptive composition of ``steps`` such mechanisms
+    (`event`). The initial centers must not depend on the points.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
       key: key of the noise, which also depends on the other settings.
-      begin: centers, [k, d].
+      begin: initial centers, [k, d].
       points: [m, d].
-      valid: [m] bool.
+      valid: [m] bool, the points that count.
       radius: R.
       noise: the noise multiplier z of one step.
       steps: T.
       reach: a public bound on the centers' norm; ``radius`` unless given.
-      variance: variance of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) if
-        None.
+      variance: variance of an entry of a point about its center, for soft memberships (EM); if None, memberships are
+        hard (k-means).
 
     Returns:
-      The last centers, and the last noisy numbers.
+      The centers and the noisy numbers of the last step.
     """
     soft = (0.0, 0.0) if variance is None else (1.0, variance)
     key = numbered(key, radius, noise, steps, radius if reach is None else reach, *soft)
@@ -203,10 +204,10 @@ def event(noise: float, steps: int) -> Any:
 
 
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
-    """Least noise multiplier of each of T steps that makes `noisy_lloyd` (eps, delta)-DP.
+    """Least noise multiplier z of a step with which `noisy_lloyd` is (eps, delta)-DP.
 
-    T Gaussian mechanisms of multiplier z compose to exactly one of z / sqrt(T), also adaptively, so the analytic
-    calibration is exact here too.
+    T Gaussian mechanisms of multiplier z compose, also adaptively, to exactly one Gaussian mechanism of multiplier z /
+    sqrt(T), so that the analytic calibration is exact here too.
 
     Raises:
       JaxpflError: unless eps is positive, delta is in (0, 1) and ``steps`` is at least 1.

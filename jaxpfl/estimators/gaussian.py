@@ -26,7 +26,7 @@ from jaxpfl.privacy import local_dp
 
 
 class Local(NamedTuple):
-    """A client's local state: its own mean [d] and number of samples []."""
+    """A client's local state: the mean [d] and the number [] of its samples."""
 
     mean: Array
     size: Array
@@ -35,7 +35,8 @@ class Local(NamedTuple):
 class Sent(NamedTuple):
     """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
 
-    The last is [], zero unless the samples' variance is to be estimated; [d] in `gaussian_columns`.
+    The sum of squared deviations is [] ([d] in `gaussian_columns`), and zero unless the samples' variance is to be
+    estimated.
     """
 
     mean: Array
@@ -62,7 +63,7 @@ def local() -> Estimator:
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
-    """The mean of all messages, as the estimate of each client."""
+    """The mean of all messages as the estimate of each client's mean."""
     return Estimator(
         lambda key, shared, samples: (release.send(key, samples.mean), ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -79,11 +80,11 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
       Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.
 
     Args:
-      st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero, :math:`st^2 =
-        \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry almost no
-        information about it: give it, or use `split`.
-      sx2: the variance of the samples. None: pooled from the clients' own; needs clients with two samples, and a second
-        number in every message, which is not released privately.
+      st2: the variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
+        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry
+        almost no information about this variance: give ``st2``, or use `split`.
+      sx2: the variance of the samples. If None, the clients' own variances are pooled; this needs clients with two
+        samples, and a second number in every message, which is not released privately.
       release: the mechanism by which the mean leaves a client.
     """
 
@@ -132,7 +133,8 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
     Args:
       sx2: the variance of the samples.
-      positive: whether the factor is floored at zero (which only lowers the error; the closed form is without it).
+      positive: whether the factor is floored at zero. This can only lower the error; the closed-form error is that of
+        the estimator without the floor.
 
     Reference: James and Stein 1961; Efron and Morris 1973.
     """
@@ -157,7 +159,9 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: the clients' squared deviations over their degrees of freedom; zero without any."""
+    """Pooled estimate of sx2: the clients' squared deviations over their degrees of freedom; zero if there are no
+    degrees of freedom.
+    """
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
@@ -180,7 +184,7 @@ class Bit(NamedTuple):
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean M [1], its variance about mu [] and st2 []; and whether there were enough messages, []."""
+    """Estimated mean M [1], the variance of M about mu [], st2 [], and whether there were enough messages, []."""
 
     mean: Array
     error: Array

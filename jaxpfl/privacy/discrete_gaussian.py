@@ -1,7 +1,7 @@
 r"""Discrete Gaussian mechanism: integers with integer noise, private in a message of few bits.
 
-The noise is :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. A number of {0, ..., L} (a level of a
-quantiser) plus X is private at sensitivity L.
+The noise is :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. The sum of X and a number in {0, ..., L}
+(a level of a quantiser) is private at sensitivity L.
 
 Exact: the relation of eps, delta and sigma (sums over the integers, for every shift up to the sensitivity), and the
 sampler's probabilities, which are multiples of 2^-64 within 2^-64 of the true ones, truncated where the tails hold less
@@ -55,7 +55,7 @@ class Table(NamedTuple):
         return self.high.shape[0] // 2
 
     def message_bits(self, levels: int) -> int:
-        """Bits of a number in 0 ... levels - 1 with noise added."""
+        """Number of bits of a message: a number in 0 ... levels - 1 with noise added."""
         return (levels + 2 * self.largest - 1).bit_length()
 
 
@@ -114,7 +114,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
     .. math:: P\Big(X < \frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
        - e^\epsilon P\Big(X < -\frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
 
-    (Canonne et al., Theorem 7, for every shift; it is not monotone on the integers.)
+    (Canonne et al., Theorem 7, evaluated at every shift, because on the integers the expression is not monotone in D.)
 
     Raises:
       JaxpflError: unless sigma, eps and the sensitivity are positive.

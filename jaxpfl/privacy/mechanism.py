@@ -1,6 +1,6 @@
 r"""Mechanism of user-level differential privacy: its settings, its clipping and noise, and its seed.
 
-Each gradient of an uploaded quantity is clipped and noised before the client's step:
+With noise in every step, each gradient of an uploaded quantity is clipped and noised before the client's step:
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
@@ -110,12 +110,12 @@ class StepNoise:
     joint: bool = False
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clipped and noised gradient of the parameters; ``key`` is the step's."""
+        """Clipped and noised gradient of the parameters; ``key`` is the key of the step."""
         _released_gradients.get([]).append(gradient)  # outside a private sum nobody reads it
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:
-        """Clipped and noised gradient of a scale, []."""
+        """Clipped and noised gradient of a scale such as psi, []."""
         own = stream(key, Purpose.SCALE_NOISE)
         return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev, "a step of psi")
 
@@ -222,16 +222,17 @@ class Mechanism(NoiseSettings):
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
 
     def least_uploads(self, expected_cohort: float) -> int:
-        """K_min, the uploads that a round needs for its sum to be released; 0 if there is no minimum."""
+        """K_min, the number of uploads that a round needs for its sum to be released; 0 if there is no minimum."""
         if self.server_adds:
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 
     @property
     def stream(self) -> NoiseStream | None:
-        """Name of the noise stream, distinct from other mechanisms' streams; None without noise.
+        """Noise stream, whose name differs between mechanisms; None without noise.
 
-        Numbers that are one per run are left out, since they are hyper-parameters.
+        Values that may differ from run to run (the noise multiplier and the clipping norm, unless noise is added in
+        every step) are left out of the name, because they are hyper-parameters.
         """
         if not np.any(self.noise_multiplier):
             return None
@@ -244,7 +245,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def step_noise(self) -> StepNoise | None:
-        """Noise of local steps, for `LocalWork`; None unless the noise is added in every step."""
+        """Noise of local steps, for `LocalWork`; None unless noise is added in every step."""
         if self.noise != "per_step":
             return None
         z, c1 = float(np.asarray(self.noise_multiplier)), float(np.asarray(self.clipping_norm))

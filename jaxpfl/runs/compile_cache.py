@@ -1,7 +1,8 @@
 """Compilation cache of the command line: a program compiled once on this machine is loaded the next time.
 
-It is JAX's persistent cache in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables it; a library must not write
-to its user's home. The user's settings take precedence. Without a writable place nothing is cached, without an error.
+The cache is JAX's persistent cache, in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables the cache, because a
+library must not write to its user's home. The user's settings take precedence. If the folder cannot be written, nothing
+is cached, and there is no error.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _MIN_COMPILE_SECONDS = 0.2  # below it, a run has dozens of programs that compil
 
 
 def enable() -> Path | None:
-    """Enable the cache, before anything is compiled.
+    """Enable the cache; must be called before anything is compiled.
 
     Returns:
-      Its folder, or None if it stays off: by the user's choice (``JAX_COMPILATION_CACHE_DIR``, also empty,
-      ``JAX_ENABLE_COMPILATION_CACHE=false``, or a folder set in this process), because it cannot be written, or
-      because others can write to it.
+      The cache's folder, or None if the cache stays off: because the user chose so (``JAX_COMPILATION_CACHE_DIR`` is
+      set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a folder was set in this process), because the
+      folder cannot be written, or because others can write to it.
     """
     import jax
     import jaxlib.version

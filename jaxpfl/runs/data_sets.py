@@ -1,5 +1,6 @@
-"""Data sets of a config: registered ones, tables of one's own, and saved federations (``federation:FOLDER``); and their
-presets, the defaults of fields that are None: the papers' settings where stated.
+"""Data sets of a config: registered data sets, the user's tables, and saved federations (``federation:FOLDER``).
+
+The preset of a data set has the defaults of fields that are None: the papers' settings where the papers state them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ C = TypeVar("C", bound="DataConfig")
 
 
 def is_stored(name: str) -> bool:
-    """True for the name of such a data set."""
+    """True if a name is that of a saved federation, ``federation:FOLDER``."""
     return name.startswith(PREFIX)
 
 
@@ -42,15 +43,15 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Name of the data set, for its presets; a saved federation has the name of the set that it was made from."""
+    """Name of the data set, by which presets are found; for a saved federation, the data set from which it was made."""
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
 def adopt_split(config: C) -> C:
-    """The config with the split that a saved federation has; unchanged for any other data set.
+    """Return the config with the split of its saved federation; unchanged if it names another data set.
 
     Raises:
-      JaxpflError: for a setting of another split.
+      JaxpflError: if a setting differs from that of the saved split.
     """
     if not is_stored(config.data):
         return config
@@ -82,15 +83,16 @@ def checksum(name: str, data_dir: str | None) -> int:
 def convert(config: RunConfig, folder: Path) -> Stored:
     """Split a data set and save the federation in a folder.
 
-    LEAF's files and .npz archives are read piece by piece: beside one user, or some rows, memory holds the labels, the
-    users and the places of the examples.
+    LEAF's files and .npz archives are read piece by piece: memory holds one user, or some rows, at a time, and the
+    labels, the users and the indices of all examples.
 
     Args:
-      config: resolved config; its unseen clients are saved with the others.
+      config: resolved config; the clients that it sets apart as unseen are saved with the other clients.
       folder: folder to create.
 
     Raises:
-      JaxpflError: as `data.load`, `data.federate` and `data.save_federation`.
+      JaxpflError: as in `data.load`, `data.federate` and `data.save_federation`; also if the data set is a saved
+        federation, or if ``standardize`` or ``unseen_clients = test`` is set.
     """
     if is_stored(config.data):
         raise JaxpflError(f"{config.data} is already a saved federation")
@@ -113,7 +115,7 @@ def convert(config: RunConfig, folder: Path) -> Stored:
 def _refuse_test_users(config: DataConfig) -> None:
     if isinstance(config.unseen_clients, str):
         raise JaxpflError(
-            f"unseen_clients = {config.unseen_clients} needs a data set, and a saved federation is already split"
+            f"unseen_clients = {config.unseen_clients}: a saved federation has no clients of test users: leave it out"
         )
 
 
@@ -132,7 +134,7 @@ FIELDS = (
     *("data", "data_dir", "task", "target", "client", "missing", "ignore", "missing_words", "encoding", "window"),
     "tokens",
 )
-"""Fields of a config that select its data set."""
+"""Fields of a config that select the data set."""
 
 
 def is_table(config: DataConfig) -> bool:
@@ -141,10 +143,10 @@ def is_table(config: DataConfig) -> bool:
 
 
 def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
-    """The data set of a config, before it is split.
+    """Load the data set of a config, before the split.
 
     Raises:
-      JaxpflError: as `data.load`.
+      JaxpflError: as in `data.load`.
     """
     task = config.task if isinstance(config.task, str) else None
     ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())

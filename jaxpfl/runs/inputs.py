@@ -1,7 +1,7 @@
-"""Inputs of a run beside its settings, and the privacy claim that depends on them.
+"""Inputs of a run in addition to its settings, and the privacy claim that depends on these inputs.
 
-The data are known by their checksum; a graph of clients is a CSV file with an edge of two client ids on each line,
-where a header and repeated edges are allowed; given parameters have an origin.
+The data are identified by their checksum. A graph of clients is a CSV file with one edge (two client ids) on each line;
+a header and repeated edges are allowed. Given parameters have an origin.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ GRAPH_HEADER = ("client", "neighbour")
 
 
 def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
-    """Read a graph; clients that the file does not name have no neighbours.
+    """Read a graph of clients; clients that the file does not name have no neighbours.
 
     Args:
       client_ids: ids of the clients in the order of the stack, [m].
 
     Raises:
-      JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
+      JaxpflError: if the file cannot be read, or a line does not hold the ids of two different clients.
     """
     cells, _ = csv_text.rows(path)
     if cells.shape[1] > 1 and not any(cell.lstrip("-").isdecimal() for cell in cells.iloc[0]):
@@ -54,13 +54,15 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     pairs = []
     for line, row in zip(cells.index, cells.to_numpy().tolist(), strict=True):
         if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
-            raise JaxpflError(f"{path} line {line}: needs two client ids, got {shown(','.join(row))}")
+            raise JaxpflError(
+                f"{path} line {line}: needs the ids of two different clients of the data, got {shown(','.join(row))}"
+            )
         pairs.append([place[cell] for cell in row])
     return graphs.from_edges(pairs, len(client_ids))
 
 
 def write_graph(path: Path, graph: Graph, client_ids: np.ndarray) -> None:
-    """Write a graph, as `read_graph` takes it."""
+    """Write a graph in the format that `read_graph` reads."""
     with files.whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(GRAPH_HEADER)
@@ -82,21 +84,21 @@ def caveat(origin: Origin | None, *federations: Federation | None) -> str:
 
 
 class Protection(NamedTuple):
-    """A mechanism and its guarantee; None if nothing can be claimed, as without noise."""
+    """A mechanism and its guarantee; the guarantee is None if nothing can be claimed, for example without noise."""
 
     mechanism: Mechanism | SiloMechanism
     statement: Statement | None
 
 
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """Mechanism and claim for a method's uploads or its silos' examples; None without privacy.
+    """Mechanism and claim that protect a method's uploads, or the examples of its silos; None without privacy.
 
     Args:
       run: run with one noise multiplier.
       caveats: weaknesses of the claim.
 
     Raises:
-      JaxpflError: for a run that cannot be accounted.
+      JaxpflError: if no accountant covers the run.
     """
     released = run.released(1)  # one for all seeds
     if run.mechanism is None or released is None:

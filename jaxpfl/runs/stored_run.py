@@ -1,4 +1,4 @@
-"""Stored runs, opened for reading: their experiment rebuilt, a method's last state restored."""
+"""Stored runs, opened for reading: the experiment is rebuilt, and the last state of a method is restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
-"""Settings on which the clients depend. The task is not one: unless given, it follows from the labels."""
+"""Settings on which the clients depend. The task is not among them: unless given, it follows from the labels."""
 
 
 class StoredRun(NamedTuple):
@@ -30,8 +30,8 @@ class StoredRun(NamedTuple):
 
     Attributes:
       folder: the run folder.
-      record: the whole file.
-      config: the config in it.
+      record: the content of the file ``config.json``.
+      config: the config in the record.
       methods: the run's methods, finished or not.
     """
 
@@ -46,10 +46,10 @@ class StoredRun(NamedTuple):
         return range(self.config.seed, self.config.seed + require(self.config.seeds))
 
     def finished(self, method: str | None) -> str:
-        """The method of that name, which must be finished; None names the only method.
+        """Return the method of a name, which must be finished. If the name is None, the run must have a single method.
 
         Raises:
-          JaxpflError: for an unknown or unfinished method.
+          JaxpflError: if the method is unknown or unfinished.
         """
         name = one_method(method, self.methods, str(self.folder))
         done = results.finished(self.folder, name)
@@ -87,7 +87,7 @@ def open_run(folder: Path) -> StoredRun:
     """Read a run folder's config.
 
     Raises:
-      JaxpflError: if it is not a run folder.
+      JaxpflError: if the folder is not a run folder.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -99,10 +99,10 @@ def open_run(folder: Path) -> StoredRun:
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
 
-    The config has the defaults of settings that are newer than it.
+    Settings that were added to jaxpfl after the file was written have their defaults in the config.
 
     Raises:
-      JaxpflError: if it is another file, or damaged.
+      JaxpflError: if the file is not the config of a run, or is damaged.
     """
     record = files.read_json(path)
     kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
@@ -115,19 +115,19 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
-    """Check that a new run of a stored config has the hyper-parameters listed in its ``config.json``.
+    """Check that a new run from a stored config has the hyper-parameters that the ``config.json`` lists.
 
-    The file holds the config, from which a run is made, and beside it a list of all hyper-parameters, for the reader
-    alone. Where the two disagree, someone edited the list, which would have no effect, or this version of jaxpfl has
-    other defaults. Nothing is checked where the command line overrides the config.
+    The file holds the config, from which a run is made, and a list of all hyper-parameters, which is only for the
+    reader. If config and list disagree, someone edited the list, which would have no effect, or this version of jaxpfl
+    has other defaults. Hyper-parameters that the command line overrides are not checked.
 
     Args:
       path: file given by ``--config``.
-      file: its content.
+      file: content of the file.
       experiment: run that the file and the command line ask for together.
 
     Raises:
-      JaxpflError: with the methods.
+      JaxpflError: if hyper-parameters differ; the message names the methods.
     """
     if to_json(file.config) != to_json(experiment.config):
         return
@@ -140,11 +140,11 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
 
 def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
-    """Warn if the clients differ from a stored run's, unless the command line asks for others.
+    """Warn if the clients differ from those of a stored run, unless the command line asks for other clients.
 
     Args:
-      path, file, experiment: file, its content and the run, as `check_recorded`.
-      strict: whether to raise an error instead.
+      path, file, experiment: the file, its content and the run, as in `check_recorded`.
+      strict: whether to raise an error in place of the warning.
     """
     was = resolve(file.config)
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
@@ -154,7 +154,7 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
-    """State after a finished method's last round, for one seed: leaves [1, ...].
+    """State after the last round of a finished method, for one seed, with leaves [1, ...].
 
     Raises:
       JaxpflError: if the checkpoint of that round is gone or cannot be read.

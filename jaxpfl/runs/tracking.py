@@ -1,4 +1,4 @@
-"""Trackers of a run: receivers of its records beside ``metrics.jsonl``, such as TensorBoard's event files."""
+"""Trackers of a run, such as TensorBoard's event files: they receive the records that ``metrics.jsonl`` receives."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Tracker(Protocol):
         ...
 
     def end(self, complete: bool) -> None:
-        """Write out all records of the method; ``complete`` if all its rounds are done."""
+        """Write out all records of the method; ``complete`` says whether all rounds of the method are done."""
         ...
 
 
 @contextmanager
 def end_trackers(trackers: Sequence[Tracker]) -> Iterator[None]:
-    """End a method in every tracker, however the block ends in which it began."""
+    """End a method in every tracker when the block in which the method began ends, in whatever way."""
     complete = False
     try:
         yield
@@ -103,8 +103,8 @@ _DATABASES = ("sqlite:", "postgresql:", "mysql:", "mssql:")
 class _Service(Tracker):
     """A service whose errors are warnings and do not end the run, since ``metrics.jsonl`` holds all records.
 
-    Neither service can delete records, so every start of a method is a separate run there; one that continues from a
-    checkpoint first sends the records of the rounds before it.
+    MLflow and Weights & Biases cannot delete records, so every start of a method is a separate run of the service; a
+    start from a checkpoint first sends the records of the rounds before the checkpoint.
     """
 
     _flag: str
@@ -157,7 +157,9 @@ class _Service(Tracker):
 
 
 class MLflow(_Service):
-    """Runs of an MLflow server or folder, in the experiment ``jaxpfl`` or $MLFLOW_EXPERIMENT_NAME.
+    """Tracker on an MLflow server or in an MLflow folder, with one MLflow run for each start of a method.
+
+    The MLflow runs are in the experiment $MLFLOW_EXPERIMENT_NAME, or ``jaxpfl`` if that variable is not set.
 
     Args:
       folder: folder of the run; its name is the tag ``run_folder``.
@@ -218,11 +220,13 @@ class MLflow(_Service):
 
 
 class WandB(_Service):
-    """Runs of a project of Weights & Biases, in a group named as the run folder; offline under WANDB_MODE=offline.
+    """Tracker in a project of Weights & Biases, with one run of the service for each start of a method.
+
+    These runs are in a group with the name of the run folder; with WANDB_MODE=offline, they are offline.
 
     Args:
       folder: folder of the run.
-      project: project, W&B's name for a set of runs.
+      project: name of the project.
 
     Raises:
       JaxpflError: if the package is not installed, or nobody is logged in.

@@ -78,7 +78,7 @@ class CompressionSettings(Settings):
 
 
 RESOLUTION = 1e-7
-"""Smallest gap: smaller ones are rounding errors of float32 losses, and are raised to it."""
+"""Smallest gap: smaller gaps are rounding errors of float32 losses, and are raised to this value."""
 
 
 _NEWTON = 100
@@ -99,7 +99,9 @@ class Problem(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Descent at each of R rates: ``gap`` [R, T + 1] to the optimum, and ``bits`` [R, T] of a client's message."""
+    """Result of descent at each of R rates: ``gap`` to the optimum, [R, T + 1], and ``bits`` of a client's message, [R,
+    T].
+    """
 
     gap: np.ndarray
     bits: np.ndarray
@@ -110,11 +112,11 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
 
     Args:
       given: the settings.
-      source: the data set of that name unless given.
+      source: the data set; if None, it is loaded by the name in ``given`` (``data``).
 
     Raises:
-      JaxpflError: for data that cannot be loaded or split, that have other than two classes, or whose inputs are not a
-        single array; also if Newton's method does not converge.
+      JaxpflError: if the data cannot be loaded or split, do not have two classes, or have inputs that are not a single
+        array; also if Newton's method does not converge.
     """
     source = data.load(given.data, given.data_dir) if source is None else source
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):
@@ -143,7 +145,7 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
     """Minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound on its curvature.
 
     Raises:
-      JaxpflError: if it does not converge.
+      JaxpflError: if Newton's method does not converge.
     """
     curvature = float(np.linalg.eigvalsh(x.T @ x / len(y))[-1] / 4 + l2)
     at = np.zeros(x.shape[1])
@@ -219,7 +221,8 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
 
 
 def run(given: CompressionSettings, source: data.Source | None = None) -> dict[str, Any]:
-    """Summary of every compressor: its best rate, the final gap, the bits of all messages, and the bits to each target.
+    """Summary of every compressor: the best rate, the final gap, the bits of all messages, and the bits to reach each
+    target.
 
     Reference: Zhao et al., Figure 6.
 
@@ -228,7 +231,7 @@ def run(given: CompressionSettings, source: data.Source | None = None) -> dict[s
       source: data set, as in `load`.
 
     Raises:
-      JaxpflError: for settings that `CompressionSettings.check` refuses, and data of other than two classes.
+      JaxpflError: if `CompressionSettings.check` refuses the settings, or as in `load`.
     """
     given.check()
     problem = load(given, source)

@@ -78,7 +78,7 @@ class GaussianPopulation(Settings):
 
     @property
     def s2(self) -> float:
-        """Variance of a client's mean about its parameter."""
+        """Variance of the mean of a client's samples about the client's parameter."""
         return self.sigma_x**2 / self.samples
 
     @property
@@ -92,7 +92,7 @@ class GaussianPopulation(Settings):
 
     @property
     def bound(self) -> float:
-        """Clipping bound of an entry, or for d > 1 under local privacy of the norm."""
+        """Clipping bound of an entry; for d > 1 under local privacy, of the norm."""
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
@@ -383,8 +383,8 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
       level: level of the intervals.
 
     Raises:
-      JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
-        samples, or a column in which no client's samples differ.
+      JaxpflError: if a setting does not apply to the user's own data, the file is bad, there are fewer than two
+        clients, no client has two samples, or there is a column in which no client's samples differ.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "dim", "mean")
@@ -407,7 +407,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
         if not any(np.ptp(own[:, number]) for own in samples):
             which = f"column {column!r}: " if known.dim > 1 else ""
             what = notes[0] if len(notes) == len(clients.columns) else f"{which}each client's samples are identical"
-            raise JaxpflError(f"{path}: {what}: a client's own mean has no error to avoid")
+            raise JaxpflError(f"{path}: {what}: each client's own mean is exact, which leaves no error to reduce")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),

@@ -5,13 +5,13 @@ same model (softmax regression) for the same rounds and steps, by full gradients
 equally many values of its one parameter of sharing:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
-- ``ditto``: lambda; ``pfedme``: lambda, with w going half the way to theta in a step whatever lambda is;
+- ``ditto``: lambda; ``pfedme``: lambda, where a step moves w half of the way to theta for every lambda;
 - ``local`` and ``fedavg``, which have no such parameter: weight decay;
 - ``ifca``, given the true k: as many starts, to which it is sensitive.
 
-One value is chosen by the loss on validation examples, and the whole path is reported too. The network lasso's clusters
-are the groups that it fuses, without k. Every other method's are its distinct models or, if these are more than k, the
-clusters of k-means on the models, given the true k.
+One value is chosen by the loss on validation examples, and the results at all values are reported too. The clusters of
+the network lasso are the groups of clients that it fuses; it is not given k. The clusters of every other method are its
+distinct models or, if there are more than k distinct models, the clusters of k-means on the models, given the true k.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class NetworkSettings(Settings):
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
-        """Planted population of a repetition."""
+        """Settings of the planted clients of a repetition."""
         return PlantedSettings(
             clients=self.clients,
             clusters=self.clusters,
@@ -147,14 +147,16 @@ def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
 
 
 def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
-    """Train a method at each of its S values of `SWEPT` in one program: a fit whose runs [S] are these values.
+    """Train a method in one program at each of S values of its parameter in `SWEPT`.
+
+    The returned fit has one run for each value, [S].
 
     Args:
       method: method of `METHODS`.
       federation: m clients with d features and two classes; all of them take part in every round.
       graph: the clients' neighbours, for the network lasso.
-      given: values (``strengths``), rounds, steps and rate. pFedMe's w goes half the way to theta in a step at every
-        lambda: eta lambda = 1/2.
+      given: values (``strengths``), rounds, steps and rate. For every lambda, pFedMe's rate eta (``lr_global``) is set
+        so that eta lambda = 1/2: a step moves w half of the way to theta.
     """
     values = np.array(given.strengths, np.float32)
     hyper: dict[str, Any] = {"lr": given.rate}
@@ -208,7 +210,9 @@ def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
 
 
 def distinct(models: np.ndarray, k: int) -> np.ndarray:
-    """Cluster of each of m models [m, d]: equal models share one; if there are more than k, k-means decides."""
+    """Cluster of each of m models [m, d]: equal models share a cluster; if there are more than k distinct models,
+    k-means decides.
+    """
     _, same = np.unique(models, axis=0, return_inverse=True)
     if same.max() < k:
         return same.reshape(-1)

@@ -224,7 +224,7 @@ class Summaries(NamedTuple):
       first, second: the two columns, [m] each.
       ignored: names of the other columns.
       covariate_names: names of the covariates as given, [k].
-      covariates: their columns, [m, k].
+      covariates: values of the covariates, [m, k].
       groups: names of the clients' groups, [m]; None without groups.
       weights: numbers of at least zero, [m]; None without weights.
     """
@@ -245,9 +245,9 @@ class Fitted(NamedTuple):
     """Results of a fit.
 
     Attributes:
-      facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
-      columns: columns of ``estimates.csv`` beside the clients' names, [m] each.
-      files: further tables, by the name of their file.
+      facts: facts about all clients, as JSON, with the ``mean`` under ``estimated``.
+      columns: columns of ``estimates.csv`` in addition to the clients' names, [m] each.
+      files: further tables, by the names of their files.
     """
 
     facts: dict[str, Any]
@@ -268,15 +268,15 @@ def read(
     Args:
       table: a row for each client.
       covariates: names of further columns of numbers.
-      client: column with the clients' names; one called client or id unless given.
+      client: name of the column with the clients' names; by default, the column called client or id.
       groups: name of a column that names each client's group.
       weights: name of a column of numbers of at least zero.
 
     Raises:
-      JaxpflError: a table without such a pair or with two of them, clients of which no column is named, a covariate,
-        groups or weights that do not name a column of their own, a cell that is not a finite number, a standard error,
-        trials or an exposure that is not above zero, a weight below zero, an empty name (with the line), a client that
-        is named twice, or one that is the sum of all others.
+      JaxpflError: if the table has no such pair or several; if no column names the clients; if a covariate, ``groups``
+        or ``weights`` is not the name of a column, or a column is used twice; if a cell is not a finite number; if a
+        standard error, trials or an exposure is not above zero, or a weight is below zero; if a name is empty (the
+        message gives the line); if a client is named twice; or if a client is the sum of all others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
@@ -322,12 +322,12 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
     Args:
       path: file to read; see `read`.
-      given: settings; the ones for simulated clients must keep their defaults.
+      given: settings; those for simulated clients must have their defaults.
       options: a `NormalMeansOptions`.
 
     Raises:
-      JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
-        and as the fits.
+      JaxpflError: if the file is bad, the level is outside (0, 1), or an option does not apply to the file or excludes
+        another option; also as in the functions that fit.
     """
     eb.level_within(options.level, np.float64)
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
@@ -361,7 +361,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
 
 def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
-    """Refuse options that would be ignored for a file or beside others.
+    """Raise an error for options that would be ignored for this file or together with other options.
 
     Raises:
       JaxpflError.

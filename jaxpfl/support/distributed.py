@@ -1,7 +1,7 @@
 """Start of a run of several processes, on one host or many, by JAX's own runtime.
 
-Each process calls `start` before anything else of JAX; the devices of all of them then are one mesh, over which clients
-are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
+Each process calls `start` before any other use of JAX; the devices of all processes then form one mesh, over which
+clients are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown
 
 HEARTBEAT_SECONDS = 30
-"""Silence after which a process counts as lost; if it ends, its connections close, which is noticed at once."""
+"""Seconds of silence after which a process counts as lost; if a process ends, its connections close, which is noticed
+at once.
+"""
 START_SECONDS = 300
-"""Time that the processes have to find each other."""
+"""Seconds that the processes have to find each other."""
 WAIT_SAID_SECONDS = 5
-"""Wait for the others after which the user is notified."""
+"""Seconds of waiting for the other processes after which the user is notified."""
 AUTOMATIC = "auto"
-"""An address that stands for the one announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
+"""An address that stands for the address announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LEAST_TOKEN = 16
 
 _LOST = ("gloo", "nccl", "connection reset", "connection closed", "socket closed", "coordination service", "heartbeat")
-"""Words of XLA's errors where a process cannot be reached."""
+"""Words in XLA's errors that mean that a process cannot be reached."""
 
 
 class _Peer(NamedTuple):
-    """A process of this run: its host and its number there."""
+    """A process of this run: its host and its process id on that host."""
 
     host: str
     pid: int
@@ -71,7 +73,8 @@ def start(
 ) -> None:
     """Join the processes of a run, before any other use of JAX.
 
-    All three are found automatically under Slurm, Open MPI, Kubernetes and on a Cloud TPU::
+    Address, number of processes and number of this process are found automatically under Slurm, Open MPI, Kubernetes
+    and on a Cloud TPU::
 
         from jaxpfl.support import distributed
 
@@ -85,14 +88,15 @@ def start(
       processes: number of processes.
       process: number of this process, from 0.
       token: secret of at least 16 characters, the same in every process; the environment variable
-        JAXPFL_DISTRIBUTED_TOKEN unless given. Needed unless the address is the loopback (localhost).
-      cpu_devices: devices of this process where JAX runs on the CPU, the same number in each.
-      timeout: seconds to wait for the others.
-      on_wait: called once with a line for the user, from a thread, if the others do not come within a few seconds.
+        JAXPFL_DISTRIBUTED_TOKEN unless given. A token is needed unless the address is the loopback (localhost).
+      cpu_devices: number of devices of this process if JAX runs on the CPU, the same number in every process.
+      timeout: seconds to wait for the other processes.
+      on_wait: called once with a line for the user, from a thread, if the other processes do not come within a few
+        seconds.
 
     Raises:
-      JaxpflError: for arguments that do not fit, a port that is in use, processes that do not come, and if JAX is
-        running already.
+      JaxpflError: if arguments do not fit each other, a port is in use, other processes do not come, or JAX is running
+        already.
     """
     from jax._src import xla_bridge
 
@@ -122,7 +126,9 @@ def start(
 
 
 def loss_of(error: BaseException) -> LostProcessError | None:
-    """The error for an unreachable process, if an error of XLA's means that; else None."""
+    """Return the error for an unreachable process if an error of XLA's means that a process cannot be reached,
+    otherwise None.
+    """
     if len(_peers) < 2 or isinstance(error, JaxpflError):
         return None
     text = str(error).lower()
@@ -165,7 +171,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
 
 @contextmanager
 def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
-    """Say whom this process waits for, if the block takes longer."""
+    """Say for which processes this process waits, if the block takes longer than ``seconds``."""
     if on_wait is None:
         yield
         return
@@ -198,10 +204,11 @@ def _checked_token(token: str | None, given: dict[str, Any]) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, which only its owner may read.
+    """Read the token from a file, which must be readable by its owner alone.
 
     Raises:
-      JaxpflError: for a file that others may read or have written.
+      JaxpflError: if the file cannot be read, if it belongs to another user (root excepted), or if others have any
+        access to it.
     """
     try:
         with files.opened(path) as file:
@@ -228,7 +235,7 @@ def _bind_address(address: str, timeout: int) -> str:
     """The address in numbers at which process 0 listens, the named one; JAX ends by a fault where it cannot.
 
     Raises:
-      JaxpflError: for a port that is in use, and an address that is not this host's.
+      JaxpflError: if the port is in use, or the address does not belong to this host.
     """
     bind = os.environ.get(_BIND_VARIABLE, address)
     why, until = "", time.monotonic() + timeout
@@ -267,7 +274,9 @@ def _reason(error: Exception, address: str | None, timeout: int) -> str:
 
 
 def _abandon() -> None:
-    """Make JAX forget a start that failed: at its end it would wait for the others, and complain."""
+    """Make JAX forget a start that failed: when the process ends, JAX would otherwise wait for the other processes and
+    complain.
+    """
     from jax._src.distributed import global_state as state
 
     global _begun

@@ -76,7 +76,12 @@ def test_test_users_come_unseen(capsys, tmp_path):
     assert experiment.unseen.client_ids.tolist() == [4, 5]
     np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
     refusals = {
-        ("data", "convert", "--output", str(tmp_path / "made")): "a saved federation is already split",
+        (
+            "data",
+            "convert",
+            "--output",
+            str(tmp_path / "made"),
+        ): "unseen_clients = test: a saved federation has no clients of test users",
         (
             "data",
             "describe",

@@ -102,7 +102,7 @@ WRONG = {
         "client.update must return (state, Upload, metrics), got 2 values",
     ),
     "one value": ({"update": lambda state, upload, metrics: upload.total}, "(state, Upload, metrics), got a dict"),
-    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "the Upload has type int"),
+    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "the second value has type int"),
     "no message": ({"sent": lambda message: message.shared}, "server.broadcast must return a Message, got a dict"),
     "messages that are numbers": (
         {"sent": lambda message: message._replace(per_client=(1.0,))},

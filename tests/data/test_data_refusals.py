@@ -102,6 +102,11 @@ FILES: list[tuple[dict[str, Any], Callable[[Path], Any], str]] = [
         "column 'heating' has 10 different texts in 10 rows, too many for categories",
     ),
     ({"own.csv": TAG}, table(TableOptions("calm,dry,calm"), None), "target names the column 'calm' twice"),
+    (
+        {"own.csv": "y,client\n1,a\n2,b\n"},
+        table(TableOptions("y", "client"), "regression"),
+        "only of labels and clients: y, client",
+    ),
     ({"own.csv": TAG}, table(TableOptions("calm,y"), "multilabel"), "line 2: multilabel needs labels 0 or 1, .* 2.5"),
     ({}, of("digits", table=PRICE), "target applies to csv:FILE, not to digits"),
     ({"a.csv": "who,token,count\na,b,1\n"}, tokens, "needs the header user,token,count, got 'who,token,count'"),
@@ -286,6 +291,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (split(test_share=1.0), "test_share must be >= 0 and < 1, got 1"),
     (split(split_seed=-1), "split_seed must be at least 0, got -1"),
     (split(TOY._replace(num_classes=2)), r"labels must lie in 0 .. 1"),
+    (split(TOY._replace(y_train=np.stack([TOY.y_train] * 2, 1))), r"needs integer labels \[N\], got int\d+ \[60, 2\]"),
     (split(TOY._replace(x_test=TOY.x_train)), "give x_test and y_test, or neither"),
     (split(TOY._replace(y_train=TOY.y_train[:5])), "60 inputs but 5 labels"),
     (

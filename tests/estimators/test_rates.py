@@ -210,5 +210,5 @@ def test_covariates_that_leave_no_fit_are_refused(x, said):
 def test_a_covariate_that_separates_clients_without_events_is_refused():
     z, n, x = data(False)
     z[0], x[:, 0] = 0, np.arange(len(z)) == 0
-    with pytest.raises(JaxpflError, match="x separates clients without events"):
+    with pytest.raises(JaxpflError, match="x separates the clients without events"):
         ebpoisson_regression(z, n, x)

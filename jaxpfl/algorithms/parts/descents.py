@@ -1,8 +1,9 @@
-"""Descents of a client, and their optimizer states kept from one of its rounds to the next.
+"""Descents of a client whose optimizer states are kept from one round of the client to its next.
 
-A client that keeps them goes on in its next round with the momentum or the moments that its last one left, however many
-rounds it was out of the cohort and whatever model it then starts from. Rounds outside the cohort (`Client.idle`) and
-personalisation begin with new states and leave the kept ones alone. They never leave the client.
+A client that keeps its optimizer states begins a round with the momentum or the moments at the end of its previous
+round, however many rounds it was out of the cohort and whatever model it now starts from. Rounds outside the cohort
+(`Client.idle`) and personalisation begin with new optimizer states and do not change the kept states. The kept states
+never leave the client.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
 
 
 class Descent(NamedTuple):
-    """State of a descent: the parameters, and the optimizer state (empty for plain SGD)."""
+    """State of a descent: the parameters and the optimizer state, which is empty for plain SGD."""
 
     params: PyTree
     memory: PyTree
 
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
-        """Descent with a new optimizer state."""
+        """Return a descent from ``params`` with a new optimizer state."""
         return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
-        """One step; with `LocalWork.descent` of SGD, to ``params - rate (gradient + weight_decay params)``."""
+        """Take one step. With SGD as `LocalWork.descent`, it leads to ``params - rate (gradient + weight_decay
+        params)``.
+        """
         updates, memory = optimizer.update(gradient, self.memory, self.params)
         return Descent(optax.apply_updates(self.params, updates), memory)
 
 
 class Kept(NamedTuple):
-    """State of a client: the method's own, and the optimizer states of its last round.
+    """State of a client: its state in the method itself, and the optimizer states at the end of its last round.
 
     Attributes:
-      own: the method's.
-      memories: one for each descent of a round, in its order; not read before the client's first round.
-      rounds: [] int32, its rounds in the cohort so far.
+      own: the client's state in the method itself.
+      memories: optimizer states at the end of the client's last round, one for each descent (`Descent`) of the round,
+        in the order in which the descents run; not read before the client's first round.
+      rounds: [] int32, the number of rounds so far with the client in the cohort.
     """
 
     own: PyTree
@@ -53,7 +57,9 @@ class Kept(NamedTuple):
 
 
 class _Round:
-    """The descents of the round that is being traced: states to start from, None for new ones, and those at the end."""
+    """Descents of the round that is being traced: their optimizer states at its start (None for new ones) and at its
+    end.
+    """
 
     def __init__(self, kept: Kept | None):
         self.kept, self.started, self.ends = kept, 0, []
@@ -76,7 +82,7 @@ def _is_descent(node: object) -> bool:
 
 
 def resume_memories(carry: PyTree) -> PyTree:
-    """Start of local steps, its descents with the kept states where there are any."""
+    """Return the start of local steps, in which descents have the kept optimizer states if there are any."""
     now = _round.get()
     if now is None or now.kept is None:
         return carry
@@ -92,18 +98,20 @@ def resume_memories(carry: PyTree) -> PyTree:
 
 
 def record_memories(carry: PyTree) -> PyTree:
-    """End of local steps, unchanged; the states of its descents are recorded to be kept."""
+    """Record the optimizer states of the descents at the end of local steps, and return the end unchanged."""
     if (now := _round.get()) is not None:
         now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]
     return carry
 
 
 def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
-    """An algorithm whose clients keep their optimizer states; of a pooled one, whose client does so already, itself.
+    """Return the algorithm with clients that keep their optimizer states.
+
+    The client of a pooled algorithm keeps its states already; such an algorithm is returned as it is.
 
     Args:
-      algorithm: any whose local steps are `local_work.run_steps`, called outside of branches and loops.
-      splits: one client's, as arrays or shapes; for the shapes of the states.
+      algorithm: any algorithm whose local steps are taken by `local_work.run_steps`, called outside branches and loops.
+      splits: the examples of one client, as arrays or shapes, from which the shapes of the states follow.
     """
     if algorithm.pooled:
         return algorithm

@@ -1,4 +1,4 @@
-"""Fine-tuning: local steps of a client from what it receives, before it predicts."""
+"""Fine-tuning: local steps that a client takes, before it predicts, from the model that it receives."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:
-    """Local work of fine-tuning; None for no step.
+    """Return the local work of fine-tuning, or None if fine-tuning has no steps.
 
     Args:
       method: the method's name, for errors.
       work: local work in a round.
       steps: the option ``fine_tune_steps``.
-      epochs: the option ``fine_tune_epochs``; 0 for ``steps``.
+      epochs: the option ``fine_tune_epochs``. If 0, ``steps`` is used; otherwise ``steps`` is ignored.
 
     Raises:
-      JaxpflError: for a negative number of either.
+      JaxpflError: if ``steps`` or ``epochs`` is negative.
     """
     for name, value in (("fine_tune_steps", steps), ("fine_tune_epochs", epochs)):
         if value < 0:
@@ -35,7 +35,7 @@ def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork 
 
 
 def step_count(tuning: LocalWork | None) -> int | LocalEpochs:
-    """Gradients of fine-tuning, as `Gradients.personalize`."""
+    """Return the number of gradients that fine-tuning takes, in the form of `Gradients.personalize`."""
     return 0 if tuning is None else tuning.own_steps or tuning.steps
 
 
@@ -50,8 +50,9 @@ def fine_tuned(
     round_steps: int,
     factor: Scalar = 1.0,
 ) -> PyTree:
-    """Parameters after fine-tuning from ``params`` at ``factor`` times the learning rate of the last round, of
-    ``round_steps`` steps.
+    """Return the parameters after fine-tuning from ``params``.
+
+    The learning rate is ``factor`` times that of the last round, in which a client took ``round_steps`` steps.
     """
     if tuning is None:
         return params

@@ -32,7 +32,9 @@ WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
-    """Mini-batch of b slots: inputs [b, ...] (zero where not valid), labels [b], and a mask of real slots, [b]."""
+    """Mini-batch of b slots: inputs [b, ...], labels [b], and the mask [b] of slots that hold an example; inputs are
+    zero elsewhere.
+    """
 
     x: PyTree
     y: Array
@@ -44,36 +46,38 @@ class Batch(NamedTuple):
         return cls(data.x, data.y, data.mask)
 
     def mean(self, values: Array) -> Array:
-        """Mean of per-example values [b] over the real examples."""
+        """Mean of per-example values [b] over the slots that hold an example."""
         return trees.valid_mean(self.valid, values)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """Static choices of a round: the clients' training and the server's use of the uploads.
+    """Static settings of a round, for the clients' training and the server's use of the uploads.
 
     Attributes:
-      sizes: numbers of training examples by client, on the host; static bounds of the compiled program.
-      steps: tau, local steps in a round; if work is in epochs, the largest number that any client takes.
+      sizes: each client's number of training examples, on the host; the static bounds of the compiled program follow
+        from these numbers.
+      steps: tau, the number of local steps in a round; if work is in epochs, the largest number of steps that any
+        client takes.
       batch_size: b; a client with fewer examples uses all of them.
-      draw: drawing of mini-batches: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
+      draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
       optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every
         round unless kept.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
-      weighting: clients' weights in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
-      privacy: the mechanism of differential privacy. `privatize` applies it to any sum of uploads; methods use it for
-        noise in every step (`released`) and for private servers of their own (AdaMix).
+      weighting: clients' weights in the mean, for methods that weigh clients: ``examples`` or ``uniform``.
+      privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads; methods
+        use it for noise in every step (`released`), and AdaMix for its private server.
       unseen: number of clients, the last of ``sizes``, that are never trained.
       graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
-      epochs: E, passes in a round over a client's own examples; None where all clients take ``steps``.
-      schedule: factors on the rates over the run, which the engine applies around any method (`schedules.scheduled`);
-        None for each method's own decay.
-      clip: the largest global norm of a step's gradient (`descent`); None for any.
-      keeps_optimizer: clients keep their optimizer states (`descents.keeping`), which the engine sees to.
-      augment: augmentation of every batch; None for the examples as they are.
+      epochs: E, the number of passes in a round over a client's own examples; None if all clients take ``steps`` steps.
+      schedule: factors on the learning rates over the run, which the engine applies around any method
+        (`schedules.scheduled`); None if each method decays its rates itself.
+      clip: the largest global norm of a step's gradient (`descent`); None for no limit.
+      keeps_optimizer: whether clients keep their optimizer states; the engine then applies `descents.keeping`.
+      augment: augmentation of every batch; None for no augmentation.
 
     Raises:
-      JaxpflError: if an optimizer or its argument, or the weighting is unknown.
+      JaxpflError: if an optimizer, an optimizer's argument or the weighting is unknown.
     """
 
     sizes: np.ndarray
@@ -94,19 +98,19 @@ class LocalWork:
 
     @property
     def own_steps(self) -> LocalEpochs | None:
-        """Number of steps by a client's examples; None where all clients take ``steps``."""
+        """Number of steps as a function of a client's number of examples; None if all clients take ``steps`` steps."""
         return None if self.epochs is None else LocalEpochs(self.epochs, self.batch_size)
 
     def replace_epochs(self, epochs: int) -> LocalWork:
-        """The same work in passes over each client's own examples."""
+        """Return the same local work with ``epochs`` passes over each client's own examples."""
         steps = int(LocalEpochs(epochs, self.batch_size).on_host(self.sizes).max(initial=1))
         return replace(self, steps=steps, epochs=epochs)
 
     def refuse_mixing(self, method: str) -> None:
-        """Refuse mixed examples, of a method that reads labels beside the loss.
+        """Raise an error if augmentation mixes examples (mixup); for methods that use labels outside the loss.
 
         Raises:
-          JaxpflError: with the method's name.
+          JaxpflError: if ``augment`` mixes examples; the message names the method.
         """
         if self.augment is not None and self.augment.mixes:
             raise JaxpflError(f"{method} does not support augment = mixup: it needs one label for each example")
@@ -132,11 +136,15 @@ class LocalWork:
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """Gradient of uploaded parameters, clipped and noised where `step_noise` asks for it; ``key`` is the step's."""
+        """Return the gradient of uploaded parameters, clipped and noised if there is `step_noise`; ``key`` is the key
+        of the step.
+        """
         return gradient if self.step_noise is None else self.step_noise.release_gradient(key, gradient)
 
     def batches(self, steps: int, own: LocalEpochs | None = None) -> batching.Batching:
-        """Batches of ``steps`` steps in a round, or fewer by a client's ``own`` examples.
+        """Plan the batches of a round of ``steps`` steps.
+
+        With ``own``, work is in epochs, and clients with fewer examples take fewer steps.
 
         Raises:
           JaxpflError: for an unknown ``draw``, or a batch size below one.
@@ -144,23 +152,25 @@ class LocalWork:
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
-        """Client optimizer at a learning rate, of ``gradient + weight_decay parameters``.
+        """Return the client optimizer at a learning rate, applied to ``gradient + weight_decay parameters``.
 
-        An optimizer with a weight decay of its own (``adamw``) applies that as well, decoupled from the gradient.
-        Where gradients are to be clipped, ``min(1, clip / |gradient|)`` times the gradient takes its place.
+        An optimizer with a weight decay of its own (``adamw``) applies its own decay as well, decoupled from the
+        gradient. If gradients are to be clipped, the gradient is first multiplied by ``min(1, clip / |gradient|)``.
         """
         steps = optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate)
         return optax.chain(*steps) if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), *steps)
 
 
 def steps_within(steps: int, limit: Scalar) -> Scalar:
-    """Number of steps taken, the lesser of ``steps`` and ``limit``; a Python int where both are."""
+    """Return the number of steps taken, the lesser of ``steps`` and ``limit``; a Python int if both are Python ints."""
     # A Python int keeps the trip count static; min() on a tracer would not.
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
 
 
 def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
-    """Gradient counts of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
+    """Return the gradient counts of a client that takes ``steps`` steps of ``each`` gradients in every round, in the
+    cohort or outside it.
+    """
     return Gradients(
         update=lambda limit, message: each * steps_within(steps, limit),
         personalize=personalize,
@@ -169,13 +179,17 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
 
 
 Step = Callable[..., tuple[PyTree, Metrics]]
-"""``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, one argument more for each."""
+"""``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, each further batch is a further
+argument.
+"""
 
 _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 
 
 def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
-    """Mean loss of the task over a batch, as ``(parameters, key, batch) -> []``; the key is for dropout."""
+    """Return the function ``(parameters, key, batch) -> []``, the task's mean loss over a batch; the key is for
+    dropout.
+    """
 
     def loss(params: PyTree, key: Key, batch: Batch) -> Array:
         return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
@@ -184,7 +198,10 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
 
 
 def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
-    """`batch_loss` and its gradient; of guarded examples NaN and the noisy mean of their clipped gradients."""
+    """Return the function that gives `batch_loss` and its gradient.
+
+    If examples are guarded, the loss is NaN, and the gradient is the noisy mean of the examples' clipped gradients.
+    """
 
     def example_loss(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
         return task.loss(task.model.apply(params, x, key=key, train=True), y)
@@ -200,10 +217,12 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
 
 
 def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
-    """`loss_gradient`, zero for running statistics, and these as the batch moved them; None for a model without any.
+    """Return the function that gives `loss_gradient` and the running statistics that the batch has moved.
+
+    The gradient is zero for running statistics. Statistics are None for a model without any.
 
     Raises:
-      JaxpflError: for guarded examples of such a model.
+      JaxpflError: for guarded examples of a model with running statistics.
     """
     plain, statistics = loss_gradient(task), task.model.statistics
 
@@ -236,21 +255,21 @@ def run_steps(
     batches_each: int = 1,
     beside: PyTree = None,
 ) -> tuple[PyTree, Metrics]:
-    """Run ``steps`` local steps, or ``ctx.step_limit`` where that is less.
+    """Run ``steps`` local steps, or ``ctx.step_limit`` steps if that is less.
 
     Args:
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
       data: the client's examples.
       step: ``(key, carry, batch) -> (carry, metrics)``.
-      carry: what the steps hand on.
+      carry: state that each step receives from the step before it.
       metrics: names of the scalars that ``step`` returns.
-      steps: tau unless given, or the client's own number where the work is in epochs.
-      batches_each: how many mini-batches, drawn one after the other, each step is given.
-      beside: rows that travel with the client's examples, a tree of [capacity, ...]: a batch's x is then the pair of
-        inputs and these.
+      steps: number of steps; tau unless given, or the client's own number of steps if the work is in epochs.
+      batches_each: number of mini-batches that each step receives, drawn one after the other.
+      beside: a tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then
+        the pair of the inputs and the rows of ``beside``.
 
     Returns:
-      The final carry, and each metric's mean over the steps taken.
+      The carry after the last step, and each metric's mean over the steps taken.
     """
     own = work.own_steps if steps is None else None
     steps = work.steps if steps is None else steps
@@ -311,7 +330,7 @@ def run_steps(
 
 
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
-    """The nth batch of a step, augmented; rows that travel beside its inputs stay as they are."""
+    """Return the nth batch of a step with augmented inputs; rows of ``beside`` do not change."""
     if beside is not None and augment.mixes:
         raise JaxpflError("this method does not support augment = mixup: it holds a value for each example")
     x, rows = (batch.x, None) if beside is None else batch.x
@@ -320,7 +339,7 @@ def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: 
 
 
 def _batch(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
-    """Batch of a step, with its rows of ``beside``."""
+    """Return the batch of a step, with the rows of ``beside`` that belong to its examples."""
     batch = Batch(*batching.take(data, indices, valid, plan))
     if beside is None:
         return batch
@@ -341,13 +360,14 @@ def train(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[Descent, Metrics]:
-    """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+    """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` if an anchor is given.
 
-    Where the result is ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among the
-    parameters follow the batches; neither the optimizer nor the proximal term moves them.
+    If the result is ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among the parameters
+    are updated from the batches; neither the optimizer nor the proximal term changes these statistics.
 
     Returns:
-      The final descent, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+      The descent after the last step, and ``{"train_loss": ...}``, the mean over the steps of the mini-batch loss
+      without the proximal term.
     """
     loss, statistics = observed_gradient(task), task.model.statistics
 
@@ -381,10 +401,10 @@ def sgd(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[PyTree, Metrics]:
-    """Local training from ``params`` by the client optimizer (plain SGD by default) with a new state.
+    """Train locally from ``params`` with the client optimizer (plain SGD by default), whose state starts anew.
 
     Returns:
-      The parameters, and the metrics of `train`.
+      The trained parameters, and the metrics of `train`.
     """
     optimizer = work.descent(rate, weight_decay)
     start = Descent.start(optimizer, params)

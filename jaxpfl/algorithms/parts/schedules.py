@@ -11,14 +11,15 @@ the place of the method's own ``lr_decay``. With w rounds of warm-up, :math:`s =
    f^{\lfloor s / k \rfloor} &\quad\text{(step)} \\
    f^s &\quad\text{(exponential)}
 
-with e the ``end``, f the ``factor`` and k ``every``. It is a function of the round, not of the client's own rounds, and
-constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``, Per-FedAvg's ``alpha``) and the
-server's are not scheduled. A schedule is of training alone: personalisation after it (fine-tuning, say) and the
-adaptation of new clients take the rates themselves, as a model tuned at the end of a cosine would not move.
+where e is ``end``, f is ``factor`` and k is ``every``. The factor depends on the round of the run, not on the number of
+rounds of a client, and is constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``,
+Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies to training alone: personalisation
+after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because at the end of a
+cosine schedule a fine-tuned model would not move.
 
-A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when it begins. Its values
-are factors as those above: a schedule of the rate itself would be multiplied by the rate once more, so that one whose
-largest value is not 1 is refused.
+A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when the run begins. The
+function's values are factors like those above. A schedule of the rate itself would be multiplied by the rate once more;
+a function whose largest value is not 1 is therefore refused.
 
 Reference of the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).
@@ -53,10 +54,10 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OWN = "decay"
-"""Name of the schedule that each method has of its own, by ``lr_decay`` and ``decay_every``."""
+"""Name of the schedule that leaves each method its own decay, given by ``lr_decay`` and ``decay_every``."""
 
 Factors = Callable[[Any], Any]
-"""The factor on every rate in a round, the first being 0; JAX must be able to trace it."""
+"""Function from a round, counted from 0, to the factor on every rate in that round; JAX must be able to trace it."""
 
 _TABLE = "table"
 _WARMUP = {"warmup": 0.0}
@@ -68,7 +69,7 @@ SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
     "step": {"every": None, "factor": 0.1} | _WARMUP,
     "exponential": {"factor": 0.99} | _WARMUP,
 }
-"""Name -> its arguments with their defaults; None for one that must be given."""
+"""Arguments of each schedule, by name, with their defaults; None for an argument that must be given."""
 
 _ROUNDING = 1e-5  # of a schedule computed in single precision
 _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Range(1), "warmup": Range(0)}
@@ -76,13 +77,14 @@ _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Ra
 
 @struct.dataclass
 class Schedule:
-    """A schedule with its numbers, traced, so that runs of other lengths or arguments share a program.
+    """A schedule with its numbers. The numbers are traced, so that runs of different lengths or arguments share a
+    program.
 
     Attributes:
       name: a name in `SCHEDULES`, or the name that `tabulated` gives.
-      rounds: R.
+      rounds: R, the number of rounds of the run.
       table: factors of the first rounds, for a function; the last factor holds for all later rounds.
-      warmup, end, factor, every: the schedule's arguments; unused ones are not read.
+      warmup, end, factor, every: the schedule's arguments; arguments that the schedule does not have are not read.
     """
 
     name: str = struct.field(pytree_node=False)
@@ -120,10 +122,12 @@ class Schedule:
 
 
 def resolve(given: str | Factors, rounds: int) -> Schedule | None:
-    """Build a schedule for a run of ``rounds`` rounds from a text or a function; None for each method's own.
+    """Build a schedule for a run of ``rounds`` rounds from its text form or a function.
+
+    Returns None for the text that leaves each method its own decay (`OWN`).
 
     Raises:
-      JaxpflError: as `parse` and `tabulated`.
+      JaxpflError: as in `parse` and `tabulated`.
     """
     return parse(given, rounds) if isinstance(given, str) else tabulated(given, rounds)
 
@@ -137,8 +141,8 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
       (1.0, 0.75, 0.5, 0.25)
 
     Raises:
-      JaxpflError: for a function that JAX cannot trace, and factors that are not one number for each round, not within
-        [0, 1], or whose largest is not 1.
+      JaxpflError: if JAX cannot trace the function, if it does not return one real number for each round, if a factor
+        is outside [0, 1], or if the largest factor is not 1.
     """
     try:
         factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)))
@@ -163,15 +167,17 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
 
 
 def parse(text: str, rounds: int) -> Schedule | None:
-    """Build a schedule for a run of ``rounds`` rounds from a text; None for each method's own.
+    """Build a schedule for a run of ``rounds`` rounds from its text form.
+
+    Returns None for the text that leaves each method its own decay (`OWN`).
 
     Examples:
       >>> parse("step:every=30,factor=0.5", 100).every
       30.0
 
     Raises:
-      JaxpflError: for an unknown name or argument, a missing argument, a value outside its range, and a warm-up that
-        does not end within the run.
+      JaxpflError: if a name or argument is unknown, an argument is missing, a value is outside its range, or the
+        warm-up does not end within the run.
     """
     name, given = choices.parse("lr_schedule", text, SCHEDULES)
     values = dict(SCHEDULES[name])
@@ -194,29 +200,29 @@ def parse(text: str, rounds: int) -> Schedule | None:
 
 
 def depends_on_rounds(text: str) -> bool:
-    """True if the schedule of a text changes where a run is given more rounds."""
+    """True if the schedule that a text describes depends on the number of rounds of the run."""
     return text.partition(":")[0] in ("cosine", "linear")
 
 
 @struct.dataclass
 class ScheduledHyper:
-    """Hyper-parameters of a method, and the schedule of its rates."""
+    """Hyper-parameters of a method, and the schedule of the method's rates."""
 
     method: Any
     schedule: Schedule
 
     def values(self, round: Scalar) -> Any:
-        """The method's hyper-parameters in a round."""
+        """The method's hyper-parameters in a round, with scheduled rates."""
         return _scaled(self.method, self.schedule.value(round))
 
     @property
     def undecayed(self) -> Any:
-        """The method's hyper-parameters after training, whose rates are those given."""
+        """The method's hyper-parameters after training, with the rates as given."""
         return _scaled(self.method, 1.0)
 
 
 def unscheduled(hp: PyTree) -> PyTree:
-    """Hyper-parameters, a wrapper's too, whose schedule is the constant one."""
+    """Hyper-parameters (also those of a wrapper) in which the schedule is replaced by the constant one."""
 
     def constant(node: Any) -> Any:
         return ScheduledHyper(node.method, Schedule("constant", 1.0)) if isinstance(node, ScheduledHyper) else node
@@ -225,7 +231,7 @@ def unscheduled(hp: PyTree) -> PyTree:
 
 
 def _scaled(hp: Any, factor: Scalar) -> Any:
-    """Hyper-parameters whose decaying rates are multiplied by a factor, and do not decay otherwise."""
+    """Hyper-parameters in which every decaying rate is multiplied by a factor and has no other decay."""
     fields = dataclasses.fields(hp)
     values = {field.name: getattr(hp, field.name) * factor for field in fields if field.metadata["decays"]}
     if any(field.name == "lr_decay" for field in fields):
@@ -234,7 +240,7 @@ def _scaled(hp: Any, factor: Scalar) -> Any:
 
 
 def scheduled(algorithm: Algorithm, hp: Any, schedule: Schedule) -> tuple[Algorithm, ScheduledHyper]:
-    """An algorithm whose rates follow a schedule, and its hyper-parameters."""
+    """Return an algorithm whose rates follow a schedule, and the hyper-parameters of that algorithm."""
     clients, server = tuple(map(_client, algorithm.clients)), _server(algorithm.server)
     return algorithm._replace(clients=clients, server=server), ScheduledHyper(hp, schedule)
 

@@ -1,7 +1,8 @@
-"""Tables in CSV text: columns by the names in the first line, and the column that names the clients.
+"""Tables in CSV text, whose first line names the columns, and the column that names the clients.
 
-The separator is the mark that divides the first line into most names; the decimal mark is detected from the numbers.
-Both may be given instead. What a column holds is never guessed: its name says it.
+The separator is the mark that divides the first line into the most names; the decimal mark is detected from the
+numbers. Separator and decimal mark may be given instead. The meaning of a column is never guessed from its cells: its
+name determines it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SEPARATORS: dict[Separator, str] = {"tab": "\t", "semicolon": ";", "bar": "|", "
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
 """Cells without a value, in any case."""
 CLIENT_NAMES = ("client", "id")
-"""Columns that name the clients without being asked for, in any case."""
+"""Names (in upper or lower case) of columns that are taken as the clients' names if no column is given."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
 _PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without a step back: cells may be long
@@ -48,10 +49,10 @@ class Table(NamedTuple):
 
     Attributes:
       path: file, for messages.
-      cells: text without surrounding space, "" where a row is short; columns have the names of the first line, the
-        index is the line of each row, counted from 1.
-      separator, decimal: marks of the text.
-      missing: cells without a value, in lower case.
+      cells: text without surrounding space, "" where a row is too short; columns have the names in the first line, and
+        the index holds the line number of each row, counted from 1.
+      separator, decimal: the separator and the decimal mark of the text.
+      missing: words that mark a cell without a value, in lower case.
     """
 
     path: Path
@@ -71,14 +72,14 @@ class Table(NamedTuple):
         return self.cells.index.tolist()
 
     def is_missing(self, cell: str) -> bool:
-        """True if a cell has no value: it is empty, or a word for it."""
+        """True if a cell has no value: it is empty, or holds a word in ``missing``."""
         return cell.lower() in self.missing
 
     def find(self, name: str, what: str = "column") -> str:
-        """The column of that name, in any case where no other differs in the case alone.
+        """Find the column of a name; upper and lower case are equal unless two columns differ in case alone.
 
         Raises:
-          JaxpflError: for a name that the table lacks.
+          JaxpflError: if the table has no column of that name.
         """
         near = [own for own in self.names if own.lower() == name.lower()]
         if name in self.names or len(near) != 1:
@@ -88,14 +89,15 @@ class Table(NamedTuple):
         return near[0]
 
     def clients(self, name: str | None, used: Collection[str] = ()) -> str:
-        """The column that names the clients: the one asked for, or else the one called client, or id.
+        """Find the column that names the clients: the column ``name`` if given, otherwise the column called client or
+        id.
 
         Args:
           name: column asked for.
           used: columns that hold something else.
 
         Raises:
-          JaxpflError: without such a column, with the columns and what to write.
+          JaxpflError: if there is no such column; the message lists the columns and says what to write.
         """
         if name is not None:
             return self.find(name)
@@ -117,7 +119,7 @@ class Table(NamedTuple):
         """Cells of a column.
 
         Raises:
-          JaxpflError: for a cell without a value, with its line.
+          JaxpflError: if a cell has no value; the message names the line.
         """
         cells = self.cells[name].tolist()
         for line, cell in zip(self.lines, cells, strict=True):
@@ -127,14 +129,14 @@ class Table(NamedTuple):
         return cells
 
     def parsed(self, name: str) -> np.ndarray:
-        """Numbers of a column, 1 and 0 for TRUE and FALSE; NaN where a cell has none."""
+        """Numbers of a column, with 1 and 0 for TRUE and FALSE; NaN where a cell holds no number."""
         return np.array([parse(cell, self.decimal) for cell in self.cells[name]], np.float64)
 
     def numbers(self, name: str, *, missing: bool = False) -> np.ndarray:
-        """Numbers of a column; NaN where a cell has no value, if any may be ``missing``.
+        """Numbers of a column; if values may be ``missing``, NaN where a cell has no value.
 
         Raises:
-          JaxpflError: for a cell that is not a finite number, with its line.
+          JaxpflError: if a cell is not a finite number; the message names the line.
         """
         found = self.parsed(name)
         for row in np.flatnonzero(np.isnan(found)):
@@ -158,14 +160,15 @@ def read(
 
     Args:
       path: file to read.
-      separator: mark between cells; the one that divides the first line most unless given.
+      separator: mark between cells; by default, the mark that divides the first line into the most names.
       decimal: decimal mark; detected from the numbers unless given.
-      encoding: the encoding of `text_of`.
-      missing_words: words with commas between them, in any case, for cells without a value; `MISSING` unless given.
+      encoding: the encoding, as in `text_of`.
+      missing_words: words, separated by commas and in upper or lower case, that mark a cell without a value; `MISSING`
+        unless given.
 
     Raises:
-      JaxpflError: for a file that cannot be read, has no column names, the same name twice or no rows, or has numbers
-        whose comma may stand for decimals or for thousands.
+      JaxpflError: if the file cannot be read, has no column names, the same name twice or no rows, or if the commas in
+        its numbers may separate either decimals or thousands.
     """
     cells, separator = rows(path, separator, encoding)
     if cells.empty:
@@ -190,10 +193,12 @@ def read(
 def rows(
     path: Path, separator: Separator | None = None, encoding: str | None = None
 ) -> tuple[pandas.DataFrame, Separator]:
-    """Rows of a file that are not empty, by line, as text without surrounding space, and the separator.
+    """Read the rows of a file that are not empty, as text without surrounding space, and find the separator.
+
+    The index holds the line of each row.
 
     Raises:
-      JaxpflError: a file that cannot be read, or with a row longer than the first.
+      JaxpflError: if the file cannot be read, or has a row longer than the first row.
     """
     import pandas
 
@@ -225,7 +230,7 @@ def rows(
 
 
 def parse(cell: str, decimal: Decimal) -> float | None:
-    """The finite number in a cell; None if there is none."""
+    """Return the finite number in a cell, or None if the cell holds no finite number."""
     if not _NUMBER[decimal].fullmatch(cell):
         return _TRUTH.get(cell.lower())
     value = float(cell.replace(",", "."))
@@ -233,10 +238,10 @@ def parse(cell: str, decimal: Decimal) -> float | None:
 
 
 def text_of(path: Path, encoding: str | None = None) -> str:
-    """Text of a file in an encoding; in UTF-8, or UTF-16 with a byte-order mark, unless given.
+    """Read a text file in the given encoding; by default UTF-8, or UTF-16 if the file begins with its byte-order mark.
 
     Raises:
-      JaxpflError: a file that cannot be read, and an unknown encoding.
+      JaxpflError: if the file cannot be read, or the encoding is unknown.
     """
     raw = files.contents(path, _MEMORY)
     try:
@@ -256,7 +261,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
 
 
 def _separator(first: str) -> Separator:
-    """The mark that divides a first line most; space only where no other does."""
+    """Return the mark that divides a first line into the most names; space only if no other mark divides it."""
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
     counts = []
     for mark in (SEPARATORS[name] for name in marks):
@@ -268,11 +273,12 @@ def _separator(first: str) -> Separator:
 
 
 def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decimal:
-    """The decimal mark: a comma if some numbers have one and none has a point.
+    """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: where all may be in thousands: 1,234 in every number with a comma, or 1.234 beside 567 in a column
-        of a text with semicolons or tabs, as Excel writes where a point marks thousands.
+      JaxpflError: if the mark may separate thousands in every number that has it: all numbers with a comma look like
+        1,234, or, in a text with semicolons or tabs, a column holds both 1.234 and 567, which is how Excel writes where
+        a point separates thousands.
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]

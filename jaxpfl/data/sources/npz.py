@@ -1,11 +1,12 @@
 """NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` form.
 
 An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
-position of tokens [N, T], -1 for none. It may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or
-``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels; integers [N, T] are tokens if
-the loader says so, if ``vocabulary`` holds their number, or for the task next-token; any others are numbers. Classes
-take the order of their labels, unless inputs are tokens. Nothing in a file is ever executed, arrays of Python objects
-are refused, and nothing is inflated before its header is read and the memory for it is there.
+position of tokens [N, T], where -1 means no label. The archive may hold ``x_test`` and ``y_test``, ``users_train`` and
+``users_test`` (or ``writer_...``), which say who made each example. Bytes [N, H, W] or [N, H, W, channels] are pixels.
+Integers [N, T] are tokens if the loader is told so, if the array ``vocabulary`` holds the number of tokens, or for the
+task next-token; all other inputs are numbers. Classes are numbered in the order of their labels, unless inputs are
+tokens. Nothing in a file is ever executed, arrays of Python objects are refused, and no array is inflated before its
+header has been read and there is memory for it.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _BYTES = 2**22
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """The headers of all arrays of an archive.
+    """Read the headers of all arrays of an archive.
 
     Raises:
-      JaxpflError: no such file, no archive, a damaged one, one that holds Python objects or more or less than its
-        headers say.
+      JaxpflError: if there is no such file, or it is not an archive, is damaged, holds Python objects, or holds more or
+        less data than its headers say.
     """
     found = {}
     with _archive(path) as archive:
@@ -67,12 +68,12 @@ def read_npz(
 
     Args:
       path: the file.
-      names: names of the arrays to read, all unless given; missing ones are left out.
-      in_files: inflate the arrays into temporary memory-mapped files, some bytes at a time.
-      more: bytes for which there must be room beside the arrays.
+      names: names of the arrays to read; all arrays unless given. Names that the archive lacks are left out.
+      in_files: inflate the arrays into temporary memory-mapped files, a block of bytes at a time.
+      more: number of bytes for which there must be room in addition to the arrays.
 
     Raises:
-      JaxpflError: as `read_headers`, and for arrays that do not fit into memory, or on the disk.
+      JaxpflError: as in `read_headers`, and if the arrays do not fit into memory or on the disk.
     """
     headers = read_headers(path)
     wanted = [name for name in headers if names is None or name in names]
@@ -111,14 +112,17 @@ def load_npz(
       name: name of the data set.
       path: the file.
       description: one line for display.
-      num_classes: the number of classes, which labels then number; inferred from the labels unless given.
-      task: the labels' task; inferred from their values unless given.
+      num_classes: the number of classes. If given, the labels must already be the numbers 0 to num_classes - 1;
+        otherwise the classes are inferred from the labels.
+      task: the labels' task; inferred from the values of the labels unless given.
       tokens: treat integer inputs as tokens.
-      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated some bytes at a time.
+      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated a block of bytes at a
+        time.
 
     Raises:
-      JaxpflError: as `read_npz`; for a missing array, arrays whose shapes do not fit, whole numbers as floats for
-        labels without a task, tokens or their labels beyond 32 bits, and NaN.
+      JaxpflError: as in `read_npz`; also if an array is missing, if shapes do not match one another, if no task is
+        given and the labels are floats that are all whole numbers, if tokens or their labels exceed 32 bits, and for
+        NaN.
     """
     headers = read_headers(path)
     description = description or f"arrays in {path}"
@@ -178,8 +182,10 @@ def load_npz(
 def _number_labels(
     path: Path, labels: dict[str, np.ndarray], task: str | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Labels [N] as the numbers of their classes and the classes' names, None if those are the numbers; others as they
-    are."""
+    """Return labels [N] as the numbers of their classes, and the names of the classes.
+
+    The names are None if they are the numbers themselves. Labels that are not classes are returned as they are.
+    """
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
         (np.isfinite(part) & (part == np.round(part))).all() for y in labels.values() for part in host_memory.iterate(y)
@@ -219,7 +225,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
 
 
 def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
-    """The declared number of tokens."""
+    """Return the declared number of tokens, after a check."""
     if size.shape or size.dtype.kind not in "iu" or size <= largest:
         raise JaxpflError(f"{path}: {_VOCABULARY} must be the number of tokens, above the largest, {largest}")
     return int(size)
@@ -232,7 +238,9 @@ def _is_by_position(y: np.ndarray, x: Header) -> bool:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive, whose damage is one line wherever it shows: zipfile, its codecs and NumPy's parser raise anything."""
+    """Open an archive whose damage is reported in one line: zipfile, its codecs and NumPy's parser raise many
+    exceptions.
+    """
     try:
         with opened(path) as file:
             if file.read(6) == b"\x93NUMPY":
@@ -248,7 +256,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
-    """An array in a temporary file; its header was checked."""
+    """Inflate an array, whose header has been checked, into a temporary file."""
     first = np.lib.format.read_magic(member) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(member)
@@ -273,7 +281,7 @@ def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
 
 
 def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> str | None:
-    """Prefix of the users' arrays, checked; None if the archive has none."""
+    """Check the arrays of users, and return the prefix of their names; None if the archive has no such arrays."""
     key = next((key for key in _USERS if f"{key}_train" in headers), None)
     for part in parts if key is not None else ():
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
@@ -317,7 +325,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     """Read the header of an array that must fill a file of ``size`` bytes.
 
     Raises:
-      Exception: any kind, if the header is damaged.
+      Exception: of any kind, if the header is damaged.
     """
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -333,15 +341,15 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
 
 
 def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarray:
-    """The array of a plain ``.npy`` file, whose header must fit the file's size before anything is allocated.
+    """Read the array of a plain ``.npy`` file, whose header must match the file's size before memory is allocated.
 
     Args:
       path: the file.
-      mode: map it into memory in that mode, instead of reading it; an empty array is read.
+      mode: map the array into memory in this mode instead of reading it; an empty array is always read.
 
     Raises:
       OSError: if the file is missing or cannot be read.
-      JaxpflError: if it is damaged.
+      JaxpflError: if the file is damaged.
     """
     with opened(path) as file:
         try:

@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 @settings.read_help
 @dataclasses.dataclass(frozen=True)
 class PlantedSettings:
-    """Population of planted clients."""
+    """Settings of the planted clients."""
 
     clients: int = setting(50, range=COUNT)
     """Number of clients m."""
@@ -47,7 +47,7 @@ class PlantedSettings:
         """Check that the settings are valid.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: if a setting is not valid; the message gives its name, its value, and what is allowed.
         """
         settings.check(self, prefix="planted:")
         if self.clusters > self.clients:
@@ -69,7 +69,7 @@ class Planted(NamedTuple):
 
 
 def draw_planted(given: PlantedSettings) -> Planted:
-    """Draw the clients.
+    """Draw the data of the clients.
 
     Raises:
       JaxpflError: as in `PlantedSettings.check`.
@@ -92,10 +92,12 @@ def draw_planted(given: PlantedSettings) -> Planted:
 
 
 def parse(text: str) -> PlantedSettings:
-    """Parse ``planted:clients=60,clusters=3`` to settings, the others at their defaults; ``planted`` has all defaults.
+    """Parse a text such as ``planted:clients=60,clusters=3``.
+
+    Settings that the text does not name keep their defaults, so that ``planted`` alone gives the defaults of all.
 
     Raises:
-      JaxpflError: for an unknown or repeated name, or a value of another type.
+      JaxpflError: if a name is unknown or repeated, or a value has another type than its setting.
     """
     fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
     _, given = choices.parse("data set", text, ["planted"])
@@ -108,7 +110,10 @@ def parse(text: str) -> PlantedSettings:
 
 
 def enlarged(text: str, clients: int) -> str:
-    """The name of a data set; of a planted one that does not say how many clients, with enough for so many."""
+    """Return the name of a data set.
+
+    If it is a planted data set that does not state its number of clients, the returned name states ``clients`` or more.
+    """
     name, colon, rest = text.partition(":")
     if name != "planted" or "clients=" in rest or clients <= parse(text).clients:
         return text
@@ -116,7 +121,7 @@ def enlarged(text: str, clients: int) -> str:
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw users [m n], inputs [m n, d] float32 and labels [m n] of n examples of each client, theta [m, d]."""
+    """Draw n examples of each client, given theta [m, d]: users [m n], inputs [m n, d] float32 and labels [m n]."""
     m, d = theta.shape
     users = np.repeat(np.arange(m, dtype=np.int32), n)
     x = portable.normal(rng, m * n * d).reshape(m * n, d)
@@ -128,5 +133,5 @@ def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarr
 
 
 def _sums(x: np.ndarray) -> np.ndarray:
-    """Sum of each row, in the order of its elements."""
+    """Sum of each row, added in the order of the row's elements."""
     return np.add.accumulate(x, axis=1)[:, -1]

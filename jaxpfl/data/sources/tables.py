@@ -1,9 +1,9 @@
-"""Tables of your own: ``csv:FILE`` with a column of labels and, where clients are known, a column that names them.
+"""Tables of your own: ``csv:FILE`` with a column of labels and, if clients are known, a column that names the clients.
 
-The first line names the columns. Columns of numbers are features as they are; columns of text become one feature of 0
-and 1 for each text that occurs in them. Labels that are text, or few whole numbers, are classes, in the order of their
-values; any others are real numbers for a regression, unless the task is named. Several columns of labels must hold
-numbers: if all are 0 or 1 the task is multilabel, else regression.
+The first line names the columns. Each column of numbers is a feature; each column of text becomes one feature of 0 and
+1 for each text that occurs in the column. Labels that are texts, or whole numbers with few distinct values, are
+classes, in the order of the values; all other labels are real numbers for a regression, unless the task is named.
+Several columns of labels must hold numbers: if all are 0 or 1 the task is multilabel, else regression.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from jaxpfl.support.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20
-"""Most distinct whole numbers that count as classes."""
+"""Largest number of distinct whole numbers that count as classes."""
 _MOST_TEXTS = 1000
 _MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
-"""Numbers with a mark for per cent or a currency, whose cells would be categories."""
+"""Cells with a number and a mark for per cent or a currency, which would otherwise be categories."""
 _FREE = 0.5  # of the rows: a column with as many different texts is no category
 
 
@@ -36,10 +36,10 @@ class TableOptions(NamedTuple):
 
     Attributes:
       target: column of labels; several names with commas between them.
-      client: column of the clients' names, or None.
-      missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
+      client: column of the clients' names; None if there is no such column.
+      missing: a name in `MISSING`, which says whether rows with a missing value are refused or left out with a warning.
       ignore: columns to leave out of the table, whatever they hold.
-      missing_words, encoding: the arguments of `csv_text.read`.
+      missing_words, encoding: arguments of `csv_text.read`.
     """
 
     target: str | None = None
@@ -68,12 +68,13 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     Args:
       name: name of the data set.
       path: the file.
-      options: its columns.
-      task: the labels' task; inferred from their values, with a warning that says so, unless given.
+      options: columns of the table, and the treatment of missing values.
+      task: the labels' task. Unless given, it is inferred from the values of the labels, and a warning says so.
 
     Raises:
-      JaxpflError: for a file that is not such a table, naming line and column; unknown columns; missing values; columns
-        that are neither numbers nor categories; labels that do not suit the task; and fewer than two clients.
+      JaxpflError: if the file is not such a table (the message names the line and the column), if a column is unknown,
+        if a value is missing, if a column holds neither numbers nor categories, if the labels do not suit the task, or
+        if there are fewer than two clients.
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
@@ -98,7 +99,8 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
         used = [column for column in (*targets, options.client) if column is not None]
-        raise JaxpflError(f"{path}: the table has no feature columns besides {printable(', '.join(used), 300)}")
+        whose = "labels" if options.client is None else "labels and clients"
+        raise JaxpflError(f"{path}: no columns of features, only of {whose}: {printable(', '.join(used), 300)}")
     x, users, user_names = _inputs(table, columns), None, None
     if options.client is not None:
         users, _, user_names = number_users(np.array(table.texts(options.client)), None)
@@ -113,7 +115,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
 
 def _without_missing(table: Table, missing: str) -> Table:
-    """The rows without missing values; refused where they are not to be left out."""
+    """Return the rows without missing values; raise an error if rows have missing values and are not to be left out."""
     gaps = table.cells.map(table.is_missing)
     lacking = gaps.any(axis=1).to_numpy()
     if not lacking.any():
@@ -143,7 +145,10 @@ class _Labels(NamedTuple):
 
 
 def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
-    """Labels of one or several columns; their task follows their values, with a warning, unless named."""
+    """Read the labels in one or several columns.
+
+    Unless the task is named, it follows from the labels' values, and a warning says so.
+    """
     if len(targets) > 1:
         return _several_labels(table, targets, task)
     (target,) = targets
@@ -210,7 +215,7 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def _inputs(table: Table, names: list[str]) -> np.ndarray:
-    """Features [N, d]: number columns as they are, and a 0/1 column for each text in the other columns."""
+    """Features [N, d]: the columns of numbers, and a column of 0 and 1 for each text in the other columns."""
     columns: list[np.ndarray] = []
     for name in names:
         numbers = _numbers(table, name)
@@ -230,10 +235,10 @@ def _inputs(table: Table, names: list[str]) -> np.ndarray:
 
 
 def _numbers(table: Table, name: str) -> np.ndarray | None:
-    """The numbers of a column, [N]; None for one of text.
+    """Return the numbers of a column, [N]; None for a column of text.
 
     Raises:
-      JaxpflError: for a column of numbers with some text in it, or with a mark for per cent or a currency.
+      JaxpflError: if a column of numbers has text in some cells, or marks for per cent or a currency.
     """
     found = table.parsed(name)
     wrong = np.flatnonzero(np.isnan(found))

@@ -1,4 +1,4 @@
-r"""Token counts by user, in compressed rows: their splits, synthetic users, and files.
+r"""Token counts by user, in compressed rows: splits of the counts, synthetic users, and files.
 
 Synthetic users have histograms from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1):
 
@@ -29,7 +29,7 @@ class TokenCounts(NamedTuple):
       indptr: [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
       indices: [nnz] int32, tokens, ascending for each user.
       counts: [nnz] int32, positive.
-      users: [n], the users' own names or numbers.
+      users: [n], the users' names or numbers in the data.
       vocabulary: [d], the tokens as text.
     """
 
@@ -51,7 +51,7 @@ class TokenCounts(NamedTuple):
         return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
 
     def select_users(self, chosen: np.ndarray) -> TokenCounts:
-        """The users with the given indices, in this order."""
+        """Return the counts of the users with the given indices, in the order of the indices."""
         lengths = np.diff(self.indptr)[chosen]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.indptr[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -60,9 +60,11 @@ class TokenCounts(NamedTuple):
         )
 
     def most_frequent(self, tokens: int) -> TokenCounts:
-        """Restrict the counts to the ``tokens`` most frequent tokens, most frequent first, with ties in their order.
+        """Restrict the counts to the most frequent tokens, ``tokens`` in number.
 
-        The choice depends on all users: under a privacy claim, the vocabulary must be public.
+        Tokens are sorted, the most frequent first; ties keep their order in the vocabulary.
+
+        The choice of tokens depends on all users; a privacy claim does not cover it and needs a public vocabulary.
         """
         totals = np.bincount(self.indices, self.counts, len(self.vocabulary))
         chosen = np.argsort(-totals, kind="stable")[:tokens]
@@ -72,11 +74,13 @@ class TokenCounts(NamedTuple):
         return build(self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen])
 
     def active_users(self, least: int) -> TokenCounts:
-        """The users with at least ``least`` tokens."""
+        """Return the counts of the users with at least ``least`` tokens."""
         return self.select_users(np.flatnonzero(self.sizes >= least))
 
     def divided(self, rng: np.random.Generator, train: np.ndarray) -> tuple[TokenCounts, TokenCounts]:
-        """Divide every user's tokens in two, drawn without replacement: ``train[u]`` of them, and the others."""
+        """Divide every user's tokens in two parts: ``train[u]`` tokens drawn without replacement, and the remaining
+        tokens.
+        """
         own = np.zeros_like(self.counts)
         for u, (low, high) in enumerate(zip(self.indptr, self.indptr[1:], strict=False)):
             own[low:high] = rng.multivariate_hypergeometric(self.counts[low:high], train[u], method="marginals")
@@ -91,7 +95,7 @@ class TokenCounts(NamedTuple):
 def build(
     rows: np.ndarray, indices: np.ndarray, counts: np.ndarray, users: np.ndarray, vocabulary: np.ndarray
 ) -> TokenCounts:
-    """Build token counts from entries (user, token, count) in any order, each pair once."""
+    """Build token counts from entries (user, token, count) in any order; each pair of user and token occurs once."""
     order = np.lexsort((indices, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(users)))])
     return TokenCounts(
@@ -100,7 +104,7 @@ def build(
 
 
 class Part(NamedTuple):
-    """Users' tokens in two parts: their own for estimation, and held-out ones for scoring."""
+    """Users' tokens in two parts: the tokens from which users estimate, and held-out tokens for scoring."""
 
     own: TokenCounts
     held_out: TokenCounts
@@ -115,10 +119,12 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """Divide 0 ... n - 1 at random: a group for each share, at least one each, preceded by the rest; each ascending.
+    """Divide 0 ... n - 1 at random into the rest and a group for each share, in this order.
+
+    Each group has at least one number, in ascending order.
 
     Raises:
-      JaxpflError: if there are too few to divide, or shares are not positive or leave no rest.
+      JaxpflError: if there are too few numbers to divide, or if shares are not positive or leave no rest.
     """
     if not (min(shares) > 0 and sum(shares) < 1):  # NaN is refused too
         raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
@@ -147,7 +153,8 @@ def split(
     Args:
       counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users, drawn at random.
-      train_share: share of a user's tokens, rounded, at least one token and at most all but one.
+      train_share: share of a user's tokens from which the user estimates; rounded, at least one token and at most all
+        but one.
       seed: seed for both draws.
 
     Raises:
@@ -166,7 +173,7 @@ def split(
 
 
 class DirichletMixture(NamedTuple):
-    """A population: centers P [k, d], shares w [k], and the concentration alpha."""
+    """A mixture of Dirichlet distributions: centers P [k, d], shares w [k], and the concentration alpha."""
 
     centers: np.ndarray
     shares: np.ndarray
@@ -174,7 +181,7 @@ class DirichletMixture(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Users of a population: their counts, true histograms [n, d] float32, and clusters [n]."""
+    """Users drawn from a `DirichletMixture`: their counts, true histograms [n, d] float32, and clusters [n]."""
 
     counts: TokenCounts
     histograms: np.ndarray
@@ -184,9 +191,9 @@ class Drawn(NamedTuple):
 def zipf_mixture(
     rng: np.random.Generator, tokens: int, clusters: int, alpha: float, spread: float = 1.0
 ) -> DirichletMixture:
-    """Mixture with equal shares and centers ``P_k`` in proportion to ``exp(spread N(0, 1)) / rank``.
+    """Return a mixture with equal shares, whose centers ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
 
-    These are word frequencies by Zipf's law, perturbed on the logarithmic scale in each cluster.
+    The centers are word frequencies by Zipf's law, perturbed on the logarithmic scale in each cluster.
 
     Raises:
       JaxpflError: if alpha is not positive, or the spread is negative.
@@ -232,8 +239,8 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     numbered in order of first appearance.
 
     Raises:
-      JaxpflError: if the file cannot be read, or has another header, a row without three cells, a count that is not a
-        positive whole number, or a token of a user twice (with the line and the reason).
+      JaxpflError: if the file cannot be read or has another header, if a row does not have three cells, if a count is
+        not a positive whole number, or if a user has a token twice; the message gives the line and the reason.
     """
     import pandas
 
@@ -265,7 +272,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
     out.
 
     Raises:
-      JaxpflError: if the file is missing (with advice), damaged, or not of the format.
+      JaxpflError: if the file is missing (the message says where to put it), damaged, or of another format.
     """
     from scipy import sparse
 
@@ -301,7 +308,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     with a warning.
 
     Args:
-      folder: the folder of `leaf.load_leaf`.
+      folder: folder of the files, as in `leaf.load_leaf`.
 
     Raises:
       JaxpflError: if files are missing or damaged, or inputs are not sequences of tokens.

@@ -15,13 +15,13 @@ from jaxpfl.core.types import ClientData, PyTree
 from jaxpfl.support import host_memory
 
 Take = Callable[[int, np.ndarray], PyTree]
-"""``(run, rows)`` copies the states of some clients as `take` does, wherever they are."""
+"""Function of ``(run, rows)`` that copies the states of some clients, as `take` does, from wherever the states are."""
 _MAPPED = 16 * 2**20
 """Bytes of a file that are read before its pages are given back."""
 
 
 def take(tree: PyTree, run: int, rows: np.ndarray) -> PyTree:
-    """Copies of some rows of one run, leaves [k, ...]; rows beyond the last client give the last one's."""
+    """Copy some rows of one run, leaves [k, ...]; a row beyond the last client gives the row of the last client."""
     return jax.tree.map(lambda leaf: np.take(leaf[run], rows, axis=0, mode="clip"), tree)
 
 
@@ -35,14 +35,14 @@ def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
 
 
 def memory(array: np.ndarray) -> memoryview:
-    """The bytes of an array, where they lie if it is contiguous."""
+    """The bytes of an array, without a copy if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class Pages:
-    """Pages of memory-mapped leaves, given back to the system, which keeps them as cache, once many were read.
+    """Pages of memory-mapped leaves, which are given back to the system (and its cache) once many were read.
 
-    They count in the process's resident size, which would otherwise grow to the size of the files.
+    Such pages count in the process's resident size, which would otherwise grow to the size of the files.
     """
 
     def __init__(self, tree: PyTree):
@@ -50,7 +50,7 @@ class Pages:
         self._read = 0
 
     def were_read(self, data: PyTree) -> None:
-        """Note that copies as large as these were read."""
+        """Note that data of this size were read."""
         self._read += trees.num_bytes(data)
         if self._read > _MAPPED:
             self._read = 0
@@ -58,12 +58,12 @@ class Pages:
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
-    """Copy the clients in some rows to a store of their own with ``length`` examples.
+    """Copy the clients in some rows to a new store with ``length`` examples.
 
     Args:
       data: a stack on the host, whose examples may be memory-mapped: only these clients' examples are read.
-      rows: [k], rows of the stack; ``len(data.size)`` and beyond for nobody, without examples.
-      length: size of the store, at least the clients' examples together and at least 1.
+      rows: [k], rows of the stack. A row of ``len(data.size)`` or more stands for no client and gets no examples.
+      length: size of the store, at least 1 and at least the total number of the clients' examples.
     """
     real = rows < len(data.size)
     at = np.where(real, rows, 0)
@@ -83,7 +83,7 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
 
 
 def most(data: ClientData, clients: int) -> int:
-    """Examples that so many clients have at most together, at least 1."""
+    """Largest total number of examples of this number of clients, at least 1."""
     largest = np.sort(np.asarray(data.size))[::-1][:clients]
     return max(int(largest.sum(dtype=np.int64)), 1)
 
@@ -93,7 +93,7 @@ def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
 
     Args:
       data: the stack.
-      rows: the rows for `packed`.
+      rows: rows, as in `packed`.
       bound: result of `most` for as many clients.
     """
     total = int(np.asarray(data.size)[rows[rows < len(data.size)]].sum(dtype=np.int64))
@@ -101,10 +101,10 @@ def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
 
 
 class Courier(ThreadPoolExecutor):
-    """One thread, whose tasks are done in turn.
+    """Executor with one thread, which runs its tasks one after the other.
 
-    ``jax.enable_x64`` as a context holds in the thread that entered it alone: without the caller's, float64 rows would
-    come to the devices as float32.
+    ``jax.enable_x64`` as a context applies only in the thread that entered it. Tasks therefore run in the context of
+    their caller; otherwise float64 rows would arrive on the devices as float32.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,12 @@
 r"""Maximum-likelihood weights on a grid of known components: a convex problem, solved by interior points.
 
-With :math:`L_{ik}` the density of client i's data under component k, the weights maximise
-:math:`\sum_i \log (L \pi)_i` over the simplex. Minus its mean plus :math:`\sum_k \pi_k` has the same solution over all
-:math:`\pi \ge 0`, and is solved by primal-dual Newton steps with a line search.
+With :math:`L_{ik}` the density of client i's data under component k, the weights maximise :math:`\sum_i \log (L \pi)_i`
+over the simplex. The minimum of :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi \ge 0` is at
+the same weights, and is found by primal-dual Newton steps with a line search.
 
-The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the greatest directional derivative, certifies what was
-found: the mean log likelihood is at most this far below the best one, and zero is Kiefer and Wolfowitz's condition.
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the greatest directional derivative, certifies the
+weights that were found: their mean log likelihood is at most the slack below the best one, and a slack of zero is
+Kiefer and Wolfowitz's condition.
 
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
 proportions using sequential quadratic programming", for the problem without the simplex; Koenker and Mizera 2014,
@@ -41,14 +42,15 @@ class _Point(NamedTuple):
 
 
 def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
-    """The likeliest weights.
+    """Maximum-likelihood weights of the components.
 
     Args:
       log_density: log L, [m, K]; -inf where a component cannot have made a client's data.
-      w: weights of the clients, [m], which sum to one; equal unless given.
+      w: weights of the clients, [m], which sum to one; equal weights unless given.
 
     Returns:
-      The weights [K], which sum to one, and their slack [].
+      The components' weights [K], which sum to one, and the slack [], an upper bound on how far the mean log likelihood
+      is below the best one.
     """
     m, count = log_density.shape
     w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
@@ -108,8 +110,9 @@ def _boundary_step(at: Array, move: Array) -> Array:
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
     """Mean estimates, mean errors and total weights of bins of many clients, [estimates * errors] each.
 
-    Bins have equal length in asinh(x), so that the far ones are wide, and in log(s). A bin stands for its clients by
-    their means, so that a smooth likelihood is wrong by its second derivatives times the bins' variances.
+    Bins have equal length in asinh(x), so that bins far from zero are wide, and equal length in log(s). The clients of
+    a bin are replaced by their means, so that the error of a smooth likelihood is on the order of its second
+    derivatives times the variances within bins.
 
     Args:
       x, s, w: estimates, errors above zero, and weights of the clients, [m] each, in units in which s is about one.

@@ -1,21 +1,21 @@
-r"""Linear regression with a joint Gaussian of the clients' coefficients, of full covariance.
+r"""Linear regression in which the clients' coefficients have a joint Gaussian distribution with a full covariance.
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
 
 A client sends :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i (`Message`); it may have
-fewer examples than coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and
-:math:`g_i = b_i - A_i \mu` its posterior is
+fewer examples than coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and :math:`g_i =
+b_i - A_i \mu` the posterior of the client's coefficients has
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
-`em` fits the population by the clients' marginal likelihood: mu by generalised least squares at the Sigma and sigma^2
-at hand, then
+`em` fits mu, Sigma and sigma^2 by the clients' marginal likelihood: mu by generalised least squares at the current
+Sigma and sigma^2, then
 
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
-with the eigenvalues of Sigma and sigma^2 held above a floor; neither part lowers the likelihood. EM creeps where the
-likeliest Sigma is singular.
+with the eigenvalues of Sigma, and sigma^2, held above a floor; neither part of a step lowers the likelihood. EM
+converges slowly if the maximum-likelihood Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
 joint Gaussian of known covariance in multi-task learning.
@@ -33,7 +33,7 @@ from jaxpfl.core.types import Array, Scalar
 
 
 class Message(NamedTuple):
-    """Sums over a client's examples, all that the fit needs of them.
+    """Sums over a client's examples, which are all that the fit needs.
 
     Attributes:
       gram: X'X, [d, d].
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Population of the coefficients.
+    """Distribution of the coefficients over clients.
 
     Attributes:
       mean: mu, [d].
@@ -67,7 +67,8 @@ class Posterior(NamedTuple):
 
     Attributes:
       mean: [d].
-      covariance: [d, d]; its trace is the mean squared error of ``mean`` for a known population.
+      covariance: [d, d]; its trace is the mean squared error of ``mean`` if the distribution of the coefficients is
+        known.
       log_evidence: ``log N(y; X mu, X Sigma X' + sigma^2 I)``, [].
     """
 
@@ -95,7 +96,10 @@ def pooled(messages: Message) -> Array:
 
 @full_precision.products
 def start(messages: Message) -> Coefficients:
-    """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
+    """Starting point for `em`, with the pooled coefficients as mean.
+
+    Half of the variance of their residuals is attributed to the noise, the other half to the spread of the
+    coefficients.
 
     Args:
       messages: messages of all clients, leaves [m, ...].
@@ -114,13 +118,15 @@ def posterior(population: Coefficients, sent: Message) -> Posterior:
 
 @full_precision.products
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
-    """Fit the population by steps of EM, which never lower the summed ``log_evidence`` once the floor is met.
+    """Fit the distribution of the coefficients by steps of EM.
+
+    Once all variances are above the floor, no step lowers the summed ``log_evidence``.
 
     Args:
-      population: population to start from, with variances above the floor.
+      population: distribution of the coefficients to start from, with variances above the floor.
       messages: messages of all clients, leaves [m, ...].
       floor: the least eigenvalue of Sigma, and the least sigma^2; positive.
-      steps: static.
+      steps: number of steps; static.
     """
 
     def step(_: Array, at: Coefficients) -> Coefficients:
@@ -148,7 +154,9 @@ def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterio
 
 
 def _generalised(population: Coefficients, root: Array, messages: Message) -> Array:
-    """Mean by generalised least squares: ``(sum X' V^-1 X)^+ sum X' V^-1 y``, V of the covariance and noise at hand."""
+    """Mean by generalised least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, with V from the current covariance and
+    noise.
+    """
 
     def weighed(sent: Message) -> tuple[Array, Array]:
         shrunk = sent.gram @ _posterior(population, root, sent).covariance / population.noise
@@ -166,12 +174,12 @@ def _residual(messages: Message, theta: Array) -> Array:
 
 
 def _root(covariance: Array) -> Array:
-    """L of Sigma = L L', for singular ones too."""
+    """L with Sigma = L L', also for a singular Sigma."""
     values, vectors = jnp.linalg.eigh(covariance)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))
 
 
 def _above(covariance: Array, floor: Scalar) -> Array:
-    """The likeliest covariance for these moments with all eigenvalues at least the floor."""
+    """Maximum-likelihood covariance for these moments among those whose eigenvalues are all at least the floor."""
     values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
     return (vectors * jnp.maximum(values, floor)) @ vectors.T

@@ -436,7 +436,8 @@ def _fit_about(
     found, reach = _solve_about(jnp.asarray(z, kind), sizes, columns, intercept=bool(intercept), bounded=bounded)
     if not isinstance(reach, Tracer) and not reach < _FAR:
         raise JaxpflError(
-            "x separates clients without events (or with all) from the others: the likelihood has no maximum"
+            "x separates the clients without events (or with an event in every trial) from the others: the "
+            "likelihood has no maximum"
         )
     return found._replace(labels=inputs.labels_of(events, size, x))
 

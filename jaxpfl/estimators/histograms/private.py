@@ -1,19 +1,20 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
 The vector holds, for each of k clusters, the sum of its users' histograms, clipped to an L2 norm of C (public), and the
-mass of that sum, the denominator of the center. A user is in one cluster. Adding or removing it changes sums / C by at
-most 1 and the masses by at most 1 in L2 norm, so the vector (sums / C, w masses) by at most sqrt(1 + w^2). A Gaussian
-release of noise multiplier z therefore has noise of standard deviation z C sqrt(1 + w^2) on the sums and
-z sqrt(1 + w^2) / w on the masses.
+mass of that sum, the denominator of the center. Each user is in one cluster. Adding or removing a user changes sums / C
+by at most 1, and the masses by at most 1, in L2 norm, and therefore the vector (sums / C, w masses) by at most sqrt(1 +
+w^2). A Gaussian release of noise multiplier z therefore has noise of standard deviation z C sqrt(1 + w^2) on the sums
+and z sqrt(1 + w^2) / w on the masses.
 
-The paper adds its noise to the mean, which a user changes by more in small clusters (`histograms.printed`).
+Setlur et al. (2023) add the noise to the mean instead, which a user changes by more in small clusters
+(`histograms.printed`).
 
-Accounted for: the release of the mean, from which the start is derived (`private_start`), and one release per round,
-possibly with another noise multiplier (`divided`). Assignments never leave the users, and post-processing of released
-vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate tokens.
+Accounted for: the release of the mean, from which the initial centers are derived (`private_start`), and one release
+per round, possibly with another noise multiplier (`divided`). Assignments never leave the users, and post-processing of
+released vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate tokens.
 
-Not accounted for: the public numbers (C, k, T, w, s, the start's spread, the vocabulary), and everything tuned on users
-set apart, such as lambda and alpha: those users are not covered.
+Not accounted for: the public settings (C, k, T, w, s, the spread of the initial centers, the vocabulary), and
+everything tuned on users that were set apart, such as lambda and alpha: the guarantee does not cover those users.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def clipped_sums(
 
     Args:
       users: users to be summed over.
-      centers: [k, d]; each user is added to the nearest.
+      centers: [k, d]; each user is added to the cluster of the nearest center.
       radius: C.
       keep: [d] bool, the tokens that are released; all unless given.
-      weights: [d], positive, weights of the tokens in the norm that C bounds; one unless given.
+      weights: [d], positive, weights of the tokens in the norm that C bounds; all one unless given.
     """
 
     def block_sums(block: Users, q: Array) -> Release:
@@ -86,7 +87,7 @@ def stddevs(radius: Scalar, noise: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
-    """A release with its noise: a Gaussian mechanism of noise multiplier ``noise``."""
+    """Add the noise to a release: a Gaussian mechanism of noise multiplier ``noise``."""
     of_sums, of_masses = jax.random.split(key)
     on_sums, on_masses = stddevs(radius, noise)
     return Release(
@@ -97,7 +98,7 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
 
 @full_precision.products
 def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
-    """Noisy sum of all users' histograms, sums [1, d] and masses [1]: one release."""
+    """Noisy sum of all users' histograms, as sums [1, d] and masses [1]; this is one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
     return noisy(key, clipped_sums(users, everyone, radius), radius, noise)
 
@@ -120,11 +121,11 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
 
     with t_x the centers' variance about the mean. A few noisy clusters carry little information about one token's
     variance, so it is modelled as :math:`r_x \bar q_x`, with r_x estimated over the `NEIGHBOURS` tokens of the most
-    similar mean: their squared distances minus their noise variance, weighted by the clusters' masses. It is zero where
-    noise explains the distances, and the center is the mean there.
+    similar mean: their squared distances minus their noise variance, weighted by the clusters' masses. If noise
+    explains the distances, r_x is zero, and the center equals the mean there.
 
     Args:
-      release: noisy.
+      release: a noisy release.
       mean: the private mean, [d].
       stddev: standard deviation of the noise on an entry of the sums, [] or [d] by token.
     """
@@ -156,7 +157,7 @@ def cluster(
     shrink: bool = True,
     keep: Array | None = None,
 ) -> Array:
-    """Private Algorithm 2, or private IFCA with a rate below one: the centers, [k, d], floored.
+    """Private Algorithm 2, or private IFCA with a rate below one. Returns the floored centers, [k, d].
 
     Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
@@ -164,15 +165,17 @@ def cluster(
     Args:
       key: key of the start and of the noise.
       users: users to be clustered.
-      first: `release_of_all`, from which the start is derived. A round's clusters together are another release of the
-        same sum, of k times the variance, and improve the mean that centers are shrunk towards.
+      first: result of `release_of_all`, from which the initial centers are derived. The clusters of a round together
+        are another release of the same sum with k times the variance, and improve the mean towards which centers are
+        shrunk.
       clusters: k.
       rounds: T.
       radius: C.
       noise: z of each round, positive.
-      first_noise: z of ``first``, for its weight relative to the rounds.
-      floor: s.
-      spread: spread of the start (`private_start`).
+      first_noise: z of ``first``, which determines the weight of ``first`` relative to the rounds.
+      floor: s, the least entry of a center before it is normalised (`floored`).
+      spread: standard deviation of the log of the random factors that turn the private mean into initial centers
+        (`private_start`).
       rate: rate of a step towards the noisy mean of the users.
       shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
       keep: [d] bool, the tokens used for clustering; the other tokens keep the mean's entries.
@@ -212,8 +215,8 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
     Of all estimates the posterior mean of Q has the least expected KL(Q || estimate). Raising negative values to the
-    floor, as in the paper, treats every second token that is hidden in the noise as impossible; with little noise, both
-    return the release. It processes a release only and costs no privacy.
+    floor, as Setlur et al. (2023) do, treats every second token that is hidden in the noise as impossible; with little
+    noise, both ways return the release. This function processes a release only and costs no privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
     decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new
@@ -222,7 +225,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     Args:
       noisy: noisy shares, [d].
       stddev: standard deviation of their noise, [] or [d], positive.
-      floor: s.
+      floor: s, the least entry of a center before it is normalised (`floored`).
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
@@ -290,20 +293,21 @@ def cluster_standardised(
     floor: Scalar,
     spread: Scalar = 1.0,
 ) -> Array:
-    r"""Private Algorithm 2 with standardised sums, smaller noise on rare tokens: the centers, [k, d], floored.
+    r"""Private Algorithm 2 with standardised sums, which puts less noise on rare tokens. Returns floored centers, [k,
+    d].
 
     A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`, so that noise of equal size on all tokens
-    spoils the rare ones. As in DimRed and in the paper's second step, histograms are therefore standardised by the
-    private mean: with weights :math:`w_x = (\bar q_x + b)^{-1/2}` a user's :math:`w \circ \hat Q_u` is clipped to a
-    norm of C, and a token's sum has noise of standard deviation :math:`z C / w_x`. The weights depend on released
-    vectors alone. Every user has a norm of about one or more, and most have two to five; with C = 1 all are scaled to
-    it, so that all users have the same influence.
+    spoils the centers at rare tokens. Histograms are therefore standardised by the private mean, as they are in DimRed
+    and in the second step of Setlur et al. (2023): with weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w
+    \circ \hat Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`.
+    The weights depend on released vectors alone. Standardised histograms have norms of about one or more, most of them
+    between two and five. With C = 1, all are therefore scaled down to norm 1, and every user has the same influence.
 
-    The clusters' masses need no release of their own: the total of a sum has noise :math:`z C (\sum_x w_x^{-2})^{1/2}`,
-    which is only about z.
+    The clusters' masses need no separate release: the noise on the total of a sum has standard deviation :math:`z C
+    (\sum_x w_x^{-2})^{1/2}`, only about z.
 
-    Each round's release of the mean is combined with the earlier ones by precision, and the mean is `denoised`; with
-    one cluster the method reduces to FedAvg in T + 1 releases.
+    Each round's release of the mean is combined with the earlier ones, each weighted by its precision, and `denoised`
+    is applied to the result. With one cluster the method reduces to FedAvg in T + 1 releases.
 
     Formal guarantees: as in `cluster`, T adaptively composed Gaussian mechanisms with noise multiplier ``noise``, given
     the noisy ``first``.
@@ -311,14 +315,15 @@ def cluster_standardised(
     Args:
       key: key of the start and of the noise.
       users: users to be clustered.
-      first: `release_of_all`, clipped without weights.
+      first: result of `release_of_all`, whose histograms are clipped without the weights w.
       clusters: k.
       rounds: T.
       radius: C of ``first``.
       noise: z of each round, positive.
       first_noise: z of ``first``.
-      floor: s.
-      spread: spread of the start (`private_start`).
+      floor: s, the least entry of a center before it is normalised (`floored`).
+      spread: standard deviation of the log of the random factors that turn the private mean into initial centers
+        (`private_start`).
     """
     of_start, of_rounds = jax.random.split(key)
 
@@ -341,7 +346,8 @@ def cluster_standardised(
 
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
-    """Privacy plan of releases with these noise multipliers: the mean, each round, and DimRed's second moment.
+    """Privacy plan for releases with these noise multipliers: that of the mean, that of each round, and that of
+    DimRed's second moment.
 
     Implements: Setlur et al. 2023, Definition 2.1.
 
@@ -354,9 +360,9 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
 def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
     r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further ones.
 
-    Together they are equivalent to it. The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, and the r
-    others the rest, :math:`z_r = z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}`
-    (`descriptions.combined`).
+    Together these releases are equivalent to the one release. The first release takes a share c of the budget,
+    :math:`z_1 = z / \sqrt c`, and the r further releases take the rest, :math:`z_r = z \sqrt{r / (1 - c)}` each, so
+    that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 

@@ -34,7 +34,7 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting with the values that it takes, or the range that they are drawn from.
+    """A setting with its values, or with the range from which values are drawn.
 
     Attributes:
       name: name of the setting.
@@ -50,7 +50,7 @@ class Axis:
     log: bool = False
 
     def value_at(self, share: float) -> float:
-        """The value at a share of the way through the range, to six digits; the ends as given."""
+        """The value at a share of the way through the range, rounded to six digits; the ends are as given."""
         if share in (0, 1):
             return (self.low, self.high)[int(share)]
         if self.log:
@@ -64,10 +64,10 @@ _LONGEST = 100  # characters of a name
 
 
 def parse(text: str) -> Axis:
-    """Parse ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N``, ``NAME=linear:LOW:HIGH:N``, or a range, without N.
+    """Parse ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N`` or ``NAME=linear:LOW:HIGH:N``; without ``:N`` it is a range.
 
     Raises:
-      JaxpflError: for another form, a repeated value, and ends that the spacing does not allow.
+      JaxpflError: if the text has another form, repeats a value, or has ends that the spacing does not allow.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):
@@ -76,10 +76,10 @@ def parse(text: str) -> Axis:
 
 
 def axis(name: str, given: str | Sequence[Value]) -> Axis:
-    """An axis from its name and its values, as a text or as a list.
+    """Make an axis from its name and its values, which are a text or a list.
 
     Raises:
-      JaxpflError: as `parse`.
+      JaxpflError: as in `parse`.
     """
     if not name.isprintable() or len(name) > _LONGEST:
         raise JaxpflError(f"an axis must be the name of a setting, got {shown(name)}")
@@ -98,10 +98,10 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
 
 
 def distinct(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """The values of an axis.
+    """Return the values of an axis, after a check that no value is repeated.
 
     Raises:
-      JaxpflError: for a repeated value.
+      JaxpflError: if a value is repeated.
     """
     value, times = Counter(values).most_common(1)[0]
     if times > 1:
@@ -136,12 +136,12 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes that are crossed, and points drawn from the ranges among them.
+    """Axes whose values are crossed, and points that are drawn from those axes that are ranges.
 
     Attributes:
-      axes: lists and ranges, each name once.
-      draws: number of points drawn from all ranges together; 0 without ranges.
-      seed: seed of the draws, a scrambled Sobol sequence: adding draws later keeps the first ones.
+      axes: axes with lists of values or ranges; each name occurs once.
+      draws: number of points that are drawn from all ranges together; 0 without ranges.
+      seed: seed of the draws, which follow a scrambled Sobol sequence: more draws keep the earlier draws.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -174,13 +174,13 @@ class Grid:
         return cls(**{**stored, "axes": axes})
 
     def points(self, concerns: Callable[[str], bool] = lambda name: True) -> list[dict[str, Value]]:
-        """The settings of the grid, each once: lists crossed with each other and with the drawn points.
+        """The settings of the grid, each once: all lists are crossed with each other and with the drawn points.
 
         Args:
-          concerns: whether an axis is of interest; the others are left out.
+          concerns: function that says whether an axis is of interest; all other axes are left out.
 
         Raises:
-          JaxpflError: for more settings than a million.
+          JaxpflError: if there are more than a million settings.
         """
         lists = [axis for axis in self.axes if axis.values and concerns(axis.name)]
         ranges = [axis for axis in self.axes if not axis.values]
@@ -231,11 +231,11 @@ _SHARE = re.compile(r"(\d+\.?\d*|\.\d+)m")
 
 
 def named(grid: Grid, methods: Sequence[str]) -> Grid:
-    """The grid with its axes' full names, and their values in the types of their settings.
+    """Return the grid with the full name of each axis, and each axis's values converted to the type of its setting.
 
     Raises:
-      JaxpflError: for a setting that does not exist or that no sweep varies, for a setting of a method that is not in
-        the sweep, and for values of another type.
+      JaxpflError: if a setting does not exist, if no sweep can vary it, if it belongs to a method that is not in the
+        sweep, or if a value has another type.
     """
     return dataclasses.replace(grid, axes=tuple(_named(axis, methods) for axis in grid.axes))
 
@@ -291,7 +291,7 @@ def _own(method: Method) -> list[str]:
 
 
 def _typed(name: str, value: Value) -> Value:
-    """A value in the type of its setting."""
+    """Convert a value to the type of its setting."""
     owner, dot, own = name.partition(".")
     if dot and owner in _TABLES:
         return getattr(getattr(from_mapping({owner: {own: value}}, "--grid"), owner), own)
@@ -309,7 +309,7 @@ def _typed(name: str, value: Value) -> Value:
 
 
 def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool:
-    """True if a setting can change the runs of a method, with this config (unless given, without private examples)."""
+    """True if a setting can change the runs of a method with this config; without one, examples are not private."""
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
         return owner == method.name
@@ -341,7 +341,7 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
 
 
 def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
-    """The config with settings of a grid in their place; a share of the clients needs `cohort_of`."""
+    """Return the config with the settings of a grid; a cohort that is a share of the clients needs `cohort_of`."""
     for name, value in settings.items():
         owner, dot, own = name.partition(".")
         if dot and owner in _TABLES:
@@ -355,18 +355,18 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
 
 
 def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """The config with one value of each axis of noise: a run cannot have delta without the epsilon on an axis."""
+    """Return the config with one value of each axis of noise, because a run cannot have delta without an epsilon."""
     axes = [axis for axis in grid.axes if axis.name in _TRACED_NOISE]
     return apply_settings(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 
 
 def share_of(settings: Mapping[str, Value]) -> float | None:
-    """The share of the clients that a cohort such as ``0.1m`` means; None where it is not a share."""
+    """The share of the clients that a cohort such as ``0.1m`` stands for; None if the cohort is not a share."""
     value = settings.get("cohort")
     return float(value[:-1]) if isinstance(value, str) else None
 
 
 def cohort_of(settings: Mapping[str, Value], clients: int) -> int | None:
-    """The number of clients of such a share, at least one; None where it is not a share."""
+    """The number of clients in a cohort such as ``0.1m``, at least one; None if the cohort is not a share."""
     share = share_of(settings)
     return None if share is None else max(1, round(share * clients))

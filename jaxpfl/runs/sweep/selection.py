@@ -31,8 +31,8 @@ class Tried(NamedTuple):
 
     Attributes:
       settings: the values on the axes.
-      scores: mean over clients with each seed of the search, [S]; NaN where there is none.
-      against: reason why it cannot be chosen; empty if it can.
+      scores: for each seed of the search, the mean score over clients, [S]; NaN for a seed without a score.
+      against: reason why the setting cannot be chosen; empty if it can be chosen.
     """
 
     settings: Mapping[str, Value]
@@ -44,12 +44,12 @@ class Choice(NamedTuple):
     """The setting chosen for a method.
 
     Attributes:
-      settings: the values on the axes; None where no setting can be chosen.
-      score: its mean over the seeds of the search; NaN where no setting can be chosen.
+      settings: the chosen values on the axes; None if no setting can be chosen.
+      score: the mean score of the chosen setting over the seeds of the search; NaN if no setting can be chosen.
       tries: number of settings that were tried, including settings that cannot be chosen.
-      level_with: the other settings within one standard error of it, with its differences paired over the seeds; with
-        a single seed, the other settings with the same score.
-      reason: the reason why no setting can be chosen; empty where one is.
+      level_with: the other settings within one standard error of the chosen one, where differences of scores are paired
+        over the seeds; with a single seed, the other settings with the same score.
+      reason: the reason why no setting can be chosen; empty if one is chosen.
     """
 
     settings: Mapping[str, Value] | None
