@@ -92,7 +92,7 @@ def check_standardizable(source: Source) -> None:
     """Raise an error if inputs are not features.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if the inputs are pixels or tokens.
     """
     if source.inputs == "pixels":
         raise JaxpflError(

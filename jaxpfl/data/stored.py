@@ -97,7 +97,7 @@ def check_new(folder: Path) -> None:
     """Raise an error if a folder is not empty, before minutes of work for its files.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if it is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JaxpflError(f"{folder} exists: name a folder that does not, or delete it")

@@ -119,7 +119,7 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
     The file holds the config, from which a run is made, and a list of all hyper-parameters, which is only for the
     reader. If config and list disagree, someone edited the list, which would have no effect, or this version of jaxpfl
-    has other defaults. Hyper-parameters that the command line overrides are not checked.
+    has other defaults. Nothing is checked if the command line overrides the config.
 
     Args:
       path: file given by ``--config``.

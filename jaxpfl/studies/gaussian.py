@@ -38,7 +38,7 @@ discrete Gaussian on a quantiser's levels."""
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Clients and their messages, as far as theory needs them; the defaults match the paper's Figure 1a."""
+    """Clients and their messages, as far as the theory depends on them; the defaults match the paper's Figure 1a."""
 
     clients: int = within(10_000, minimum(2))
     """m."""
@@ -127,9 +127,9 @@ class GaussianSettings(GaussianPopulation):
 
 
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators that the settings call for, by name, with their exact errors over all d entries if known.
+    """Estimators for these settings, by name, with their exact errors over all d entries if known.
 
-    ``estimated`` is the personalised one with the variances also learned from the clients.
+    ``estimated`` is the personalised estimator that also learns the variances from the clients.
     """
     found: dict[str, tuple[Estimator, float | None]] = {
         "local": (gaussian.local(), given.dim * given.s2),
@@ -146,12 +146,13 @@ def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | No
 
 
 def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
-    """The estimator with the settings' variances known."""
+    """The personalised estimator that knows the variances in the settings."""
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
-    """Exact error of `personalized` summed over entries and averaged over all clients, also the ones that do not send.
+    """Exact error of `personalized`, summed over entries and averaged over all clients, including those that do not
+    send.
 
     The weight assumes the release variance sq2 (unless ``a`` is given), while releases add ``added`` to an entry's
     variance (sq2 unless given).
@@ -179,7 +180,9 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def sent_variance(given: GaussianPopulation) -> float:
-    """Bound on the variance that a release adds to an entry: of privacy, else of quantisation, else zero."""
+    """Bound on the variance that a release adds to an entry, by privacy or, without privacy, by quantisation; zero
+    without both.
+    """
     if given.epsilon is not None:
         return float(private_release(given, strength(given, given.epsilon)).variance)
     return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
@@ -190,7 +193,7 @@ def _quantized_to(given: GaussianPopulation) -> float:
 
 
 def strength(given: GaussianPopulation, epsilon: float) -> float:
-    """Noise of the settings' mechanism: the standard deviation of Gaussian noise (in steps if discrete); eps for
+    """Strength of the settings' mechanism: the standard deviation of Gaussian noise (in steps if discrete), or eps for
     one-bit.
     """
     if given.mechanism == "one-bit":
@@ -246,7 +249,7 @@ class GaussianOptions(OwnClients):
 
 
 def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
-    """Mean squared errors in each repetition, [repetitions, ...], on the same data for all."""
+    """Mean squared errors in each repetition, [repetitions, ...]; all estimators see the same data."""
     study = repetition(lambda key: draw(key, given), estimators, given.uploads)
     errors = repeat(study, given.seed, given.repetitions, given.clients * numbers * given.dim)
     return {name: errors[name] for name in estimators}
@@ -256,8 +259,8 @@ def simulated(given: GaussianSettings) -> Results:
     """Run the simulation.
 
     Raises:
-      JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x that single precision does not show
-        beside the means.
+      JaxpflError: if `GaussianSettings.check` refuses the settings, or if sigma_x is too small relative to the means
+        for single precision.
     """
     given.check()
     full_precision.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
@@ -284,7 +287,7 @@ def simulated(given: GaussianSettings) -> Results:
 
 
 def privacy_note(given: GaussianSettings, epsilon: float) -> str:
-    """A line on the guarantee of a client's message, with its clipping and its size."""
+    """A line on the guarantee, the clipping and the size of a client's message."""
     delta = "pure" if given.mechanism == "one-bit" else f"delta {given.delta:g}"
     clipped = "each entry" if given.dim == 1 else "the norm"
     bits = private_release(given, strength(given, epsilon)).bits
@@ -451,7 +454,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
 
 
 def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Results:
-    """Results of `estimate_file` with the options' layout and level; with covariates, `regressed_results`."""
+    """Results of `estimate_file` with the options' layout and level; with covariates, those of `regressed_results`."""
     if options.covariates:
         return regressed_results(path, given, options)
     made = estimate_file(path, given, options, level=options.level)
@@ -510,16 +513,16 @@ _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "
 
 
 def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Results:
-    """Estimates of a long file's clients, each at the mean of its samples' covariates.
+    """Estimates for the clients of a file with a row for each sample, at the mean of each client's covariates.
 
     Args:
       path: file to read, a row for each sample.
-      given: settings; the ones for simulated clients and privacy must keep their defaults.
+      given: settings; those for simulated clients and for privacy must have their defaults.
       options: a layout with ``covariates`` and ``level``.
 
     Raises:
-      JaxpflError: for a bad file, covariates that are not columns of it, more than one other column of values, and as
-        `unit_level`.
+      JaxpflError: if the file is bad, if covariates are not columns of the file, or if there is more than one column of
+        values; also as in `unit_level`.
     """
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)

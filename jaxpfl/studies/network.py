@@ -229,7 +229,7 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
     """`measures` of every method, [repetitions, S] each, and `graph_scores` as "graph", [repetitions] each.
 
     Raises:
-      JaxpflError: for settings that `NetworkSettings.check` refuses.
+      JaxpflError: if `NetworkSettings.check` refuses the settings.
     """
     given.check()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("graph", *given.methods)}
@@ -244,10 +244,10 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
 
 
 def simulated(given: NetworkSettings) -> Results:
-    """Path of every method over its values, and its scores at the value chosen by validation loss in each repetition.
+    """Scores of every method at all of its values, and at the value chosen by validation loss in each repetition.
 
     Raises:
-      JaxpflError: for settings that `NetworkSettings.check` refuses.
+      JaxpflError: if `NetworkSettings.check` refuses the settings.
     """
     found = measured(given)
     result = {

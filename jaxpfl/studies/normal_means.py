@@ -117,7 +117,7 @@ def mixture(truth: Truth) -> NormalMixture:
 
 
 def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -> Array:
-    """Means of clients drawn from a population, [m]."""
+    """Draw the clients' means from a population, [m]."""
     kind = jax.random.choice(of_kind, len(population.weights), (clients,), p=population.weights)
     return population.means[kind] + population.sds[kind] * jax.random.normal(of_theta, (clients,))
 
@@ -152,7 +152,7 @@ def bayes_risk(population: NormalMixture) -> float:
 def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:
     """Mean squared error of each estimator for means theta [m] from a population, with one draw of estimates.
 
-    ``local`` is x, ``personalized`` has a normal prior, ``known prior`` the population; [] each.
+    ``local`` is x, ``personalized`` has a normal prior, and ``known prior`` has the population as its prior; [] each.
     """
     x = theta + jax.random.normal(key, theta.shape)
     s = jnp.ones_like(x)
@@ -175,7 +175,7 @@ def simulated(given: NormalMeansSettings) -> Results:
     """Simulate clients, and fit every family of priors; ``personalized`` is the normal one.
 
     Raises:
-      JaxpflError: for settings that `NormalMeansSettings.check` refuses.
+      JaxpflError: if `NormalMeansSettings.check` refuses the settings.
     """
     given.check()
     drawn, population = _means(given)
@@ -318,7 +318,7 @@ def read(
 
 
 def own_results(path: Path, given: Any, options: Any) -> Results:
-    """Estimates of a file's clients.
+    """Estimates for the clients of a file.
 
     Args:
       path: file to read; see `read`.
@@ -364,7 +364,7 @@ def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
     """Raise an error for options that would be ignored for this file or together with other options.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if there are such options.
     """
     if kind != "estimate":
         names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
@@ -430,7 +430,7 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
 
 
 def _areas(data: Summaries, options: Any) -> Fitted:
-    """Fit estimates with standard errors about a regression on covariates."""
+    """Shrink estimates with standard errors towards a regression on covariates."""
     found = eb.fay_herriot(data.first, data.second, data.covariates)
     low, high = found.interval(options.level)
     facts = {
@@ -450,7 +450,7 @@ def _areas(data: Summaries, options: Any) -> Fitted:
 
 
 def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
-    """Fit estimates with standard errors about their groups' means."""
+    """Shrink estimates with standard errors towards the means of their groups."""
     names, index = np.unique(np.array(groups), return_inverse=True)
     found = eb.ebnm_groups(data.first, data.second, index)
     low, high = found.interval(options.level)
@@ -507,7 +507,7 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
 
 
 def _rates_about(data: Summaries, options: Any) -> Fitted:
-    """Fit successes of trials, or counts, about a regression on covariates."""
+    """Fit priors whose means are a regression on covariates to successes of trials or to counts."""
     bounded = data.kind == "successes"
     fit = (eb.ebbinomial_regression if bounded else eb.ebpoisson_regression)(data.first, data.second, data.covariates)
     low, high = fit.interval(options.level)

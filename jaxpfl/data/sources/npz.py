@@ -238,8 +238,8 @@ def _is_by_position(y: np.ndarray, x: Header) -> bool:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive whose damage is reported in one line: zipfile, its codecs and NumPy's parser raise many
-    exceptions.
+    """Open an archive. Any damage is reported in one line, as zipfile, its codecs and NumPy's parser raise all kinds of
+    errors.
     """
     try:
         with opened(path) as file:

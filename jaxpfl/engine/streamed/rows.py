@@ -103,7 +103,7 @@ def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
 class Courier(ThreadPoolExecutor):
     """Executor with one thread, which runs its tasks one after the other.
 
-    ``jax.enable_x64`` as a context applies only in the thread that entered it. Tasks therefore run in the context of
+    ``jax.enable_x64`` as a context applies only in the thread that entered it. Tasks therefore run with the setting of
     their caller; otherwise float64 rows would arrive on the devices as float32.
     """
 

@@ -1,29 +1,30 @@
 r"""Empirical Bayes for probabilities and rates: priors fitted by marginal likelihood.
 
-`ebbinomial`: client i has Z_i successes in n_i trials, and p_i ~ Beta with mean mu and n_0 pseudo-trials.
-`ebpoisson`: it has Z_i events in an exposure of e_i, and its rate is Gamma with mean mu and pseudo-exposure e_0. Either
-posterior mean is
+`ebbinomial`: client i has Z_i successes in n_i trials, and its probability p_i has a Beta prior with mean mu and n_0
+pseudo-trials. `ebpoisson`: client i has Z_i events in an exposure of e_i, and its rate has a Gamma prior with mean mu
+and pseudo-exposure e_0. In both cases (with e for n in the second) the posterior mean is
 
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
-Where no spread is likelier than any, n_0 is infinite and all clients have the pooled rate. The prior "npmle" is any
-distribution: atoms on a grid between the least and the greatest share (even on the arcsine scale) or rate (even in the
-roots), with the likeliest weights (`grid`). Pure: both jit, and vmap over problems. Neither family has a message of
-fixed size that suffices for unequal sizes; a step of the fit needs sums over clients of the likelihood's derivatives by
-two parameters.
+If the likelihood is greatest without spread, n_0 is infinite and all clients have the pooled rate. The prior "npmle"
+allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine scale)
+or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure: they work
+under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, neither family has sufficient
+statistics of fixed size; a step of the fit needs sums over clients of the likelihood's derivatives with respect to two
+parameters.
 
 **About covariates** client i has :math:`Z_i` successes in :math:`n_i` trials, and :math:`p_i \sim \mathrm{Beta}` of
-mean :math:`\mu_i` and n_0 pseudo-trials, :math:`\operatorname{logit} \mu_i = x_i^\top \beta`; or :math:`Z_i` events
-in an exposure of :math:`e_i`, and a rate that is Gamma of mean :math:`\mu_i` and shape a, :math:`\log \mu_i =
-x_i^\top \beta`, which is the negative binomial regression of variance :math:`\mu + \mu^2 / a`. Either posterior mean
-lies between the client's own share or rate and its place on the regression,
+mean :math:`\mu_i` and n_0 pseudo-trials, :math:`\operatorname{logit} \mu_i = x_i^\top \beta`; or :math:`Z_i` events in
+an exposure of :math:`e_i`, and a rate that is Gamma of mean :math:`\mu_i` and shape a, :math:`\log \mu_i = x_i^\top
+\beta`, which is the negative binomial regression of variance :math:`\mu + \mu^2 / a`. In both cases the posterior mean
+lies between the client's own share or rate and the value that the regression predicts,
 
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-beta and n_0 or a are climbed to together, from the regression without spread. Where no spread is likelier than any, all
-clients are on it. A step of the fit needs sums over clients of the likelihood's derivatives by all parameters; none of
-a fixed size suffices for the whole fit.
+The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If it is
+greatest without spread, every client's estimate is the value on the regression. A step of the fit needs sums over
+clients of the likelihood's derivatives with respect to all parameters; no sums of fixed size suffice for the whole fit.
 
 **Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are on the order of n log n, while their sum is
 on the order of one. Here the largest terms are summed by hand. With a = mu s and b = (1 - mu) s, and the posterior mean
@@ -34,7 +35,7 @@ p' = (a + z) / (s + n), Stirling's leading terms of a Beta-binomial are, beside 
 and for a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the
 divergence of Poisson distributions, :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \| \lambda')`. The
 arguments of a divergence are near each other where its factor is large, and their difference is known without
-subtracting them. What is left of Stirling's series is small.
+subtracting them. The remaining terms of Stirling's series are small.
 
 References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
 and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
@@ -72,18 +73,18 @@ _MOST_SAMPLES = 1e12  # largest count or exposure that is accepted
 
 
 class Rates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates under a Beta or Gamma prior, which counts as known.
+    """Posteriors of m clients' probabilities or rates under a Beta or Gamma prior, which is treated as known.
 
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
-      bounded: whether they are probabilities.
+      bounded: whether the parameters are probabilities (otherwise rates).
       prior_mean: mu, [].
       prior_size: n_0 or e_0, []; infinite without spread.
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       shrinkage: n_0 / (n_0 + n_i), [m].
-      log_marginal: log likelihood of all counts, []; with weights of mean one where some were given.
-      labels: labels of the clients, where they came in a frame.
+      log_marginal: log likelihood of all counts, []; if weights were given, they are scaled to a mean of one.
+      labels: labels of the clients, if the data came in a data frame.
     """
 
     events: Array
@@ -98,7 +99,9 @@ class Rates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
+        and ``high``.
+        """
         return inputs.frame(self, len(self.mean), level)
 
     @property
@@ -121,7 +124,9 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each; `learned_rates` does not take the prior for known."""
+        """Ends of the equal-tailed credible intervals, [m] each; those of `learned_rates` do not treat the prior as
+        known.
+        """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
@@ -134,24 +139,26 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Both parameters of a Beta posterior, and the size of a Gamma one, whose shape is the first, [m] each."""
+        """Both parameters of a Beta posterior, and the size of a Gamma posterior, whose shape is the first parameter,
+        [m] each.
+        """
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
 
 
 class AtomRates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates under atoms on a grid, which count as known.
+    """Posteriors of m clients' probabilities or rates under a prior of atoms on a grid, which is treated as known.
 
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
-      atoms, weights: the prior's places, increasing, and their weights, [K] each.
+      atoms, weights: the atoms of the prior, increasing, and their weights, [K] each.
       shares: posterior probabilities of the atoms, [m, K].
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       log_marginal: log likelihood of all counts, [].
       slack: upper bound on how far the mean log likelihood per client is below its maximum over the grid's weights, [].
-      labels: labels of the clients, where they came in a frame.
+      labels: labels of the clients, if the data came in a data frame.
     """
 
     events: Array
@@ -166,7 +173,9 @@ class AtomRates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
+        and ``high``.
+        """
         return inputs.frame(self, len(self.mean), level, leave=("shares",))
 
     @property
@@ -208,16 +217,16 @@ def ebbinomial(
       weights: weights of the clients in the fit, [m], at least 0 and in any unit, as in `ebnm`.
 
     Raises:
-      JaxpflError: for numbers that are not such counts, fewer than two clients, all successes zero, or all trials
-        successes, for which no prior maximises the likelihood; a single trial for every client, which carries no
-        information about the spread; for an unknown prior, and weights that are not such numbers or leave too few
-        clients. Under a transformation values are not checked.
+      JaxpflError: if numbers are not such counts; if there are fewer than two clients; if all successes are zero or all
+        trials are successes, because then no prior maximises the likelihood; if every client has a single trial, which
+        carries no information about the spread; if the prior is unknown; or if weights are not such numbers or leave
+        too few clients. Under a transformation of JAX, values are not checked.
     """
     return _fit(("successes", "trials"), successes, trials, prior, weights, bounded=True)
 
 
 def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weights: Any = None) -> Rates | AtomRates:
-    """Fit a prior to numbers of events, and return every client's posterior of its rate.
+    """Fit a prior to numbers of events, and return the posterior of every client's rate.
 
     Args:
       count: Z_i, whole numbers, [m].
@@ -226,7 +235,7 @@ def ebpoisson(count: Any, exposure: Any, prior: RatePrior = "conjugate", *, weig
       weights: weights of the clients, as in `ebbinomial`.
 
     Raises:
-      JaxpflError: as `ebbinomial`; all counts zero.
+      JaxpflError: as in `ebbinomial`; also if all counts are zero.
     """
     return _fit(("count", "exposure"), count, exposure, prior, weights, bounded=False)
 
@@ -247,7 +256,7 @@ def _fit(
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
-    """Fit a Beta or Gamma prior; w [m] of the clients sums to one."""
+    """Fit a Beta or Gamma prior; the clients' weights w [m] sum to one."""
     pooled = (w @ z) / (w @ n)
     unit = 1.0 if bounded else 1 / pooled  # sizes of rates in exposures of one event
     link: Callable[[Array], Array] = jax.nn.sigmoid if bounded else jnp.exp
@@ -269,7 +278,7 @@ def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
 
 @partial(full_precision.jit, static_argnames="bounded")
 def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
-    """The likeliest weights of atoms on a grid; w [m] of the clients sums to one."""
+    """Fit the weights of atoms on a grid by maximum likelihood; the clients' weights w [m] sum to one."""
     scaled = jnp.arcsin(jnp.sqrt(z / n)) if bounded else jnp.sqrt(z / n)
     low, high = scaled.min(), scaled.max()
     places = low + (high - low) * jnp.arange(_PLACES, dtype=z.dtype) / (_PLACES - 1)
@@ -293,7 +302,9 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors under a Beta or a Gamma prior of mean mu and of some size, for clients new to it as well, [m] each."""
+    """Posteriors under a Beta or a Gamma prior with this mean and size, also for clients to which it was not fitted,
+    [m] each.
+    """
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))
@@ -305,10 +316,12 @@ def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *
 def checked_counts(
     count: Any, size: Any, names: tuple[str, str], *, bounded: bool, weights: Any = None
 ) -> tuple[Any, Any]:
-    """Counts and sizes in double precision, where they are known; sizes are counts too where they bound.
+    """Check counts and sizes, and return them in double precision; traced values are not checked.
+
+    If ``bounded``, sizes must be counts too, which the counts cannot exceed.
 
     Raises:
-      JaxpflError: as `ebbinomial` and `ebpoisson`.
+      JaxpflError: as in `ebbinomial` and `ebpoisson`.
     """
     count, size = inputs.aligned(**{names[0]: count, names[1]: size})
     z, n = (inputs.numbers(name, value) for name, value in zip(names, (count, size), strict=True))
@@ -349,26 +362,27 @@ def checked_counts(
 _SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 """Logarithms of n_0 or a."""
 _FAR = 15.0
-"""Distance on the scale of the link from the pooled rate at which coefficients count as divergent."""
+"""Distance from the pooled rate, on the scale of the link, beyond which coefficients count as divergent."""
 _LEAST_FREE = 2
-"""Least excess of clients over coefficients."""
+"""Least number by which clients must exceed coefficients."""
 
 
 class RegressedRates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates about their regression on p columns, the intercept first.
+    """Posteriors of m clients' probabilities or rates, whose prior means are a regression on p columns, the intercept
+    first.
 
-    The fitted regression and spread count as known.
+    The fitted regression and spread are treated as known.
 
     Attributes:
       rates: the posteriors; every client has its own ``prior_mean`` and ``prior_size``, [m].
       beta: coefficients, [p].
-      beta_covariance: their part of the inverse of the observed information, [p, p].
+      beta_covariance: the coefficients' part of the inverse of the observed information, [p, p].
       spread: n_0 of probabilities, the shape a of rates, []; infinite without spread.
       log_marginal: log likelihood of all counts, [].
       ratio: twice the log likelihood ratio to no spread about the regression, [].
-      p_value: probability of a ratio at least as large without spread, []. For many clients it is half the tail
-        probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
-      labels: labels of the clients, where they came in a frame.
+      p_value: probability, without spread, of a ratio at least as large, []. For many clients it is half the tail
+        probability of a chi-square with one degree of freedom; 1 if the likelihood is greatest without spread.
+      labels: labels of the clients, if the data came in a data frame.
     """
 
     rates: Rates
@@ -390,37 +404,40 @@ class RegressedRates(NamedTuple):
         return self.rates.interval(level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
+        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
+        and ``high``.
+        """
         return self.rates._replace(labels=self.labels).to_frame(level)
 
 
 def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
-    """Fit Beta priors about a logistic regression, and return every client's posterior.
+    """Fit Beta priors whose means are a logistic regression, and return every client's posterior.
 
-    Jits, and vmaps over problems; ``intercept`` is static.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` is static.
 
     Args:
       successes, trials: counts as in `ebbinomial`, [m].
-      x: the covariates, [m], [m, k], or columns of a frame.
+      x: the covariates, [m], [m, k], or columns of a data frame.
       intercept: whether a column of ones is put before the covariates.
 
     Raises:
-      JaxpflError: as `ebbinomial` for the counts; for covariates that are not numbers, not finite, of other clients, or
-        linearly dependent; fewer than two clients more than coefficients; and covariates that tell all successes from
-        all failures, so that no coefficients are the likeliest. Under a transformation values are not checked.
+      JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers, belong to other clients, or
+        are linearly dependent; if there are not at least two more clients than coefficients; and if covariates separate
+        all successes from all failures, so that no coefficients maximise the likelihood. Under a transformation of JAX,
+        values are not checked.
     """
     return _fit_about(("successes", "trials"), successes, trials, x, intercept, bounded=True)
 
 
 def ebpoisson_regression(count: Any, exposure: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
-    """Fit Gamma priors about a log-linear regression, and return every client's posterior of its rate.
+    """Fit Gamma priors whose means are a log-linear regression, and return the posterior of every client's rate.
 
     Args:
       count, exposure: counts and exposures as in `ebpoisson`, [m].
       x, intercept: arguments as in `ebbinomial_regression`.
 
     Raises:
-      JaxpflError: as `ebpoisson` for the counts, else as `ebbinomial_regression`.
+      JaxpflError: as in `ebpoisson` for the counts, otherwise as in `ebbinomial_regression`.
     """
     return _fit_about(("count", "exposure"), count, exposure, x, intercept, bounded=False)
 
@@ -444,9 +461,10 @@ def _fit_about(
 
 @partial(full_precision.jit, static_argnames=("intercept", "bounded"))
 def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
-    """The fit to counts, sizes [m] and covariates [m, k] that have been checked.
+    """Fit to counts, sizes [m] and covariates [m, k] that have been checked.
 
-    Beside it the greatest distance of a client's regression from the pooled rate on the scale of the link, [].
+    Also returns the greatest distance, on the scale of the link, of a client's value on the regression from the pooled
+    rate, [].
     """
     m, kind = len(z), z.dtype
     if intercept:
@@ -500,7 +518,7 @@ _LARGE = 16.0
 def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
     """Log ratio of two probabilities of z successes in n trials: under Beta(mu size, (1 - mu) size), and at p = z / n.
 
-    Broadcasts its arguments.
+    Arguments are broadcast.
     """
     z, n, mu, size = jnp.broadcast_arrays(z, n, mu, size)
     a, b = mu * size, (1 - mu) * size
@@ -518,7 +536,7 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
 def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
     """Log ratio of two probabilities of a count z in an exposure e: under Gamma(mu size, size), and at the rate z / e.
 
-    Broadcasts its arguments.
+    Arguments are broadcast.
     """
     z, e, mu, size = jnp.broadcast_arrays(z, e, mu, size)
     a = mu * size
@@ -533,7 +551,9 @@ def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
 
 
 def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
-    """Log probability of z at its likeliest parameter: binomial with n trials and p = z / n, or Poisson with mean z."""
+    """Log probability of z at the maximum-likelihood parameter: binomial with n trials and p = z / n, or Poisson with
+    mean z.
+    """
     return _over(n) - _over(z) - _over(n - z) if bounded else -_over(z)
 
 
@@ -551,7 +571,7 @@ def _poisson(z: Array, e: Array, rate: Array) -> Array:
 
 
 def _gap(p: Array, q: Array, off: Array) -> Array:
-    """p log(p / q) - p + q, where p - q is ``off`` with all its digits; q where p is zero."""
+    """p log(p / q) - p + q, given p - q as ``off`` to full precision; q if p is zero."""
     some = p > 0
     below = jnp.where(q > 0, q, 1)
     u = jnp.where(some, off / below, 0)
@@ -561,7 +581,7 @@ def _gap(p: Array, q: Array, off: Array) -> Array:
 
 
 def _ends(a: Array, n: Array, shift: int = _SHIFT) -> Array:
-    """Part of log Gamma(a + n) / Gamma(a) that Stirling's leading terms lack, but for n."""
+    """Part of log Gamma(a + n) / Gamma(a) that Stirling's leading terms lack, except for n."""
     y = a + shift
     return _stirling(y + n) - _stirling(y) - jnp.log1p(n / y) / 2 - sum(jnp.log1p(n / (a + k)) for k in range(shift))
 
