@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, warn, writing
 
 try:
@@ -50,7 +51,7 @@ def is_locked(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        with open(folder / ".lock", "rb") as file:
+        with files.opened(folder / ".lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:  # also without a lock file
         return isinstance(error, BlockingIOError)
