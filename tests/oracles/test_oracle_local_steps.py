@@ -352,7 +352,9 @@ def test_a_resumed_run_keeps_its_schedule_and_its_labels():
     assert differences(old, now["cosine"])[0] == ["lr_schedule: decay -> cosine"]
     more = {"rounds": now["decay"]["rounds"] + 1}
     assert not differences(now["exponential"], now["exponential"] | more)[0]
-    assert "lr_schedule = cosine depends on the number of rounds" in differences(now["cosine"], now["cosine"] | more)[0][0]
+    assert (
+        "lr_schedule = cosine depends on the number of rounds" in differences(now["cosine"], now["cosine"] | more)[0][0]
+    )
     folders = {default_folder("run", resolve(RunConfig(lr_schedule=name)), ("fedavg",), False) for name in now}
     assert len(folders) == 3
     smoothed = json.loads(json.dumps(to_json(resolve(RunConfig(label_smoothing=0.1)))))
