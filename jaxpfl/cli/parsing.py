@@ -24,7 +24,7 @@ from tyro.conf import DisallowNone, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from jaxpfl.core.settings import LARGEST
-from jaxpfl.runs.config import NAME_NOTES, NAMES_ELSEWHERE
+from jaxpfl.runs.names_elsewhere import NAME_NOTES, NAMES_ELSEWHERE
 from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.output_paths import Place
 

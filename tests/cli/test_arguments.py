@@ -13,7 +13,7 @@ from command import jaxpfl
 from jaxpfl.cli import folders, parsing, training
 from jaxpfl.cli.app import GROUPS, commands_of
 from jaxpfl.cli.parsing import REGISTRY, Flag, check_arguments, flags_of
-from jaxpfl.runs.config import NAMES_ELSEWHERE
+from jaxpfl.runs.names_elsewhere import NAMES_ELSEWHERE
 from jaxpfl.support.errors import JaxpflError
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -24,7 +24,8 @@ from jaxpfl.algorithms.parts.hyper import PAPER, rates
 from jaxpfl.core import choices
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.runs.config import RunConfig, from_mapping, unknown_setting
+from jaxpfl.runs.config import RunConfig, from_mapping
+from jaxpfl.runs.names_elsewhere import unknown_setting
 from jaxpfl.runs.records import Value, value_words
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
