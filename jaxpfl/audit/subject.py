@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Seen(NamedTuple):
-    """Server state of a recorded algorithm: the state of the method itself, and the release of the last round.
+    """Server state of a recorded algorithm: the method's own state, and the last round's release.
 
     Attributes:
       total: the sum of the uploads after the mechanism; for a method with a private server of its own, the center of

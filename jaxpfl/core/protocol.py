@@ -55,7 +55,7 @@ class LocalEpochs(NamedTuple):
         return self.batches * self.steps(size)
 
     def on_host(self, sizes: np.ndarray) -> np.ndarray:
-        """Numbers of steps of clients with these numbers of examples, [m]; computed on the host."""
+        """Compute the number of steps for each of these numbers of examples, [m], on the host."""
         sizes = np.maximum(np.asarray(sizes, np.int64), 1)
         used = np.minimum(sizes, self.batch_size)
         return -(-self.epochs * sizes // used)

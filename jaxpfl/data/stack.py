@@ -329,7 +329,7 @@ class Dealt(NamedTuple):
     Attributes:
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
-      places: for each client, the indices of its examples in x and y.
+      places: indices of the examples in x and y, an array for each client.
       labels: [m, num_classes], the label that each client uses for each class; None if labels are not changed.
     """
 
@@ -435,8 +435,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Number of examples that the stores of all shares hold, of all kinds together, if every store is as long as the
-    largest.
-    """
+    """Count the examples of all kinds that all shares' stores hold, if every store is as long as the largest."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

@@ -220,7 +220,7 @@ class MLflow(_Service):
 
 
 class WandB(_Service):
-    """Tracker in a project of Weights & Biases, with one run of the service for each start of a method.
+    """Tracker in a Weights & Biases project; each start of a method is one run of the service.
 
     These runs are in a group with the name of the run folder; with WANDB_MODE=offline, they are offline.
 

@@ -99,9 +99,7 @@ class Problem(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Result of descent at each of R rates: ``gap`` to the optimum, [R, T + 1], and ``bits`` of a client's message, [R,
-    T].
-    """
+    """Results of descent at R rates: ``gap`` to the optimum, [R, T + 1], and a message's ``bits``, [R, T]."""
 
     gap: np.ndarray
     bits: np.ndarray

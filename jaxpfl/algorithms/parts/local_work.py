@@ -98,7 +98,7 @@ class LocalWork:
 
     @property
     def own_steps(self) -> LocalEpochs | None:
-        """Number of steps as a function of a client's number of examples; None if all clients take ``steps`` steps."""
+        """Each client's number of steps, computed from its examples; None if all clients take ``steps`` steps."""
         return None if self.epochs is None else LocalEpochs(self.epochs, self.batch_size)
 
     def replace_epochs(self, epochs: int) -> LocalWork:

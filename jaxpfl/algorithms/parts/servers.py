@@ -184,8 +184,7 @@ def with_server_optimizer(
 
     Raises:
       JaxpflError: for a method whose uploads are not summed or whose server has an optimizer, or if the optimizer is
-        unknown; when traced, for uploads
-        of another structure than the broadcast or of several weights.
+        unknown; when traced, for uploads of another structure than the broadcast or of several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs summed uploads: the server of this method reads each upload")

@@ -83,7 +83,7 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
 
 
 def most(data: ClientData, clients: int) -> int:
-    """Largest total number of examples of this number of clients, at least 1."""
+    """Largest number of examples that so many clients hold together, at least 1."""
     largest = np.sort(np.asarray(data.size))[::-1][:clients]
     return max(int(largest.sum(dtype=np.int64)), 1)
 

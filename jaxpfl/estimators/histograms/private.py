@@ -346,7 +346,7 @@ def cluster_standardised(
 
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
-    """Privacy plan for releases with these noise multipliers: that of the mean, that of each round, and that of
+    """Privacy plan for releases with these noise multipliers: one for the mean, one for each round, and one for
     DimRed's second moment.
 
     Implements: Setlur et al. 2023, Definition 2.1.

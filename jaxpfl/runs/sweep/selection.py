@@ -31,7 +31,7 @@ class Tried(NamedTuple):
 
     Attributes:
       settings: the values on the axes.
-      scores: for each seed of the search, the mean score over clients, [S]; NaN for a seed without a score.
+      scores: mean score over clients of each seed in the search, [S]; NaN for a seed without a score.
       against: reason why the setting cannot be chosen; empty if it can be chosen.
     """
 
