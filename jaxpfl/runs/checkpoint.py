@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ _KEPT = 2
 _STATE = "state"
 
 
+def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Report all but what the threads of a failed save say after the save has been reported."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
 class Checkpoints:
     """The checkpoints of one method in a run folder.
 
@@ -46,6 +53,8 @@ class Checkpoints:
         # orbax logs every step of a save, and the traceback if one fails; a run reports both itself.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        if sys.unraisablehook is sys.__unraisablehook__:
+            sys.unraisablehook = _report_unraisable
         self._ocp = ocp
         # Only one of several processes writes and reads.
         alone: dict[str, Any] = {}

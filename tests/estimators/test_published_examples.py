@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import load_elections
+from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import data_directory
+from jaxpfl.data.sources.natural import ELECTIONS_FILE
 from jaxpfl.estimators.empirical_bayes import (
     ebbinomial,
     ebbinomial_regression,
@@ -71,14 +73,16 @@ def test_real_counties():
     if not (data_directory() / "elections").is_dir():
         pytest.skip("no elections in JAXPFL_DATA_DIR")
     elections = load_elections()
-    assert elections.votes is not None
+    table = csv_text.read(data_directory() / "elections" / ELECTIONS_FILE)
+    counted = [[table.numbers(f"{party}_{year}") for party in ("dem", "rep")] for year in elections.years]
+    votes_of = np.array(counted, int).transpose(2, 0, 1)
     wins, outcome = elections.republican[:, :-1].sum(axis=1), elections.republican[:, -1]
-    before = np.log10(elections.votes[:, :-1].sum(axis=2).mean(axis=1))
+    before = np.log10(votes_of[:, :-1].sum(axis=2).mean(axis=1))
     fits = ebbinomial(wins, 5), ebbinomial_regression(wins, np.full(len(wins), 5), before)
     found = [((estimate - outcome) ** 2).sum() for estimate in (wins / 5, *(np.asarray(fit.mean) for fit in fits))]
     assert np.round(found, 1).tolist() == [176.3, 169.1, 165.2]
 
-    last, votes = elections.votes[:, -2], elections.votes[:, -1]
+    last, votes = votes_of[:, -2], votes_of[:, -1]
     truth = votes[:, 1] / votes.sum(axis=1)
     z = np.random.default_rng(0).hypergeometric(votes[:, 1], votes[:, 0], 20)
     odds = np.log((last[:, 1] + 0.5) / (last[:, 0] + 0.5))

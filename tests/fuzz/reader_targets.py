@@ -16,7 +16,7 @@ import scipy.io
 from fuzz_target import Target, of_file, of_folder, whole
 from mutate import archive, odd_array, odd_tree, pickled
 
-from jaxpfl.data import stack_clients, stored
+from jaxpfl.data import load, stack_clients, stored
 from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, tables, token_counts
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
@@ -178,7 +178,7 @@ READERS: dict[str, Target] = {
     ),
     "leaf": of_file(LEAVES, lambda p: whole(leaf.load_leaf("leaf:a", p.parents[1])), "train/a.json", text=True),
     "leaf in files": of_file(
-        LEAVES, lambda p: whole(leaf.load_leaf("leaf:a", p.parents[1], in_files=True)), "train/a.json", text=True
+        LEAVES, lambda p: whole(load(f"leaf:{p.parents[1]}", in_files=True)), "train/a.json", text=True
     ),
     "federation": of_folder(federation, opened, ("f/*",), share=0.5),
     "leaf counts": of_file(

@@ -22,7 +22,7 @@ COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "3000"))
 
 FEWER = 5
 """Readers of folders, and fits, which take milliseconds and seconds, read the share 1 / FEWER of them."""
-DEAR = {*FOLDERS, "normal means", "coefficients"}
+DEAR = {*FOLDERS, "normal means"}
 FILES = sorted({*TARGETS} - DEAR)
 PARTS = {f"files {part}": (FILES[part::4], COUNT) for part in range(4)}  # none so long that CI could end within it
 PARTS |= {f"folders {part}": (sorted(DEAR)[part::2], COUNT // FEWER) for part in range(2)}

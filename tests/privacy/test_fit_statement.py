@@ -260,8 +260,8 @@ def test_models_of_few_digits_are_clipped_and_noised_in_float32(federation, meth
     released = []
     real = noise.add_gaussian
 
-    def watched(key, tree, stddev):
-        result = real(key, tree, stddev)
+    def watched(key, tree, stddev, protects):
+        result = real(key, tree, stddev, protects)
         released.extend(leaf.dtype for leaf in jax.tree.leaves(result))
         return result
 

@@ -288,7 +288,9 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: indptr, indices and counts must be integers")
     try:
         matrix = sparse.csr_array((counts, indices, indptr), shape=(len(indptr) - 1, len(vocabulary)))
-        matrix.check_format()
+        matrix.check_format()  # of an indptr that ends with 0 it asks nothing
+        if (np.diff(matrix.indptr) < 0).any():
+            raise ValueError("indptr decreases")
     except (TypeError, ValueError) as error:
         raise JaxpflError(f"{path}: not token counts in compressed rows: {one_line(error)}") from error
     if not ((matrix.data > 0) & (matrix.data <= _MOST)).all():
