@@ -1,7 +1,7 @@
-"""Data: loading, partitioning among clients, stacking, and mini-batch sampling.
+"""Load data, partition it among clients, stack the clients, and sample mini-batches.
 
-`load` a source, `federate` it (or `stack_clients` from your own arrays), then `plan_batches`; everything up to
-there is NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
+`load` a source and `federate` it, or pass your own arrays to `stack_clients`; then call `plan_batches`. These steps run
+in NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
 """
 
 from jaxpfl.data.batching import draw_batches, plan_batches, take

@@ -1,14 +1,15 @@
-"""Mini-batch sampling inside the compiled round, for ONE client (it works under ``vmap`` and ``lax.map``).
+"""Mini-batch sampling inside the compiled round, for ONE client (also under ``vmap`` and ``lax.map``).
 
-A draw is over POSITIONS in the client's data, and depends on the client's key and number of examples alone.
+A draw returns POSITIONS in the client's data. It depends only on the client's key and number of examples.
 
-The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and p its earlier participations:
+There are three draws. Let n_i be the client's number of examples, b_i = min(batch size, n_i), and p the number of
+rounds in which the client has trained before:
 
-- ``"epoch"`` (default): the client's examples in a random order, a new one each epoch. Step t of a round
-  takes positions (p * steps + t) * b_i + j for j < b_i of that endless sequence, so rounds continue the
-  epoch, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
+- ``"epoch"`` (default): the client's examples in a random order, a new order in each epoch. Step t of a round takes
+  positions (p * steps + t) * b_i + j, j < b_i, of that endless sequence. A round therefore continues the epoch of the
+  previous round, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
-- ``"replacement"``: each step takes b_i examples drawn uniformly with replacement.
+- ``"replacement"``: each step takes b_i examples, drawn uniformly with replacement.
 
 """
 
@@ -32,19 +33,19 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 
 MAX_CLIENT_EXAMPLES = 2**23
-"""The cursor's arithmetic is exact in 32 bits up to here (see `_cursor`)."""
+"""Largest client for which the 32-bit arithmetic of `_cursor` is exact."""
 _BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
-"""Sizes up to which clients are of one class: tiny clients touch many epochs, but sort little for each."""
+"""Largest sizes of the draw classes. Tiny clients get a class because they need many epochs, each with a short sort."""
 _AT_ONCE = 8
-"""Clients of a class that are drawn for at once: of 16 or 32 more slots stay empty than operations are saved."""
+"""Clients drawn at once within a class; 16 or 32 would leave more slots empty than they save operations."""
 
 
 class DrawClass(NamedTuple):
-    """Clients of about one size, whose draws are compiled apart from the other clients' draws.
+    """Clients of similar size, whose draws are compiled separately.
 
     Attributes:
-      largest: bound on their numbers of examples.
-      max_epochs, sizes: the attributes of `Batching`, for these clients.
+      largest: bound on the number of examples of a client in the class.
+      max_epochs, sizes: as in `Batching`, but only for the clients in this class.
     """
 
     largest: int
@@ -57,15 +58,16 @@ class Batching:
     """Static parameters of the draws, made by `plan_batches`. Hashable.
 
     Attributes:
-      steps: local steps of one round.
-      batch_size: slots of a batch: the requested size, or the largest client's number of examples if smaller.
-      draw: see the module's docstring.
-      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is by epochs).
-      full: every batch is the client's whole data set, so nothing is drawn at all.
-      ragged: some client has fewer examples than a batch has slots.
+      steps: local steps per round.
+      batch_size: slots in a batch: the requested size, or the largest client's number of examples if that is smaller.
+      draw: "epoch", "step" or "replacement", as defined in the module's docstring.
+      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is "epoch").
+      full: whether every batch is the client's whole data set, so that nothing has to be drawn.
+      ragged: whether some client has fewer examples than a batch has slots.
       sizes: bounds of the clients' numbers of examples.
-      own: a client's steps where these follow its own examples, at most ``steps``; None where all take ``steps``.
-      classes: several classes of clients, ascending, or none where all are drawn for alike. They change no draw.
+      own: rule for a client's number of steps if it depends on the client's size, at most ``steps``; None if all
+        clients take ``steps``.
+      classes: size classes, ascending, or () if all clients are drawn by one program. They do not change the draws.
     """
 
     steps: int
@@ -79,24 +81,26 @@ class Batching:
     classes: tuple[DrawClass, ...] = ()
 
     def advance(self, size: Array) -> Scalar:
-        """Steps by which a round moves a client of that size on in its sequence of examples."""
+        """Steps by which one round advances a client with ``size`` examples in its sequence of examples."""
         return self.steps if self.own is None else jnp.minimum(self.own.draws(size), self.steps)
 
 
 def plan_batches(
     sizes: np.ndarray, steps: int, batch_size: int, draw: str = "epoch", own: LocalEpochs | None = None
 ) -> Batching:
-    """Plan the draws: their static parameters, computed on the host.
+    """Plan the draws: compute their static parameters on the host.
 
     Args:
-      sizes: [m] number of training examples of each client, without padding (the plan must not depend on it).
-      steps: local steps of one round, at least 1.
-      batch_size: examples in a step, at least 1; a client with fewer uses all of its own.
-      draw: see the module's docstring.
-      own: whether local work is in epochs, so that clients with fewer examples take fewer than ``steps`` steps.
+      sizes: [m] number of training examples of each client, without padding (the plan must not depend on padding).
+      steps: local steps per round, at least 1.
+      batch_size: examples per step, at least 1; a client with fewer examples uses all of them.
+      draw: "epoch", "step" or "replacement", as defined in the module's docstring.
+      own: local work in epochs, so that clients with fewer examples take fewer than ``steps`` steps; None for ``steps``
+        steps at every client.
 
     Raises:
-      JaxpflError: for an unknown draw, no examples at all, or more than 2**23 in one client.
+      JaxpflError: if the draw is unknown, no client has an example, a client has more than 2**23 examples, or a round
+        draws too many examples.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     if draw not in get_args(Draw):
@@ -118,12 +122,12 @@ def plan_batches(
 
 
 def _classes(sizes: np.ndarray, epochs: np.ndarray) -> tuple[DrawClass, ...]:
-    """Classes of clients with these sizes, which touch so many epochs; none where one would do."""
+    """Size classes for clients with these sizes and epochs per round; () if one class is enough."""
 
     def class_of(bound: int, own: np.ndarray) -> DrawClass:
         return DrawClass(bound, int(np.broadcast_to(epochs, sizes.shape)[own].max()), Sizes.cover(sizes[own]))
 
-    def sorted_by(classes: list[DrawClass]) -> int:  # all clients together
+    def sorted_by(classes: list[DrawClass]) -> int:  # words that all clients together sort
         below = np.searchsorted([of.largest for of in classes], sizes[sizes <= SHORT])
         return sum(int((below == nth).sum()) * of.max_epochs * of.sizes.short for nth, of in enumerate(classes))
 
@@ -139,15 +143,15 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
     """Draw the batches of one client's round.
 
     Args:
-      batching: the plan.
-      key: the client's OWN stream for draws, the same in every round (the round enters by participations).
-      participations: [] integer, the number of rounds in which this client has trained before. Exact as long as
-        the client's steps, participations * steps, stay below 2**32.
-      size: [] int32, the client's number of examples n_i. One without examples (an empty slot of a cohort) gets
+      batching: plan made by `plan_batches`.
+      key: the client's OWN key for draws, the same in every round (``participations`` makes rounds differ).
+      participations: [] integer, the number of rounds in which this client has trained before. Draws are exact as long
+        as participations * steps stays below 2**32.
+      size: [] int32, the client's number of examples n_i. A client without examples (an empty slot of a cohort) gets
         batches without a valid slot.
 
     Returns:
-      indices: [steps, batch_size] int32 places in the client's data, 0 where not valid.
+      indices: [steps, batch_size] int32 positions in the client's data, 0 where not valid.
       valid: [steps, batch_size] bool, false for the slots j >= min(batch_size, n_i).
       If ``batching.full``, both are placeholders [steps, 0]: `take` uses all examples without a gather.
     """
@@ -168,7 +172,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
     def indices_by_size() -> Array:
         return switch_length(class_indices, size, tuple(of.largest for of in batching.classes), at_once=_AT_ONCE)
 
-    # An accelerator draws for a whole cohort in the time of a loop's few steps.
+    # On an accelerator, drawing for the whole cohort at once takes no longer than a few steps of the loop over classes.
     indices = lax.platform_dependent(cpu=indices_by_size, default=alike) if batching.classes else alike()
     used = jnp.minimum(size, batching.batch_size)
     valid = jnp.broadcast_to(jnp.arange(batching.batch_size) < used, indices.shape)
@@ -180,18 +184,21 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
 
     Args:
       data: one client's data.
-      indices, valid: [batch_size], one row of `draw_batches`; or all its rows, [steps, batch_size].
-      batching: the same plan.
+      indices, valid: [batch_size], one row of each result of `draw_batches`; or all rows, [steps, batch_size].
+      batching: plan that `draw_batches` used.
 
     Returns:
-      x: [batch_size, ...] with zeros where not valid (BEFORE the model: selecting behind it still gives NaN
-        gradients); y: [batch_size]; valid: [batch_size] bool. For all steps, each with a leading [steps].
+      x: [batch_size, ...] inputs, zero where not valid. They are zeroed BEFORE the model, because masking its outputs
+        would still give NaN gradients.
+      y: [batch_size] labels.
+      valid: [batch_size] bool.
+      For all steps at once, each has a leading axis [steps].
     """
     if batching.full:
         indices = jnp.arange(min(batching.batch_size, data.capacity), dtype=jnp.int32)
         valid = indices < data.size
         indices = jnp.where(valid, indices, 0) if batching.ragged else indices
-    # An empty client starts at the first example of all, so that every place is one of the store.
+    # An empty client starts at example 0 of the store, so every position is in bounds.
     places = data.start + indices
     x, y = jax.tree.map(
         lambda leaf: leaf.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False), tuple(data.examples)
@@ -202,12 +209,12 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
 
 
 def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching) -> PyTree:
-    """Rows of a tree [capacity, ...] for the examples in a step: [batch_size, ...], zero where not valid.
+    """Gather rows of a tree [capacity, ...] for one step's examples: [batch_size, ...], zero where not valid.
 
     Args:
-      beside: one row for each of the client's examples.
-      indices, valid: [batch_size], the step's indices from `draw_batches`, and valid as `take` returns it.
-      batching: the same plan.
+      beside: tree with one row for each of the client's examples.
+      indices, valid: [batch_size], the step's indices from `draw_batches`, and ``valid`` as `take` returns it.
+      batching: plan that `draw_batches` used.
     """
     if batching.full:
         rows = jax.tree.map(lambda leaf: leaf[: batching.batch_size], beside)
@@ -217,7 +224,7 @@ def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching
 
 
 def _indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
-    """Indices [steps, batch_size] of one client's round; arbitrary where a slot is not valid."""
+    """Indices [steps, batch_size] for one client's round; arbitrary where a slot is not valid."""
     if batching.draw == "epoch":
         return _epoch_indices(batching, key, participations, size)
     first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
@@ -226,7 +233,7 @@ def _indices(batching: Batching, key: Key, participations: Array, size: Array) -
 
 
 def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
-    """Indices [batch_size] of one step of a draw that begins anew in each; arbitrary where a slot is not valid."""
+    """Indices [batch_size] of one "step" or "replacement" draw; arbitrary where a slot is not valid."""
     span = jnp.maximum(size, 1)
     if batching.draw == "step":
         place = jnp.minimum(jnp.arange(batching.batch_size, dtype=jnp.int32), span - 1)
@@ -235,14 +242,14 @@ def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
 
 
 def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
-    """Indices [steps, batch_size] of the draws by epochs; arbitrary where a slot is not valid."""
+    """Indices [steps, batch_size] of the "epoch" draw; arbitrary where a slot is not valid."""
     examples, used = jnp.maximum(size, 1), jnp.minimum(size, batching.batch_size)  # an empty slot must not divide by 0
     per_round = batching.advance(size) * used
     first_epoch, first_offset = _cursor(participations, per_round, examples)
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
     slot = jnp.arange(batching.batch_size, dtype=jnp.int32)[None, :]
     place = first_offset + step * used + slot
-    if batching.max_epochs == 1:  # only slots that are not valid go beyond it
+    if batching.max_epochs == 1:  # only slots that are not valid exceed the epoch: they are clipped
         return order_at(
             jax.random.fold_in(key, first_epoch), examples, jnp.minimum(place, examples - 1), batching.sizes
         )
@@ -253,10 +260,10 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Ar
 
 
 def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[Array, Array]:
-    """Quotient (uint32) and remainder (int32) of participations * per_round by examples, in 32 bits.
+    """Quotient (uint32) and remainder (int32) of participations * per_round divided by examples, in 32 bits.
 
-    The product itself overflows after about 1e6 rounds of 60 x 32 examples. Horner's rule on the base-256
-    digits of participations keeps every remainder term below 256 * examples + 255 * examples < 2**32.
+    The product itself would overflow after about 1e6 rounds of 60 x 32 examples. Horner's rule on the base-256 digits
+    of participations keeps every remainder term below 256 * examples + 255 * examples < 2**32.
     """
     examples = examples.astype(jnp.uint32)
     whole, rest = jnp.divmod(per_round.astype(jnp.uint32), examples)
@@ -270,10 +277,10 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
 
 
 def _epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> np.ndarray:
-    """Largest number of epochs that a round of each client touches.
+    """Largest number of epochs that one round of each client touches.
 
-    A round starts at a multiple of gcd(steps * b_i, n_i), so that if an epoch is a whole number of rounds, no round
-    touches a second one.
+    A round starts at a multiple of gcd(steps * b_i, n_i). So if an epoch is a whole number of rounds, no round touches
+    a second epoch.
     """
     per_round = steps * np.minimum(sizes, slots)
     latest_start = sizes - np.gcd(per_round, sizes)

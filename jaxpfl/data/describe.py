@@ -1,4 +1,4 @@
-"""Summaries of a federation's split, for ``jaxpfl data describe`` and for tests."""
+"""Summary of how a federation splits its data, for ``jaxpfl data describe``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _MOST_COLUMNS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Counts of a federation's m clients.
+    """Example counts of a federation with m clients.
 
     Attributes:
-      client_ids: [m].
-      sizes: split ("train", "validation", "test") -> the clients' numbers of examples, [m].
+      client_ids: [m] id of each client.
+      sizes: split ("train", "validation" or "test") -> number of examples of each client, [m].
       capacities: split -> the largest client's number of examples, or a bound on it.
-      class_counts: [m, num_classes] training examples of each class.
-      input_shape: the shape of one input; a dictionary by name if an input is several arrays.
-      unused: number of examples of the source that no client holds, or None if the source was not given.
-      clusters: the true cluster of each client, [m], or None if there are none.
-      labels: where labels are real numbers or several each, the mean and the deviation of each client's, [m, 2].
-      tokens: split -> the clients' numbers of tokens with a label, [m], for next-token.
+      class_counts: [m, num_classes] training examples of each class; num_classes is 0 if labels are not classes.
+      input_shape: shape of one input; a dictionary of shapes by name if an input is several arrays.
+      unused: number of the source's examples that no client holds, or None if the source was not given.
+      clusters: true cluster of each client, [m], or None if there are no clusters.
+      labels: mean and standard deviation of each client's labels, [m, 2], if labels are real numbers or vectors;
+        otherwise None.
+      tokens: split -> number of each client's tokens with a label, [m], for next-token; otherwise None.
     """
 
     client_ids: np.ndarray
@@ -69,12 +70,12 @@ def summary(
     """Count a federation's examples.
 
     Args:
-      federation: the clients.
-      num_classes: the number of classes; two for labels 0 and 1 with one logit, although their sources have 1.
-      source: the federation's source, to count the examples that it leaves out (a test set of other users, users
-        that were not asked for, clients that were dropped).
-      member: the true cluster of each client, by id, from `true_clusters`.
-      task: the labels' task; the source's unless given. Labels of next-token have no mean: they are counted.
+      federation: clients to count.
+      num_classes: number of classes; 2 for labels 0 and 1 with one logit, although the source says 1.
+      source: source of the federation, to count the examples that no client holds (test users who are not clients,
+        users who were not chosen, dropped clients).
+      member: true cluster of each client by id, from `true_clusters`.
+      task: task of the labels; by default the source's task. Next-token labels are counted instead of averaged.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     sizes = {s: np.asarray(data.size).astype(np.int64) for s, data in splits.items()}
@@ -106,7 +107,7 @@ def summary(
 
 
 def describe(counts: Summary) -> dict[str, Any]:
-    """The summary as JSON-able values: totals, min / median / max over clients, and a table by client."""
+    """Convert a summary to JSON-able values: totals, min / median / max over clients, and a table by client."""
     shape = counts.input_shape
     described: dict[str, Any] = {
         "clients": len(counts.client_ids),
@@ -145,10 +146,10 @@ def describe(counts: Summary) -> dict[str, Any]:
 
 
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
-    """The dictionary of `describe` as plain text for a terminal, with the first ``most_clients`` clients.
+    """Format the dictionary of `describe` as text for a terminal, with the first ``most_clients`` clients.
 
-    The table has a column for each class if there are at most 20 of them and the terminal is wide enough, otherwise
-    the number of classes held.
+    The table has one column per class if there are at most 20 classes and the terminal is wide enough. Otherwise it
+    shows how many classes each client holds.
     """
     has_classes, has_tokens = "classes" in described, "tokens" in described
     if has_tokens:
@@ -200,12 +201,12 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
 
 
 def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Mean and standard deviation over each client's labels, all d of each example together, [m, 2].
+    """Mean and standard deviation of each client's labels, over all d entries of each example, [m, 2].
 
     Args:
-      own: each example's client, [N].
+      own: client of each example, [N].
       labels: [N] or [N, d].
-      sizes: the clients' numbers of examples, [m], none of them 0.
+      sizes: number of examples of each client, [m], all above 0.
     """
     rows = labels.reshape(len(labels), -1).astype(np.float64)
     entries = sizes * rows.shape[1]

@@ -1,4 +1,4 @@
-"""Splitting a source among clients by a partition: the split that ``--split-seed`` determines."""
+"""Splits of a source among clients by a partition, determined by ``--split-seed``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _BYTES_PER_CLIENT = 1000
-"""Memory of the NumPy arrays that hold a client's indices, in addition to the indices themselves."""
+"""Memory per client for the NumPy arrays of its indices, without the indices themselves."""
 
 
 class SplitPurpose(IntEnum):
-    """Purpose of a host random stream. The numbers are part of the splits: never renumber, only append."""
+    """Purpose of a random stream on the host. The numbers determine the splits: never renumber, only append."""
 
     PARTITION = 0
     TEST = 1
@@ -35,7 +35,7 @@ class SplitPurpose(IntEnum):
 
 
 def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.Generator:
-    """Return the random generator for one named part of the split, which draws the same numbers on every platform."""
+    """Return the random generator for one named part of the split; it draws the same numbers on every platform."""
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
@@ -43,10 +43,11 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
 @dataclass(frozen=True, kw_only=True)
 class _Dealing:
     partition: str = setting("classes")
-    """Assignment of examples to clients: iid, classes (a number of classes for each client, of log-normal sizes with
-    a sigma), shards or pathological, dirichlet (class proportions of each client), dirichlet-class (each class in
-    proportions), lognormal (iid of unequal sizes), natural (a client is a writer or user), superclasses or clusters
-    (iid, with labels that each cluster of clients permutes in its own way)."""
+    """Assignment of examples to clients: iid, classes (each client holds a number of classes; client sizes are
+    log-normal with a sigma), shards or pathological, dirichlet (class proportions drawn for each client),
+    dirichlet-class (each class is divided among the clients by drawn proportions), lognormal (iid with unequal sizes),
+    natural (a client is a writer or user), superclasses, or clusters (iid, and each cluster of clients has its own
+    permutation of the labels)."""
     clients: int | None = setting(
         None,
         unless_given="only the partition natural goes without: it then takes all users",
@@ -59,25 +60,24 @@ class _Dealing:
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class Split(PartitionOptions, _Dealing):
-    """The split of a data set among clients, and of each client's examples into train, validation and test."""
+    """Split of a data set among clients, and of each client's examples into train, validation and test."""
 
     test_share: float = setting(0.5, range=SHARE)
-    """Share of each client's examples kept for testing, where the data set has no official test set. A client with
-    two examples or more keeps one at least for training and one for testing."""
+    """Share of each client's examples kept for testing, if the data set has no official test set. A client with two
+    or more examples keeps at least one for training and one for testing."""
     validation_share: float = setting(0.0, range=SHARE)
     """Share of each client's training examples set apart for validation."""
     pool_test: bool = setting(False)
-    """Put the official test set together with the training set; each client's examples are then split by the test
-    share."""
+    """Merge the official test set into the training set; each client's examples are then split by the test share."""
     split_seed: int = setting(0, range=Range(0, 2**32 - 1))
     """Seed of the split into clients, train and test; the run seeds do not change the split."""
     drop_empty: bool = setting(False)
-    """Drop clients without training examples, with a warning, instead of refusing them; of the partition natural
-    also those without test examples."""
+    """Drop clients without training examples, with a warning, instead of raising an error; with the partition
+    natural, also drop clients without test examples."""
     standardize: bool = setting(False)
-    """Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained; a
-    constant becomes 0. Means and deviations are not private: no epsilon covers them. Pixels are standardised
-    whenever they are loaded."""
+    """Scale each feature to mean 0 and standard deviation 1 over the training clients' training examples; a constant
+    feature becomes 0. The means and deviations are not private: no epsilon covers them. Pixels are always standardised
+    when they are loaded."""
 
     @property
     def options(self) -> PartitionOptions:
@@ -87,13 +87,13 @@ class Split(PartitionOptions, _Dealing):
 
 @keywords_of(Split)
 def federate(source: Source, **settings: Any) -> Federation:
-    """Split a data set among clients. The result depends on these arguments alone, not on a run's seed.
+    """Split a data set among clients. The result depends only on these arguments, not on a run's seed.
 
-    If there is an official test set, its examples are dealt by the rule of the partition. Otherwise (and for the
-    partition "natural", if the test users are not the training users) each client's examples are split into training
-    and test examples, class by class as evenly as the counts allow; in an ordered source (`Source.ordered`), each
-    user's last examples are held out. The partition "natural" leaves out test users without training examples, with a
-    warning: `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are in
+    The partition also assigns the examples of an official test set, if there is one. Otherwise (and for the partition
+    "natural" if no test user is a training user) each client's examples are split into training and test examples, with
+    class proportions as equal as the counts allow. In an ordered source (`Source.ordered`), each user's last examples
+    are held out instead. The partition "natural" leaves out test users without training examples, with a warning:
+    `federate_unseen` makes clients of such users. If the source is in files, the clients' inputs are written to
     (temporary) files too.
 
     Args:
@@ -101,7 +101,7 @@ def federate(source: Source, **settings: Any) -> Federation:
 
     Raises:
       JaxpflError: if a value is out of range, the partition is unknown, an option is missing or unsupported, or the
-        split is impossible (a split by class of labels that are not classes, for example); if a client has no training
+        split is impossible (for example, a split by class of labels that are not classes); if a client has no training
         examples (unless ``drop_empty``); or if the source has a NaN.
 
     Examples:
@@ -143,7 +143,7 @@ def federate(source: Source, **settings: Any) -> Federation:
     train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
     kept = np.arange(len(train))
     if given.partition == "natural" and test_share > 0.0:
-        # Clients without training examples are kept here: `stack_dealt` checks them.
+        # Clients without training examples stay here: `stack_dealt` checks them.
         untested = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
         lack, remedy = "have too few examples to be tested", "put more users in a client"
         kept = np.flatnonzero(nonempty_clients(untested, kept, drop_empty, lack, remedy))
@@ -167,13 +167,13 @@ def federate(source: Source, **settings: Any) -> Federation:
 
 @keywords_of(Split)
 def federate_unseen(source: Source, **settings: Any) -> Federation:
-    """Make test users without training examples clients that are unseen in training, and split the examples of each.
+    """Make unseen clients of the test users without training examples, and split each client's examples.
 
-    In LEAF's split by user, the test users differ from the training users. `jaxpfl.data.seen` gives the source of the
-    other clients, which may keep all their examples and whose ids are not those of the unseen clients.
+    In LEAF's split by user, the test users differ from the training users. `jaxpfl.data.seen` returns the source of the
+    remaining users. Its clients may keep all their examples, and their ids differ from the ids of the unseen clients.
 
     Args:
-      source: data set with users of its own.
+      source: data set with users.
 
     Raises:
       JaxpflError: as in `federate`; also for a partition other than "natural", for ``standardize`` (use
@@ -201,14 +201,13 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
-    """Return the true clusters of the partition "clusters" with these settings, and each cluster's permutation of the
-    labels.
+    """Return the true clusters that the partition "clusters" draws with these settings.
 
-    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``; clients that were set apart are
-    included.
+    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``, also if it was set apart. The result
+    includes each cluster's permutation of the labels.
 
     Raises:
-      JaxpflError: if these numbers allow no partition "clusters".
+      JaxpflError: if the partition "clusters" does not allow these numbers.
     """
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
@@ -216,9 +215,9 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
 def _hold_out(
     own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
-    """Return the indices of the examples that each client keeps, and of those that it holds out.
+    """Return the indices that each client keeps and the indices that it holds out.
 
-    A client's draw depends on the client's own examples alone.
+    A client's draw depends only on the client's own examples.
     """
     if share == 0.0:
         return own, [indices[:0] for indices in own]
@@ -238,8 +237,11 @@ def _hold_out(
 
 
 def _warn_of_unseen(source: Source, split: bool) -> None:
-    """Warn of test users that have no training examples; ``split`` if test examples are split off the training examples
-    instead.
+    """Warn of test users that have no training examples.
+
+    Args:
+      source: data set with test users.
+      split: whether each client's test examples are split off its training examples.
     """
     apart = are_unseen(source)
     if not apart.any():
@@ -260,7 +262,7 @@ def _single_class(source: Source) -> Source:
 
 
 def _check_source(source: Source) -> None:
-    """Check a source before it is split, so that errors name the user's own examples."""
+    """Check a source before it is split, so that errors refer to the user's own examples."""
     if (source.x_test is None) != (source.y_test is None):
         raise JaxpflError(f"data set {source.name!r}: give x_test and y_test, or neither")
     for part, x, y in (("train", source.x_train, source.y_train), ("test", source.x_test, source.y_test)):
@@ -293,24 +295,27 @@ def _check_source(source: Source) -> None:
 
 
 def number_held(n: int, share: float) -> int:
-    """Number of examples to hold out of n: round(share * n), but at least one and at most n - 1 if share > 0 and n >=
-    2.
+    """Return how many of n examples to hold out: round(share * n), with bounds.
+
+    If share > 0 and n >= 2, at least one and at most n - 1 examples are held out.
     """
     return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
 
 
 def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Return the mask of one client's examples to hold out, [n] bool, chosen from each class or user as evenly as
-    possible.
+    """Choose which of one client's examples to hold out, from all classes or users as evenly as possible.
 
-    Of the examples held out (`number_held`), each group gives floor(share * its count); the remaining examples come
-    from the groups with the largest remainders.
+    A total of `number_held` examples are held out. Each group gives floor(share * its count); the remaining examples
+    come from the groups with the largest remainders.
 
     Args:
       groups: class or user of each of the client's examples, in their order, [n].
       share: share to hold out.
       rng: generator that draws the examples and breaks ties. By default, the last examples of each group are held out,
         and ties are broken in the order of the groups.
+
+    Returns:
+      Mask of the examples to hold out, [n] bool.
     """
     held, total = np.zeros(len(groups), bool), number_held(len(groups), share)
     if not total:
@@ -319,7 +324,7 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
     order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     quotas = np.floor(share * counts).astype(int)
     remainders = share * counts - quotas
-    # Rounding in floating point, or the cut to n - 1, can leave a difference of either sign.
+    # Floating-point rounding or the cap at n - 1 can make the difference positive or negative.
     for place in order[np.argsort(-remainders[order], kind="stable")][: max(total - quotas.sum(), 0)]:
         quotas[place] += 1
     for name, quota in zip(names, quotas, strict=True):
@@ -330,15 +335,15 @@ def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None =
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
-    """Split a federation's clients into clients to train and ``unseen`` new clients, which are drawn uniformly.
+    """Split a federation into training clients and ``unseen`` new clients, drawn uniformly.
 
     Args:
-      federation: the stacked data of m clients.
-      unseen: clients to set apart, at least 1 and fewer than m.
+      federation: stacked data of m clients.
+      unseen: number of clients to set apart, at least 1 and fewer than m.
       split_seed: seed of the draw, at least 0.
 
     Returns:
-      The federation of trained clients and the federation of unseen clients; ids and order are kept.
+      The federation of training clients and the federation of unseen clients. Ids and order are kept.
 
     Raises:
       JaxpflError: if no client would be unseen, or no client would be trained.

@@ -1,4 +1,4 @@
-"""Types of labels (classes, or real numbers and vectors of other tasks), and inputs that single precision holds."""
+"""Checks of labels (classes, real numbers or vectors), and of inputs that single precision cannot represent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ENTRIES = 2**20
 
 
 def are_classes(y: Any) -> bool:
-    """True for labels that may be classes: integers [N]."""
+    """Return True if labels can be classes: integers [N]."""
     return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
 
 
 def labelled_tokens(data: ClientData) -> np.ndarray:
-    """Each client's number of positions with a label, [m] int64, of labels [n, T]."""
+    """Count each client's positions that have a label, [m] int64, for labels [n, T]."""
     sizes = np.asarray(data.size, np.int64)
     labelled = (data.flat().y != NO_LABEL).sum(axis=1)
     upto, ends = np.append(0, np.cumsum(labelled, dtype=np.int64)), np.cumsum(sizes)
@@ -29,15 +29,15 @@ def labelled_tokens(data: ClientData) -> np.ndarray:
 
 
 def checked_labels(y: Any, whose: str) -> np.ndarray:
-    """Labels [n] or [n, d] as int32, or as float32 where they are real numbers.
+    """Return labels [n] or [n, d] as int32, or as float32 if they are real numbers.
 
     Args:
-      y: numbers.
-      whose: a name for messages.
+      y: labels as numbers.
+      whose: name of their owner, for error messages.
 
     Raises:
-      JaxpflError: for another type or shape, integers below 0 (in [n, d]: below -1) or beyond 32 bits, and, as
-        `check_finite`, NaN or infinite labels.
+      JaxpflError: for another dtype or shape, for integers below 0 (in [n, d]: below -1) or above 2**31 - 1, and for
+        NaN or infinite labels.
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
@@ -51,7 +51,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
         raise JaxpflError(
             f"{whose}: labels must be integers >= 0, got {y.dtype}: classes are integers, labels of a regression floats"
         )
-    least = 0 if y.ndim == 1 else -1  # a position without a label, of sequences
+    least = 0 if y.ndim == 1 else -1  # -1 marks a position of a sequence without a label
     if len(y) and (y.min() < least or y.max() > _LARGEST):
         wrong = int(y[(y < least) | (y > _LARGEST)][0])
         hint = "; labels of a regression are floats" if wrong < 0 else ""
@@ -63,7 +63,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
     """Check that inputs or labels [N, ...] are finite numbers within the range of float32.
 
     Raises:
-      JaxpflError: naming the first example that is not.
+      JaxpflError: for the first example with a wrong number; the message gives its index.
 
     Examples:
       >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
@@ -73,7 +73,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
     for leaf in jax.tree.leaves(x):
         passed = 0
         for part in host_memory.iterate(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.floating) else ():
-            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+            with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is refused below
                 finite = np.isfinite(part.astype(np.float32, copy=False))
             if not finite.all():
                 first = passed + int(np.argmin(finite.reshape(len(part), -1).all(axis=1)))
@@ -82,13 +82,13 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
 
 
 def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Number the classes in the order of their labels.
+    """Number the classes in the sorted order of their labels.
 
     Args:
-      labels: labels of each split, [N].
+      labels: split -> labels, [N].
 
     Returns:
-      The numbers of the labels, [N] int32 for each split; and the distinct labels, [K].
+      The class number of each label, [N] int32 by split; and the distinct labels in order, [K].
     """
     names = np.zeros(0, next(iter(labels.values())).dtype)
     for part in (part for y in labels.values() for part in host_memory.iterate(y, _ENTRIES)):
@@ -97,14 +97,14 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
 
 
 def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
-    """The names of classes, whole numbers as integers; None if they are 0 .. K - 1."""
+    """Return the class names, whole numbers as integers; or None if they are 0 .. K - 1."""
     if names.dtype.kind == "f" and (names == np.round(names)).all():
         names = names.astype(np.int64)
     return None if np.array_equal(names, np.arange(len(names))) else names
 
 
 def task_for(y: np.ndarray) -> str:
-    """The task that labels are of unless one is named: classes, several labels 0 or 1, or real numbers."""
+    """Default task for labels: "classification", "multilabel" (several labels, each 0 or 1) or "regression"."""
     if are_classes(y):
         return "classification"
     if np.issubdtype(y.dtype, np.integer) and len(y) and y.min() >= 0 and y.max() <= 1:
@@ -116,7 +116,13 @@ _FAR = 1e4
 
 
 class DigitLoss(NamedTuple):
-    """A feature (by its place in a flattened input) that float32 holds fewer distinct values of, and both numbers."""
+    """A feature that loses distinct values in float32.
+
+    Attributes:
+      feature: index of the feature in a flattened input.
+      before: number of distinct values.
+      after: number of distinct values in float32.
+    """
 
     feature: int
     before: int
@@ -127,15 +133,15 @@ class DigitLoss(NamedTuple):
 
 
 def digit_loss(x: np.ndarray) -> DigitLoss | None:
-    """The first feature of inputs [N, ...] of which single precision loses values; None if it is fine enough for all.
+    """Return the first feature of inputs [N, ...] that loses values in single precision, or None.
 
-    Only features far from zero for their spread are counted, such as times since 1970; the others lose no digit that
-    standardization, or a model, would notice.
+    Only features are checked whose mean is large compared to their spread, such as times since 1970. The digits that
+    other features lose do not matter to standardisation or to a model.
     """
     if x.dtype.itemsize < 4 or x.dtype == np.float32 or not x.size:
         return None
     flat = x.reshape(len(x), -1)
-    with np.errstate(all="ignore"):  # what is not finite is refused by `check_finite`
+    with np.errstate(all="ignore"):  # `check_finite` refuses numbers that are not finite
         mean, spread = moments(flat)
         for feature in np.flatnonzero(np.abs(mean) > _FAR * spread):
             values = np.unique(flat[:, feature])
@@ -146,18 +152,18 @@ def digit_loss(x: np.ndarray) -> DigitLoss | None:
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each feature of inputs [N, ...], in float64 and two passes."""
+    """Mean and standard deviation of each feature of inputs [N, ...], in two passes in float64."""
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in host_memory.iterate(x)) / len(x)
     variance = sum(np.square(part - mean).sum(axis=0) for part in host_memory.iterate(x)) / len(x)
     return np.asarray(mean), np.sqrt(variance)
 
 
 def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
-    """Inputs as float32, or as float64 where float32 loses digits, which standardization may save.
+    """Convert inputs to float32, or to float64 if float32 loses digits that standardisation can preserve.
 
     Args:
-      x: numbers [N, ...] that pass `check_finite`.
-      wide: keep float64, as for inputs that lose digits; as the inputs need unless given.
+      x: inputs [N, ...] that pass `check_finite`.
+      wide: whether to return float64; by default, if `digit_loss` finds a loss.
     """
     if x.dtype == np.float32:
         return x

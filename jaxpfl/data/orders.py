@@ -1,14 +1,16 @@
-"""Random orders of [0, n), evaluated at single places (also under ``vmap`` and ``lax.map``), at a cost apart from n.
+"""Random orders of [0, n), evaluated at single positions at a cost that does not grow with n.
 
-Up to `SHORT` examples an order comes from sorting random words: 26 bits, then the index, so that two examples tie with
-probability 1.5e-8. Beyond, it is a swap-or-not network. Round r of the network has a shift K_r in [0, n) and a random
-bit for each pair {x, (K_r - x) mod n}; where the bit is set, the two change places (Hoang, Morris and Rogaway, "An
-enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a table, a sort, or a loop whose length
-depends on data. A round moves a place with probability 1/2, and then to a uniform one. So after R rounds one place, or
-a pair of them, is within about 2^-R of uniform (R = 32: 2e-10), and the whole order of a small n within sqrt(n!) 2^-R.
-There is no n, even or odd, for which more rounds would not help, as there is for Feistel networks (n = 5, 7).
+The functions also work under ``vmap`` and ``lax.map``. Up to `SHORT` examples, an order comes from sorting random
+words. A word has 26 random bits followed by the index, so two examples tie with probability 1.5e-8. Above `SHORT`, an
+order comes from a swap-or-not network. Round r of the network has a shift K_r in [0, n) and a random bit for each pair
+{x, (K_r - x) mod n}; where the bit is set, the two positions are swapped (Hoang, Morris and Rogaway, "An enciphering
+scheme based on a card shuffle", CRYPTO 2012). No round needs a table, a sort, or a loop whose length depends on data.
 
-An order depends on its key and on n alone: not on padding, other clients, or the places that are asked for.
+A round moves a position with probability 1/2, and then to a uniform position. After R rounds, one position, or a pair
+of positions, is within about 2^-R of uniform (R = 32: 2e-10); the whole order of a small n is within sqrt(n!) 2^-R.
+More rounds help for every n, even or odd. This is not so for Feistel networks (n = 5, 7).
+
+An order depends only on its key and on n: not on padding, other clients, or the positions that are read.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from jax import lax
 from jaxpfl.core.types import Array, Key
 
 SHORT = 64
-"""Most examples of an order that is sorted: for a few places of few examples the network takes ten times as long."""
+"""Largest order that is sorted: for a few positions in a small order, the network takes ten times as long."""
 ROUNDS = 32
-_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio: a counter's multiples of it differ in many bits
-_MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # of Wellons' 32-bit hash of least bias
+_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 / golden ratio: consecutive multiples differ in many bits
+_MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # multipliers of Wellons' 32-bit hash with the lowest bias
 
 
 class Sizes(NamedTuple):
-    """Static bounds of the sizes that orders may have; they say what is compiled, and change no order.
+    """Static bounds of the sizes that orders may have. They decide what is compiled, and do not change an order.
 
     Attributes:
-      short: bound on the sizes up to `SHORT`; 0 for none of these.
-      long: whether there may be larger ones.
+      short: bound on the sizes up to `SHORT`; 0 if there are no such sizes.
+      long: whether there may be larger sizes.
     """
 
     short: int
@@ -43,7 +45,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def cover(cls, sizes: np.ndarray) -> Sizes:
-        """Bounds of these sizes, by powers of two, so that sizes that differ little share programs."""
+        """Bounds of these sizes. ``short`` is rounded up to a power of two, so that similar sizes share programs."""
         short = int(sizes[sizes <= SHORT].max(initial=0))
         return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
 
@@ -52,7 +54,7 @@ ANY = Sizes(SHORT, True)
 
 
 def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
-    """Examples at some places of one random order of [0, n).
+    """Read one random order of [0, n) at some positions.
 
     Args:
       key: key of the order.
@@ -61,7 +63,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
       sizes: static bounds of n.
 
     Returns:
-      [...] int32 in [0, n): distinct where the places are.
+      [...] int32 in [0, n): distinct for distinct positions.
     """
 
     def network() -> Array:
@@ -72,12 +74,12 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
 
 
 def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = ANY) -> Array:
-    """Examples at some places of several random orders of [0, n).
+    """Read several random orders of [0, n) at some positions.
 
     Args:
-      keys: [E], one key for each order; each takes 64 words of memory.
-      size, place, sizes: the arguments of `order_at`.
-      nth: int32 in [0, E), the order to read at each place, in place's shape.
+      keys: [E], one key for each order; each order takes 64 words of memory.
+      size, place, sizes: as in `order_at`.
+      nth: int32 in [0, E), index of the order to read at each position, in the shape of ``place``.
 
     Returns:
       [...] int32, equal to ``order_at(keys[e], size, place)`` wherever nth is e.
@@ -109,9 +111,9 @@ def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, 
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Order of [0, n), n <= capacity, then padding, [capacity] int32; the order is the same for every capacity."""
+    """Sort random words to get an order of [0, n), then padding, [capacity] int32, the same for any capacity >= n."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
-    # The first words of a key are the same however many are drawn.
+    # A key's first words do not depend on how many words are drawn.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))
     return (lax.sort((words & ~last) | index, is_stable=False) & last).astype(jnp.int32)
 
@@ -121,9 +123,10 @@ def _words(key: Key) -> Array:
 
 
 def _rounds(words: Array, size: Array) -> tuple[Array, Array]:
-    """Each round's shift in [0, n), int32, and salt of its bits, uint32: both [ROUNDS], from an order's two words."""
+    """Shift in [0, n), int32, and salt, uint32, of each round: two arrays [ROUNDS], hashed from an order's two
+    words."""
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
-    # The upper half of the 64-bit product hashed * n, a byte at a time, as it is below 2^32 for n <= 2^24.
+    # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.
     shift = jnp.zeros_like(hashed)
     for low in (0, 8, 16, 24):
         shift = (((hashed >> low) & 255) * size.astype(jnp.uint32) + shift) >> 8
@@ -131,7 +134,7 @@ def _rounds(words: Array, size: Array) -> tuple[Array, Array]:
 
 
 def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:
-    """One round: the place or its partner, which see the same bit, as it depends on the larger of the two."""
+    """Run one round. A position and its partner see the same bit, because the bit depends on the larger of the two."""
     partner = shift - place
     partner = jnp.where(partner < 0, partner + size, partner)
     bits = (jnp.maximum(place, partner).astype(jnp.uint32) ^ salt) * _MIX[0]

@@ -1,15 +1,15 @@
-"""Passes over all of a client's examples, in chunks whose number follows the client's own size, and classes of sizes.
+"""Passes over a client's examples in chunks, and padded lengths for clients of different sizes.
 
-A chunk has a static length (`ClientData.chunk`), or is four times as long where a client has as many examples: one of
-n_i examples takes ceil(n_i / chunk) of them, of which each four are one. Where clients are nearly equal a pass is one
-chunk, without a loop. Under ``vmap`` over clients of one store, the chunks of all of them are a list for each length,
-from which as many are computed at once as short ones would be of one for each client: a client with many examples then
-costs what these cost, not that much for each of its neighbours.
+`total` and `each` run a function over chunks of `ClientData.chunk` examples, or of four times as many. A client with
+n_i examples needs ceil(n_i / chunk) short chunks, and every four of these are computed as one long chunk. If clients
+are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over clients of one store, each loop step
+computes chunks of any clients, in total as many examples as one short chunk for each client. A client with many
+examples thus costs only its own chunks, instead of padding every other client.
 
-Results do not depend on the chunks, up to the order of additions. They are not differentiable.
+Results do not depend on the chunks, except for the order of additions. They are not differentiable.
 
-Where all of a client's examples are needed at once, `size_classes` has a few static lengths, so that ragged clients are
-padded to little more than their own.
+If a computation needs all of a client's examples at once, `size_classes` chooses a few static lengths such that clients
+are padded only a little.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxpfl.core.types import EQUAL, Array, ClientData, Examples, PyTree
 
 OfChunk = Callable[[PyTree, Array, Array], PyTree]
-"""``(x [c, ...], y [c], valid [c]) -> tree``; x and y are zero where not valid."""
+"""``(x [c, ...], y [c], valid [c]) -> tree``, a function of one chunk; x and y are zero where not valid."""
 
 
 _SEVERAL = 4, 1
-"""Lengths of a pass's chunks, in `ClientData.chunk`: a convolution of eight images takes a third longer for each."""
+"""Lengths of chunks, in units of `ClientData.chunk`: a convolution takes a third longer per image for only 8 images."""
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
-    """Sum over one client's chunks of a function that sums over the valid examples of one."""
+    """Sum over one client's chunks of a function that returns the sum over a chunk's valid examples."""
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))
@@ -45,10 +45,10 @@ def total(of: OfChunk, data: ClientData) -> PyTree:
 
 
 def each(of: OfChunk, data: ClientData) -> PyTree:
-    """One row for each of one client's examples, a tree of [capacity, ...]; arbitrary where padded.
+    """Compute one row for each of a client's examples: a tree of [capacity, ...], arbitrary where padded.
 
     Args:
-      of: returns a row for each example in a chunk, a tree of [c, ...].
+      of: function that returns one row per example of a chunk, a tree of [c, ...].
       data: one client's data.
     """
     length = _length(data)
@@ -67,7 +67,7 @@ def _length(data: ClientData) -> int:
 
 
 def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: int) -> tuple[PyTree, Array, Array]:
-    """Examples of the client from its ``first`` on."""
+    """Gather a chunk of the client's examples that begins with example ``first``."""
     own = first + jnp.arange(length, dtype=jnp.int32)
     valid = own < size
 
@@ -86,11 +86,11 @@ def _rows(a: Array, rows: Array) -> Array:
 
 
 class _Chunks(NamedTuple):
-    """Equally long chunks of one client's examples, or several clients'.
+    """Chunks of one length, for one client or several.
 
     Attributes:
       length: examples in a chunk, static.
-      first: the number of the client's examples before the first chunk.
+      first: number of the client's examples before its first chunk of this length.
       number: number of chunks.
     """
 
@@ -100,7 +100,7 @@ class _Chunks(NamedTuple):
 
 
 def _chunks(data: ClientData, size: Array) -> list[_Chunks]:
-    """The chunks of a client, the longest first: as many as there are examples for, the rest by shorter ones."""
+    """Cover a client's examples by as many long chunks as fit, then by short ones; the longest come first."""
     short = _length(data)
     rest, first, found = -(-size // short), jnp.zeros_like(size), []
     for several in _SEVERAL:
@@ -117,18 +117,20 @@ def _chunk_results(
     put: Callable[[Array, Array, Array, Array], Array],
     shape: Callable[[Any], tuple[int, ...]],
 ) -> PyTree:
-    """Results of all chunks, put together.
+    """Combine the results of all chunks.
 
     Args:
-      put: ``(together [b, *shape], client, first example, result of that chunk) -> together``, for one chunk or for
+      of: function of one chunk.
+      data: one client's data.
+      put: ``(combined [b, *shape], client, first example, result of the chunk) -> combined``, for one chunk or for
         several at once.
-      shape: ``result of a chunk -> shape``, the shape of one client's results put together.
+      shape: ``result of a chunk -> shape``, the shape of one client's combined result.
     """
     lengths = [chunks.length for chunks in _chunks(data, data.size)]
     given = [
         jax.eval_shape(lambda data, n=n: _chunk(data.examples, data.start, data.size, 0, n), data) for n in lengths
     ]
-    # The rule below runs after this trace: what the function holds of it must be handed over.
+    # The vmap rule below runs after this trace has ended, so arrays that the function closes over are passed to it.
     traced = [jax.make_jaxpr(of, return_shape=True)(*one) for one in given]
     result = traced[-1][1]
 
@@ -183,7 +185,7 @@ def _chunk_results(
                 ]
                 of_each = jax.vmap(partial(chunk_result, nth), in_axes=(None, 0, 0, 0, held_axes[nth]))
                 new = of_each(examples, start[client], jnp.where(there, size[client], 0), first, own)
-                beyond = jnp.where(there, client, clients)  # dropped
+                beyond = jnp.where(there, client, clients)  # out of bounds, so that `put` drops the result
                 return [put(a, beyond, first, b) for a, b in zip(done, new, strict=True)]
 
             done = jax.lax.fori_loop(0, -(-ends[-1] // several), body, done)
@@ -194,18 +196,19 @@ def _chunk_results(
 
 
 MOST = 8
-"""Most classes: each is compiled."""
+"""Most size classes: each is compiled separately."""
 _STEP = 1.1
-"""Ratio of the sizes that the search for classes tells apart."""
+"""Ratio between neighbouring sizes in the search for classes."""
 _TOGETHER = 256
-"""Examples that clients of one length have together when several are computed at once."""
+"""Total number of examples in the clients of one length that are computed at once."""
 
 
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
-    """Lengths for clients of these sizes, ascending, by which all clients together are padded least.
+    """Choose static lengths for clients of these sizes, ascending, that need the least padding.
 
-    The fewest lengths by which they are padded to less than `EQUAL` times their sizes in all, or the best `MOST`. Each
-    is the size of some client; they are found by dynamic programming over the clients in order of size.
+    The result has as few lengths as possible such that padded clients have less than `EQUAL` times their examples in
+    total; if `MOST` lengths do not suffice, it has the best `MOST`. Each length is the size of some client. Dynamic
+    programming over the clients in order of size finds the lengths.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
@@ -219,7 +222,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     before = np.append(0, upto)
     cost, cuts = lengths * upto, []
     while cost[-1] > EQUAL * ordered.sum() and len(cuts) + 1 < MOST:
-        # Up to step j, of which the last class begins behind step i - 1: that costs lengths[j] a client.
+        # Classes up to step j, the last of which begins with step i: each client in it costs lengths[j].
         through = np.append(np.inf, cost)[:, None] + lengths * (upto - before[:, None])
         through[np.tri(len(through), len(lengths), -1, bool)] = np.inf
         cuts.append(through.argmin(axis=0))
@@ -232,7 +235,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
 
 
 def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
-    """Places of the sizes that each length is the least to hold, one array for each length."""
+    """Indices of the sizes that belong to each length (the smallest length that is large enough), by length."""
     found = np.searchsorted(lengths, sizes)
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 
@@ -240,21 +243,22 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
 def switch_length(
     of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...], *, at_once: int | None = None
 ) -> PyTree:
-    """Result of a function at the least of some static lengths that holds a client's size.
+    """Evaluate a function at the smallest of some static lengths that is large enough for a client.
 
-    Under ``vmap`` clients are put in order of their lengths where there are several, and computed length by length,
-    short ones several at once, as all lengths would otherwise be computed for each client. It is then not
-    differentiable in reverse.
+    Under ``vmap``, ``lax.switch`` would evaluate all lengths for every client. Clients are therefore sorted by length
+    and evaluated length by length, several clients at once if they are short. The result is then not differentiable in
+    reverse mode.
 
     Args:
-      of: ``length -> tree``; its result has the same shapes for all lengths.
-      size: [] int32, at most the last of the lengths.
-      lengths: ascending.
-      at_once: clients of one length that are computed at once; None for as many as have `_TOGETHER` examples.
+      of: ``length -> tree``; the result has the same shapes for all lengths.
+      size: [] int32, at most the last length.
+      lengths: static lengths, ascending.
+      at_once: number of clients of one length that are evaluated at once; by default, as many as have `_TOGETHER`
+        examples in total.
     """
     if len(lengths) == 1:
         return of(lengths[0])
-    # What the function holds of this trace must be handed over: it is called again when clients are mapped over.
+    # ``vmap`` calls the function again after this trace has ended, so arrays that it closes over are passed to it.
     traced = [jax.make_jaxpr(partial(of, length), return_shape=True)() for length in lengths]
     result = traced[0][1]
     held = [list(closed.consts) for closed, _ in traced]
@@ -293,7 +297,7 @@ def switch_length(
                 client = order[jnp.minimum(begins[nth] + own, clients - 1)]
                 rows = [a[client] if yes else a for a, yes in zip(held[nth], of_held[nth], strict=True)]
                 new = jax.vmap(lambda _, rows: length_result(nth, rows), in_axes=(0, axes[nth]))(client, rows)
-                into = jnp.where(own < counts[nth], client, clients)  # beyond: dropped
+                into = jnp.where(own < counts[nth], client, clients)  # out of bounds, so that the result is dropped
                 return [a.at[into].set(b, mode="drop") for a, b in zip(done, new, strict=True)]
 
             done = jax.lax.fori_loop(0, -(-counts[nth] // several), body, done)

@@ -1,4 +1,4 @@
-"""Plot of a split: examples by client and class, and the distribution of the clients' sizes."""
+"""Plot of a split: examples by client and class, and a histogram of the clients' sizes."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _MOST_CLASSES = 100
 
 
 def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> Path:
-    """Write `split_figure` to a PNG file, whose missing folder is created, and return the path.
+    """Write `split_figure` to a PNG file and return the path. A missing folder is created.
 
     Raises:
-      JaxpflError: as `split_figure`, and if the file cannot be written.
+      JaxpflError: as in `split_figure`, and if the file cannot be written.
     """
     return save_png(split_figure(counts, title), Path(path))
 
 
 def split_figure(counts: Summary, title: str | None = None) -> Any:
-    """Plot of a split: class counts by client, examples by split, and a histogram of the clients' sizes.
+    """Plot a split: class counts by client, examples by split, and a histogram of the clients' sizes.
 
-    The heat map has clients across and classes up; below it are each client's examples by split, and to the right the
-    histogram. Up to 60 clients are in their own order; more are sorted by their most frequent class. Of more than 100
-    classes the most frequent 100 are shown.
+    In the heat map, columns are clients and rows are classes. The bars below show each client's examples by split. The
+    histogram is at the right. Up to 60 clients keep their order; more are sorted by their most frequent class. If there
+    are more than 100 classes, only the 100 most frequent are shown.
 
     Args:
       counts: result of `summary`.
-      title: the plot's title.
+      title: title of the plot; by default, the numbers of clients and classes.
 
     Returns:
       The matplotlib figure.
 
     Raises:
-      JaxpflError: if matplotlib is not installed, and if labels are not classes.
+      JaxpflError: if matplotlib is not installed, or labels are not classes.
     """
     try:
         from matplotlib.figure import Figure
@@ -83,14 +83,14 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
 
 
 def _class_order(class_counts: np.ndarray) -> np.ndarray:
-    """Order of the clients by their most frequent class, and within a class by their share of it."""
+    """Sort clients by their most frequent class, and within a class by its share of their examples."""
     shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     top = shares.argmax(axis=1)
     return np.lexsort((-shares.max(axis=1), top))
 
 
 def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
-    """Counts [classes, m] as shades; zero is left blank."""
+    """Draw counts [classes, m] as shades; zero is left blank."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=(1, 1, 1, 0))
@@ -114,11 +114,11 @@ def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
 
 
 def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
-    """Examples of each client, with the splits stacked."""
+    """Draw each client's examples as a bar, with the splits stacked."""
     bottom = np.zeros(len(order))
     for split, color in _SPLIT_COLORS.items():
         sizes = counts.sizes[split][order]
-        if sizes.any():  # one outline: hundreds of bars take seconds
+        if sizes.any():  # one outline for all bars: hundreds of separate bars take seconds to draw
             edges = np.arange(len(order) + 1) - 0.5
             axes.stairs(bottom + sizes, edges, baseline=bottom, fill=True, color=color, label=split)
         bottom = bottom + sizes

@@ -1,8 +1,8 @@
-"""Standardization of features by the mean and standard deviation of the clients' training examples.
+"""Standardisation of features to mean 0 and standard deviation 1.
 
-Mean and standard deviation are computed over the training examples of all clients of a federation together, as by a
-party that sees all examples. They are not private: every client's standardized inputs depend on all clients' examples.
-New clients are scaled with the same numbers, not with those of their own examples.
+Mean and standard deviation are computed over the pooled training examples of all clients of a federation, as if one
+party saw all examples. They are not private: every client's standardised inputs depend on all clients' examples. New
+clients are scaled with the same mean and deviation, not with their own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 class Scaling(NamedTuple):
-    """Mean and standard deviation (1 if constant) of each feature, in float64: an array or a tree like one input for
-    each.
+    """Mean and standard deviation of each feature in float64, each with the tree structure and shape of one input.
+
+    The deviation of a constant feature is 1.
     """
 
     mean: Any
@@ -43,7 +44,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """Return the federation with inputs ``(x - mean) / deviation``, float32; inputs in files are written to new files.
+    """Return the federation with inputs ``(x - mean) / deviation`` in float32. Files are not changed but written anew.
 
     Example::
 
@@ -62,12 +63,12 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
 
 def single(federation: Federation, strict: bool = False) -> Federation:
-    """Return the federation with float64 inputs converted to float32, and warn if this loses digits.
+    """Convert a federation's float64 inputs to float32, and warn if this loses digits.
 
-    Nothing changes where JAX computes in double precision.
+    Nothing changes if JAX computes in double precision.
 
     Raises:
-      JaxpflError: in place of the warning, if ``strict``.
+      JaxpflError: instead of the warning, if ``strict``.
     """
     if jnp.result_type(float) == np.float64:
         return federation
@@ -89,7 +90,7 @@ def single(federation: Federation, strict: bool = False) -> Federation:
 
 
 def check_standardizable(source: Source) -> None:
-    """Raise an error if inputs are not features.
+    """Check that a source's inputs are features.
 
     Raises:
       JaxpflError: if the inputs are pixels or tokens.
@@ -103,8 +104,8 @@ def check_standardizable(source: Source) -> None:
 
 
 def _scaling(x: np.ndarray) -> Scaling:
-    """Scaling of inputs [N, ...]."""
+    """Compute the scaling of inputs [N, ...]."""
     mean, deviation = moments(x)
-    # Rounding gives even a constant a small deviation.
+    # Rounding gives even a constant feature a small deviation.
     constant = deviation <= np.finfo(np.float32 if x.dtype == np.float32 else np.float64).eps * np.abs(mean)
     return Scaling(mean, np.where(constant, 1.0, deviation))

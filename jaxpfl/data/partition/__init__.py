@@ -1,1 +1,1 @@
-"""Partitions: assignments of a source's examples to clients; `registry` has them by name."""
+"""Partitions: assignments of a source's examples to clients; `registry` lists them by name."""

@@ -1,7 +1,7 @@
-"""Partitions by class or user: iid, classes per client, shards, superclasses, natural users, clusters of concepts.
+"""Partitions by class or user: iid, classes per client, shards, superclasses, natural users, and label permutations.
 
-Only `Generator.permutation` and `Generator.integers` are used, which return the same numbers on every platform, and
-shares are divided in integer arithmetic.
+Only `Generator.permutation` and `Generator.integers` are used, because they return the same numbers on every platform.
+Shares are divided in integer arithmetic.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ import numpy as np
 from jaxpfl.support.errors import JaxpflError
 
 Indices: TypeAlias = np.ndarray
-"""Indices into a source's arrays, [n_i] int64."""
+"""Indices of one client's examples in a source's arrays, [n_i] int64."""
 
 
 def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffle all examples and deal them evenly: sizes differ by at most 1.
+    """Shuffle all examples and deal them evenly: clients' sizes differ by at most 1.
 
     Args:
-      labels: [N], of which only the count matters.
-      m: the number of clients; more than N leaves some without an example.
-      rng: the generator.
+      labels: [N]; only their number matters.
+      m: number of clients; if above N, some clients get no example.
+      rng: random generator.
     """
     return list(np.array_split(rng.permutation(len(labels)), m))
 
 
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, what: str = "classes") -> np.ndarray:
-    """Classes of each client: [m, k], distinct within a row, each class in nearly equally many rows.
+    """Deal k distinct classes to each client, [m, k], each class to nearly equally many clients.
 
-    A shuffled deck with floor(m k / C) or one more slots of each class is dealt, k slots to a client; a
-    client that got a class twice swaps one of them with a client that lacks it. If no swap helps, the deck is dealt
-    again, and after some attempts greedily, which always succeeds (but mixes the classes less).
+    The deck has m k slots, floor(m k / C) or one more of each class. It is shuffled, and k slots are dealt to each
+    client. A client that got a class twice swaps one of the two slots with a client that lacks the class. If no swap is
+    possible, the deck is dealt again. After 20 attempts, the deck is dealt greedily, which always succeeds but mixes
+    the classes less.
     """
     if k > len(classes):
         raise JaxpflError(f"{what} per client must be 1 to {len(classes)} (all that there are), got {k}")
@@ -54,13 +55,13 @@ def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, 
 def split_by_class(
     labels: np.ndarray, held: np.ndarray, rng: np.random.Generator, *, allow_none: bool = False
 ) -> list[Indices]:
-    """Split each class's examples evenly among its holders.
+    """Split each class's examples evenly among its holders, the clients that hold the class.
 
     Args:
       labels: [N].
-      held: [m, k] classes of each client; -1 where a client holds fewer than k.
-      rng: the generator. The remaining examples go to random holders.
-      allow_none: accept a class with fewer examples than holders, some of whom then get none of it (a small test
+      held: [m, k] classes of each client; -1 fills up a client with fewer than k classes.
+      rng: random generator. If a class does not divide evenly, random holders get one example more.
+      allow_none: whether a class may have fewer examples than holders, some of whom then get none (for a small test
         set).
 
     Raises:
@@ -81,16 +82,16 @@ def split_by_class(
 
 
 def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list[Indices]:
-    """Sort the examples by label, cut them into m * s shards and deal s of them to each client.
+    """Sort the examples by label, cut them into m * s shards, and deal s shards to each client.
 
-    This is the "pathological" non-iid split of McMahan et al. 2017: 200 shards of 300 digits, 2 for each of 100
-    clients. All examples are used; shards differ in size by at most 1. Within a label the order is random.
+    This is the "pathological" non-iid split of McMahan et al. 2017, with 200 shards of 300 digits and 2 shards for each
+    of 100 clients. All examples are used, and shards differ in size by at most 1. Within a label the order is random.
 
     Args:
       labels: [N].
-      m: clients.
-      s: shards of each client.
-      rng: the generator.
+      m: number of clients.
+      s: number of shards per client.
+      rng: random generator.
 
     Raises:
       JaxpflError: if there are more shards than examples.
@@ -104,21 +105,21 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
 
 
 def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Classes of each client if each holds all classes of k distinct superclasses.
+    """Deal k distinct superclasses to each client, which then holds all their classes.
 
-    Superclasses are dealt like classes in `deal_classes`: each to nearly equally many clients.
+    As in `deal_classes`, each superclass is dealt to nearly equally many clients.
 
     Args:
       superclasses: [num_classes], the superclass of each class.
-      m: clients.
-      k: superclasses of each client.
-      rng: the generator.
+      m: number of clients.
+      k: number of superclasses per client.
+      rng: random generator.
 
     Returns:
-      [m, most classes of a client], -1 where a client holds fewer, for `split_by_class`.
+      Classes of each client for `split_by_class`: [m, largest number of classes of a client], filled up with -1.
 
     Raises:
-      JaxpflError: as `deal_classes`.
+      JaxpflError: as in `deal_classes`.
     """
     hands = deal_classes(np.unique(superclasses), m, k, rng, "superclasses")
     held = [np.flatnonzero(np.isin(superclasses, hand)) for hand in hands]
@@ -127,9 +128,9 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
 
 
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
-    """Swap slots of hands [m, k] in place until no hand holds a class twice; false if no swap is left.
+    """Swap slots of hands [m, k] in place until no hand has a class twice; return False if no swap is possible.
 
-    Every swap lowers the number of surplus slots, so this terminates.
+    Every swap lowers the number of duplicates, so the loop terminates.
     """
     m, k = hands.shape
     counts = np.zeros((m, num_classes), np.int32)
@@ -143,7 +144,7 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
             own = hands[i, slot]
             if counts[i, own] < 2:
                 continue
-            # A few random guesses nearly always find a partner; otherwise search all slots.
+            # A few random guesses nearly always find a partner; if not, search all slots.
             places = [divmod(int(place), k) for place in rng.integers(m * k, size=16)]
             place = next(((j, s) for j, s in places if helps(i, own, j, hands[j, s])), None)
             if place is None:
@@ -163,7 +164,7 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
 
 
 def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal class by class, each to the clients with most free slots, ties at random.
+    """Deal class by class, each class to the clients with the most free slots, ties at random.
 
     This succeeds whenever a deal is feasible (Gale and Ryser).
     """
@@ -181,20 +182,20 @@ _SCALE = 2**36
 
 
 def integer_weights(weights: np.ndarray) -> np.ndarray:
-    """Weights in [0, 1] as integers up to 2**36, so that later computations are exact."""
+    """Convert weights in [0, 1] to integers up to 2**36, so that later computations are exact."""
     return np.floor(weights * _SCALE).astype(np.int64)
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Apportion ``total`` in proportion to integer weights, by largest remainders, ties at random.
+    """Divide ``total`` in proportion to integer weights by largest remainders, with ties at random.
 
     Args:
       weights: [k] integers >= 0, not all zero.
-      total: number to apportion; total * the largest weight must stay below 2**63.
-      rng: the generator.
+      total: number to divide; total * the largest weight must stay below 2**63.
+      rng: random generator.
 
     Returns:
-      [k] int64 that sum to ``total``; 0 where the weight is 0.
+      [k] int64 with the sum ``total``; 0 where the weight is 0.
     """
     whole = int(weights.sum())
     quotas, remainders = np.divmod(weights * total, whole)
@@ -205,16 +206,16 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
 
 
 def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal examples by a table: client i gets counts[i, c] random examples of classes[c].
+    """Deal examples by a table of counts: client i gets counts[i, c] random examples of classes[c].
 
     Args:
       labels: [N].
       classes: [C] distinct labels.
-      counts: [m, C]; a column may sum to less than the number of examples of its class.
-      rng: the generator.
+      counts: [m, C]; the sum of a column may be smaller than the number of examples of its class.
+      rng: random generator.
 
     Returns:
-      m disjoint lists of indices, class by class.
+      m disjoint arrays of indices, each ordered by class.
     """
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for place, label in enumerate(classes):
@@ -226,20 +227,20 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
 
 
 def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int) -> np.ndarray:
-    """Number of examples of each class that each client holds, [m, num_classes]."""
+    """Count each client's examples of each class, [m, num_classes]."""
     return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 
 def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal a second set (the official test set) with the clients' class proportions of the first.
+    """Deal a second set (the official test set) like a first set.
 
-    Each class is dealt in proportion to the clients' numbers of examples of it in the first set. Examples of a class
-    that no client holds are left out.
+    Each class of the second set is divided in proportion to the clients' counts of that class in the first set.
+    Examples of a class that no client holds are left out.
 
     Args:
       labels: labels of the second set, [T].
-      counts: class counts of the clients in the first set, [m, num_classes].
-      rng: the generator.
+      counts: number of each client's examples of each class in the first set, [m, num_classes].
+      rng: random generator.
     """
     classes = np.unique(labels)
     classes = classes[counts[:, classes].sum(axis=0) > 0]
@@ -250,16 +251,16 @@ def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator)
 
 
 class ClientClusters(NamedTuple):
-    """True clusters of a split, which differ in concept: each has its own permutation of the labels.
+    """True clusters of clients, each with its own permutation of the labels.
 
-    Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``: a correct prediction for
-    one cluster is wrong for another, for every input.
+    Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``. For every input, the
+    right prediction for one cluster can therefore be wrong for another cluster.
 
     Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning" (permuted labels).
 
     Attributes:
       member: [m] in 0 .. k - 1, the cluster of each client; clusters differ in size by at most 1.
-      labels: [k, num_classes] int32, each cluster's label of each class: distinct permutations.
+      labels: [k, num_classes] int32, the label that each cluster gives to each class: distinct permutations.
     """
 
     member: np.ndarray
@@ -267,7 +268,7 @@ class ClientClusters(NamedTuple):
 
 
 def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) -> ClientClusters:
-    """Draw the clusters and each one's permutation of the labels.
+    """Draw k clusters of m clients, and a permutation of the labels for each cluster.
 
     Raises:
       JaxpflError: for k outside 1 .. m, or above the number of permutations of the classes.
@@ -277,23 +278,23 @@ def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) ->
         limit = f"the {m} clients" if most == m else f"the {most} permutations of {num_classes} classes"
         raise JaxpflError(f"clusters must be 1 to {most} ({limit}), got {k}")
     member = rng.permutation(np.arange(m) % k)
-    permutations: dict[tuple[int, ...], None] = {}  # in the order in which they are drawn
+    permutations: dict[tuple[int, ...], None] = {}  # a set that keeps the order of the draws
     while len(permutations) < k:
         permutations[tuple(rng.permutation(num_classes).tolist())] = None
     return ClientClusters(member, np.array(list(permutations), np.int32))
 
 
 def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Generator) -> np.ndarray:
-    """Users of each client: disjoint groups of g.
+    """Choose the users of each client: disjoint groups of g users.
 
     Args:
       users: [U] distinct users.
-      m: clients; as many as there are groups of g unless given. Surplus users, chosen at random, are left out.
-      g: users of each client.
-      rng: the generator.
+      m: number of clients; by default, as many as there are groups of g. Surplus users, chosen at random, are left out.
+      g: number of users per client.
+      rng: random generator.
 
     Returns:
-      [m, g], users ascending in each row. If every user is a client of its own, they are in order.
+      [m, g], users ascending in each row. If each user becomes one client, the clients are in the order of the users.
 
     Raises:
       JaxpflError: if g or m * g exceeds the number of users.
@@ -311,11 +312,11 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
 
 
 def examples_of(users: np.ndarray, groups: np.ndarray) -> list[Indices]:
-    """Indices of each client's examples.
+    """Return the indices of each client's examples.
 
     Args:
       users: [N] user of each example.
-      groups: [m, g] users of each client, possibly without examples.
+      groups: [m, g] users of each client; users without examples are allowed.
     """
     order = np.argsort(users, kind="stable")
     known, starts = np.unique(users[order], return_index=True)

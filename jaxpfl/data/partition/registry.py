@@ -1,9 +1,9 @@
-"""Partitioners by name: assignments of examples to clients, by seeded NumPy on the host.
+"""Registry of partitions: assignments of examples to clients, drawn by NumPy on the host.
 
-A partition is drawn from one generator, derived from the split seed alone, so that a seed gives the same split for any
-run, on every platform: only permutations, integers and the draws of `jaxpfl.data.portable` are used. Every partition
-assigns each training example to exactly one client, except for users that ``natural`` was not asked for
-(`jaxpfl.data.summary` counts the examples left out). The official test set is dealt by the same rule.
+A partition is drawn from one generator, which is derived only from the split seed. A seed gives the same split for
+every run and on every platform, because the draws are permutations, integers, and functions of `jaxpfl.data.portable`.
+Every partition assigns each training example to exactly one client, except that ``natural`` leaves out the users that
+were not chosen (`jaxpfl.data.summary` counts the examples left out). The official test set is dealt by the same rule.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Assignment(NamedTuple):
-    """Indices of each of m clients into the training set and the official test set.
+    """Indices of each client's examples in the training set and in the official test set.
 
     Attributes:
-      train: m disjoint lists.
-      test: m disjoint lists, or None if no official test set fits these clients (there is none, or it is of other
-        users).
-      labels: [m, num_classes] int32, each client's own label of each class, for "clusters"; None for the source's.
+      train: m disjoint arrays.
+      test: m disjoint arrays, or None if there is no official test set or it has only other users.
+      labels: [m, num_classes] int32, the label that each client gives to each class, for "clusters"; None to keep the
+        labels of the source.
     """
 
     train: list[Indices]
@@ -52,36 +52,36 @@ class Assignment(NamedTuple):
 @read_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`)."""
+    """Options of all partitions, None if not given; `PARTITIONS` lists the options that each partition takes."""
 
     classes_per_client: int | None = setting(None, range=COUNT)
-    """Classes that each client holds, for the partition classes."""
+    """Number of classes that each client holds, for the partition classes."""
     shards_per_client: int | None = setting(None, range=COUNT)
-    """Shards of the examples sorted by class that each client holds, for the partition shards; 2 unless given."""
+    """Shards (of the examples sorted by class) that each client holds, for the partition shards; 2 unless given."""
     alpha: float | None = setting(None, range=POSITIVE)
-    """Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small is very unlike, large is iid."""
+    """Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small skews classes, large is iid."""
     min_examples: int | None = setting(None)
-    """Examples that every client must hold, for the partitions dirichlet-class, and classes with a sigma; 10 unless
-    given."""
+    """Minimum number of examples per client, for the partition dirichlet-class, and for classes with a sigma; 10
+    unless given."""
     sigma: float | None = setting(None, range=Range(0, math.inf, False, True))
-    """Standard deviation of the logarithm of the clients' sizes, for the partitions lognormal and, where sizes are
-    to differ, classes."""
+    """Standard deviation of the logarithm of the clients' sizes, for the partition lognormal, and for classes with
+    unequal sizes."""
     users_per_client: int | None = setting(None, range=COUNT)
-    """Users (writers, speakers) that each client consists of, for the partition natural; 1 unless given."""
+    """Number of users (writers, speakers) that make up each client, for the partition natural; 1 unless given."""
     superclasses_per_client: int | None = setting(None, range=COUNT)
-    """Superclasses that each client holds, for the partition superclasses."""
+    """Number of superclasses that each client holds, for the partition superclasses."""
     clusters: int | None = setting(None, range=COUNT)
-    """Clusters of clients, each with its own permutation of the labels, for the partition clusters."""
+    """Number of clusters of clients, each with its own permutation of the labels, for the partition clusters."""
 
 
-_LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)
+_LEAST = 10  # default minimum number of examples of a client, where sizes are random (Lin et al. 2020)
 
 
 def check_options(name: str, options: PartitionOptions) -> None:
-    """Check that a partition takes the options.
+    """Check that a partition takes the given options.
 
     Raises:
-      JaxpflError: for an unknown partition (the nearest is suggested), or an option that it does not take.
+      JaxpflError: if the partition is unknown (the message suggests the nearest name), or does not take an option.
     """
     takes = options_of(name)
     for field in dataclasses.fields(options):
@@ -91,12 +91,12 @@ def check_options(name: str, options: PartitionOptions) -> None:
 
 
 def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
-    """Assign the examples of a source to m clients by the partition of that name, which takes the ``options``.
+    """Assign the examples of a source to m clients by the partition ``name``.
 
-    The draws for the training set come first, so that its split does not depend on whether there is a test set.
+    The training set is drawn first, so that its split does not depend on whether there is a test set.
 
     Raises:
-      JaxpflError: for a missing option, and an impossible split.
+      JaxpflError: if an option is missing or the split is impossible.
     """
     if name == "natural":
         return _natural(source, m, options, rng)
@@ -127,14 +127,14 @@ def _required(value: Any, partition: str, what: str) -> Any:
 
 
 def _alike(source: Source, train: list[Indices], rng: np.random.Generator) -> Assignment:
-    """An assignment whose test set is dealt like the training set, by class."""
+    """Assign the test set in the class proportions of the clients' training sets."""
     if source.y_test is None:
         return Assignment(train, None)
     return Assignment(train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng))
 
 
 def _assign_hands(source: Source, held: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """An assignment by the classes that clients hold, [m, k]; a client is tested on the classes it trains on."""
+    """Split both sets by the classes that clients hold, [m, k]; clients are tested on the classes they train on."""
     train = split_by_class(source.y_train, held, rng)
     test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
     return Assignment(train, test)
@@ -147,7 +147,7 @@ def _iid(source: Source, m: int, options: PartitionOptions, rng: np.random.Gener
 
 def _clusters(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.clusters, "clusters", "the number of clusters")
-    # Drawn first, so that the true clusters follow from the seed alone (`federate.true_clusters`).
+    # The clusters are drawn first, so that `federate.true_clusters` can repeat the draw from the seed alone.
     drawn = draw_clusters(m, k, source.num_classes, rng)
     return _iid(source, m, options, rng)._replace(labels=drawn.labels[drawn.member])
 
@@ -201,14 +201,14 @@ def _natural(source: Source, m: int | None, options: PartitionOptions, rng: np.r
         raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
     groups = choose_users(np.unique(source.users_train), m, g, rng)
     train = examples_of(source.users_train, groups)
-    # A test set of other users does not fit these clients: each client's own examples are split then.
+    # A test set with only other users does not fit these clients: the caller then splits each client's own examples.
     if source.users_test is None or are_unseen(source).all():
         return Assignment(train, None)
     return Assignment(train, examples_of(source.users_test, groups))
 
 
 CLASSLESS = ("iid", "lognormal", "natural")
-"""Partitions that do not look at labels, for real numbers and several labels each."""
+"""Partitions that do not use the labels; labels that are real numbers or vectors need one of these."""
 
 PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[..., Assignment]]] = {
     "iid": ((), _iid),
@@ -222,5 +222,5 @@ PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[..., Assignment]]] = {
     "superclasses": (("superclasses_per_client",), _superclasses),
     "clusters": (("clusters",), _clusters),
 }
-"""Registered partitions: the options that each takes, and (source, m, options, rng) -> `Assignment`. "pathological" is
-the customary name of "shards"."""
+"""Registered partitions: the options that each takes, and a function (source, m, options, rng) -> `Assignment`.
+"pathological" is another name for "shards"."""

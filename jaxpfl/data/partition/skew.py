@@ -1,4 +1,4 @@
-"""Random skews of clients: Dirichlet class proportions and log-normal sizes, identical on every platform."""
+"""Random skews of clients, identical on every platform: Dirichlet class proportions and log-normal sizes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _TRIES = 1000
 def dirichlet_per_client(
     labels: np.ndarray, m: int, alpha: float, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Class proportions of every client from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
+    """Draw each client's class proportions from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
 
-    Clients take turns at random and draw one example at a time without replacement, the class by their proportions
-    among the remaining classes. All examples are used and sizes differ by at most 1, so the last turns must take the
-    remaining examples: the realised proportions are flatter than the drawn ones, the more so the smaller alpha is. (Hsu
-    et al. write Dir(alpha' p) with a prior p: with a uniform prior, their alpha' is C times this alpha.)
+    Clients take turns in random order. In each turn, a client draws one example without replacement: a class by its
+    proportions among the remaining classes, then an example of that class. All examples are used and sizes differ by at
+    most 1, so the last turns must take whatever is left. The realised proportions are therefore flatter than the drawn
+    ones, especially for a small alpha. (Hsu et al. write Dir(alpha' p) with a prior p; for a uniform p, their alpha' is
+    C times this alpha.)
 
     Args:
       labels: [N] in 0 .. num_classes - 1. Classes without examples are ignored.
-      m: clients, at most N.
+      m: number of clients, at most N.
       alpha: concentration, > 0; large is nearly iid, small is nearly one class per client.
-      num_classes: the number of classes.
-      rng: the generator.
+      num_classes: number of classes.
+      rng: random generator.
 
     Raises:
       JaxpflError: if there are more clients than examples.
@@ -46,19 +47,19 @@ def dirichlet_per_client(
 def dirichlet_per_class(
     labels: np.ndarray, m: int, alpha: float, least: int, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Shares of every class among the clients from Dir(alpha, ..., alpha), with widely different sizes.
+    """Draw each class's shares among the clients from Dir(alpha, ..., alpha), which gives very unequal sizes.
 
-    Yurochkin et al. 2019, with the two customary amendments of Lin et al. 2020: a client that already holds N / m
-    examples gets none of the following classes, and the draw is repeated until every client has ``least`` examples.
-    Classes are dealt in random order. All examples are used.
+    This is the split of Yurochkin et al. 2019 with the two customary changes of Lin et al. 2020: a client that already
+    holds N / m examples gets none of the following classes, and the draw is repeated until every client has ``least``
+    examples. Classes are dealt in random order. All examples are used.
 
     Args:
       labels: [N] in 0 .. num_classes - 1.
-      m: clients, at most N.
+      m: number of clients, at most N.
       alpha: concentration, > 0.
       least: minimum number of examples per client (10 in Lin et al.); 0 accepts the first draw.
-      num_classes: the number of classes.
-      rng: the generator.
+      num_classes: number of classes.
+      rng: random generator.
 
     Raises:
       JaxpflError: if m * least exceeds N, or none of 1000 draws is accepted.
@@ -82,13 +83,13 @@ def dirichlet_per_class(
 
 
 def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator) -> list[Indices]:
-    """Iid clients with sizes proportional to exp(sigma z), z standard normal, at least 1 each.
+    """Draw iid clients with sizes proportional to exp(sigma z), z standard normal, and at least 1.
 
     Args:
-      labels: [N], of which only the count matters.
-      m: clients, at most N.
+      labels: [N]; only their number matters.
+      m: number of clients, at most N.
       sigma: standard deviation of the logarithm of the sizes, >= 0; 0 gives equal sizes.
-      rng: the generator.
+      rng: random generator.
 
     Raises:
       JaxpflError: if there are more clients than examples.
@@ -100,20 +101,20 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
 def lognormal_by_class(
     labels: np.ndarray, held: np.ndarray, sigma: float, least: int, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Clients with given classes and log-normal sizes.
+    """Draw clients that hold given classes and have log-normal sizes.
 
-    Every client first gets ``least`` examples, as evenly from its classes as possible. The rest of a class is divided
-    among its holders in proportion to exp(sigma z) of each, z standard normal. All examples are used. (Li et al. 2020,
-    "Federated Optimization in Heterogeneous Networks", split MNIST like this, with two classes per client and sigma =
-    2.)
+    Every client first gets ``least`` examples, as evenly from its classes as possible. The rest of each class is
+    divided among its holders in proportion to exp(sigma z), with z standard normal for each client. All examples are
+    used. (Li et al. 2020, "Federated Optimization in Heterogeneous Networks", split MNIST like this, with two classes
+    per client and sigma = 2.)
 
     Args:
       labels: [N] in 0 .. num_classes - 1.
       held: [m, k] distinct classes of each client.
       sigma: standard deviation of the logarithm of the clients' weights, >= 0.
       least: minimum number of examples per client.
-      num_classes: the number of classes.
-      rng: the generator.
+      num_classes: number of classes.
+      rng: random generator.
 
     Raises:
       JaxpflError: if a class has too few examples for its holders.
@@ -136,7 +137,7 @@ def lognormal_by_class(
 
 
 def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """m log-normal sizes as in `lognormal`, [m] int64, that sum to ``total``."""
+    """Draw m log-normal sizes as in `lognormal`, [m] int64, with the sum ``total``."""
     _check_enough(total, m)
     z = portable.normal(rng, m)
     sizes = apportion(integer_weights(portable.exp(sigma * (z - z.max()))), total, rng)
@@ -147,19 +148,19 @@ def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) 
 
 
 def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts [m, C] of a draw without replacement: in each turn a client draws one of the remaining classes.
+    """Let clients draw one of the remaining classes in each turn, without replacement; return their counts [m, C].
 
     Args:
-      log_weights: [m, C] of the clients' proportions.
-      turns: [N] clients in the order of their turns.
-      left: [C] examples of each class, N in all.
-      rng: the generator.
+      log_weights: [m, C] logarithms of the clients' class proportions, not normalised.
+      turns: [N] client of each turn.
+      left: [C] number of examples of each class, N in total.
+      rng: random generator.
     """
     m, num_classes = log_weights.shape
     counts = np.zeros((m, num_classes), np.int64)
     alive = np.flatnonzero(left)
     left = left.tolist()
-    ladders: list[list[float] | None] = [None] * m  # cumulative weights of the classes that are left
+    ladders: list[list[float] | None] = [None] * m  # cumulative weights of the remaining classes, by client
     for client, u in zip(turns.tolist(), portable.uniform(rng, len(turns)).tolist(), strict=True):
         ladder = ladders[client]
         if ladder is None:
@@ -175,7 +176,7 @@ def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, 
 
 
 def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Counts [m, C] of one draw of `dirichlet_per_class`."""
+    """Draw the counts [m, C] of one attempt of `dirichlet_per_class`."""
     n = int(totals.sum())
     counts = np.zeros((m, len(totals)), np.int64)
     sizes = np.zeros(m, np.int64)
