@@ -1,9 +1,9 @@
-"""Personalised estimation: pure functions of clients and server that jit and vmap over repetitions and settings.
+"""Personalised estimation: pure functions of clients and server, which jit, and vmap over repetitions.
 
-`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`
-and `mixture`, with their private forms, and `regression` and `regression_mixture`, which are functions of all
-clients' data. `empirical_bayes` is an annex for summaries of clients: estimates with standard errors, counts, groups,
-covariates.
+`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file. `gaussian`, `bernoulli` and
+`mixture` also have private forms; `regression` and `regression_mixture` are functions of all clients' data at once.
+`empirical_bayes` estimates from one summary per client (an estimate with its standard error, or counts), with groups
+and covariates.
 """
 
 from jaxpfl.estimators import (

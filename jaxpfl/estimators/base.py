@@ -1,11 +1,11 @@
-r"""The estimator interface: three pure functions, for a client, for the server, and for a client again.
+r"""The estimator interface: a client's message, the server's broadcast, and the client's estimate, as pure functions.
 
 Client i holds n_i samples that depend on its own parameter theta_i. It sends a message (`summarize`), the server
 combines all messages into a broadcast (`combine`), and the client combines the broadcast with its own data
-(`personalize`). Estimators of several rounds repeat the three, each time with the server's last broadcast.
+(`personalize`). Estimators with several rounds repeat these three steps, each time from the server's last broadcast.
 
-Everything jits, and vmaps over repetitions and settings: scalars are closed over by the builders and may be traced,
-sizes are static. `Moments` of messages are what most servers combine.
+All functions can be jitted, and vmapped over repetitions and settings. A builder's scalar arguments may be traced; its
+sizes are static. Most servers need only the `Moments` of the messages.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -24,15 +24,15 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Key, PyTree
 from jaxpfl.support.errors import JaxpflError
 
-_NODES = 64  # of Gauss and Legendre
-_NEGLIGIBLE = 40.0  # distance below the maximum of the log density
+_NODES = 64  # Gauss-Legendre nodes
+_NEGLIGIBLE = 40.0  # log density this far below its maximum: exp(-40) is lost to rounding
 
 
 class Samples(NamedTuple):
-    """One client's samples, padded to a capacity of n; stacked, all leaves get a leading [m].
+    """One client's samples, padded to a capacity of n. For stacked clients every leaf has a leading axis [m].
 
     Attributes:
-      x: [n, ...].
+      x: samples, [n, ...].
       mask: [n] bool, true for real samples.
     """
 
@@ -41,17 +41,17 @@ class Samples(NamedTuple):
 
     @property
     def size(self) -> Array:
-        """n_i, the number of real samples, [] (or [m] when stacked), as a floating-point number."""
+        """Number n_i of real samples as a floating-point number, [] ([m] when stacked)."""
         return self.mask.sum(axis=-1).astype(jnp.result_type(self.x.dtype, jnp.float32))
 
     @property
     def mean(self) -> Array:
-        """Mean of the client's real samples, [...]; zero without any."""
+        """Mean of the client's real samples, [...]; zero if it has none."""
         return self._total(self.x) / jnp.maximum(self.size, 1)
 
     @property
     def scatter(self) -> Array:
-        """Sum of squared deviations from the client's mean, [...]."""
+        """Sum of squared deviations of the real samples from their mean, [...]."""
         return self._total((self.x - self.mean) ** 2)
 
     def _total(self, values: Array) -> Array:
@@ -65,12 +65,12 @@ class Estimator(NamedTuple):
     Implements: Ozkara et al. 2023, equation (1).
 
     Attributes:
-      summarize: ``(key, shared, samples) -> (message, local)`` of one client. The message is all that leaves it.
-      combine: ``(key, shared, messages, sent) -> shared``: messages have leaves [m, ...]; ``sent``, [m] bool, marks the
-        uploaded ones, and all others are ignored.
-      personalize: ``(shared, message, sent, local) -> estimate`` of one client. Its own message is given because some
-        estimators leave it out of the combination; clients that did not send personalise as well.
-      start: the broadcast before the first round; None if none is needed.
+      summarize: ``(key, shared, samples) -> (message, local)`` for one client. Only the message leaves the client.
+      combine: ``(key, shared, messages, sent) -> shared`` for the server. Messages have leaves [m, ...]; ``sent``, [m]
+        bool, marks the uploaded messages, and the others are ignored.
+      personalize: ``(shared, message, sent, local) -> estimate`` for one client, also for clients that did not send.
+        The client's own message is an argument because some estimators leave it out of the combination.
+      start: the broadcast before the first round, or None.
     """
 
     summarize: Callable[[Key, PyTree, Samples], tuple[PyTree, PyTree]]
@@ -80,7 +80,7 @@ class Estimator(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Estimates of all clients, leaves [m, ...], and the server's last broadcast."""
+    """The clients' estimates, leaves [m, ...], and the server's last broadcast."""
 
     estimates: Array
     shared: PyTree
@@ -102,12 +102,12 @@ def estimate(
 
     Args:
       estimator: the estimator.
-      key: key for the messages' and the server's randomness.
+      key: source of all randomness.
       clients: stacked samples, leaves [m, n, ...].
-      client_ids: [m], distinct; a client's randomness depends on the key and its id alone, so that permuting clients
-        (with their ids) permutes the estimates. 0 ... m - 1 unless given.
-      sent: [m] bool, the clients that upload (Remark 7 of the paper); all unless given.
-      rounds: repetitions of the three functions; 1 for all but the iterative estimators.
+      client_ids: distinct ids [m], by default 0 ... m - 1. A client's randomness depends only on the key and its id, so
+        permuting clients together with their ids permutes the estimates.
+      sent: [m] bool, the clients that upload (Remark 7 of the paper); by default all.
+      rounds: number of rounds; more than 1 only for iterative estimators.
 
     Examples:
       >>> from jaxpfl.estimators import gaussian
@@ -139,13 +139,13 @@ def estimate(
 
 
 def stack(clients: list[np.ndarray]) -> Samples:
-    """Stack clients with different numbers of samples: arrays [n_i, ...] padded to the longest.
+    """Stack clients with different numbers of samples: arrays [n_i, ...] are padded to the largest n_i.
 
     The samples get JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
 
     Raises:
-      JaxpflError: for no clients, a client without samples or with samples of another shape, a NaN or infinite value,
-        or values so large that this type cannot tell a client's samples apart (`full_precision.check_digits`).
+      JaxpflError: if there are no clients; if a client has no samples, or samples of another shape; if a value is NaN,
+        infinite, or so large that a client's samples become equal in this type (`full_precision.check_digits`).
     """
     if not clients:
         raise JaxpflError("no clients: an estimator needs at least one")
@@ -168,14 +168,14 @@ def stack(clients: list[np.ndarray]) -> Samples:
 
 
 def every(x: Array) -> Samples:
-    """Samples [m, n, ...], all of them real."""
+    """Samples from an array [m, n, ...] without padding."""
     return Samples(x, jnp.ones(x.shape[:2], bool))
 
 
 class Moments(NamedTuple):
-    """Number [], mean [...] and sum of squared deviations [...] of K messages [...].
+    """Number [], mean [...] and sum of squared deviations [...] of messages with entries [...].
 
-    Squares are summed about the mean: a difference of two large sums would cancel in single precision.
+    Deviations are taken from the mean, because the difference of two large sums would cancel in single precision.
     """
 
     number: Array
@@ -189,7 +189,7 @@ class Moments(NamedTuple):
 
 
 def moments(messages: Array, sent: Array) -> Moments:
-    """Moments of the messages [m, ...] that were sent, [m] bool."""
+    """Moments of the uploaded messages: messages [m, ...], ``sent`` [m] bool."""
     chosen = sent.reshape(-1, *[1] * (messages.ndim - 1))
     number = sent.sum().astype(messages.dtype)
     mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(number, 1)
@@ -197,7 +197,7 @@ def moments(messages: Array, sent: Array) -> Moments:
 
 
 def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
-    """Moments of the other clients' messages: all but one client's, if it was sent."""
+    """Moments of the other clients' messages: remove ``message`` from ``all_sent`` if this client sent it."""
     number = all_sent.number - 1
     deviation = message - all_sent.mean
     others = jnp.maximum(number, 1)
@@ -210,11 +210,9 @@ def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
 def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
     """Mean of N(mean, stddev^2) truncated to [0, most]; the nearer end if ``mean`` is far outside.
 
-    It is the posterior mean of a number in [0, most], with a flat prior, given the estimate ``mean`` of standard error
-    ``stddev``.
-
-    It is computed by Gauss quadrature over the distance u from the mode, as far as the density is not negligible. (The
-    textbook's ratio of densities and probabilities cancels if stddev >> most or the mean is far outside.)
+    This is the posterior mean of a number in [0, most] under a flat prior, given the estimate ``mean`` with standard
+    error ``stddev``. Gauss-Legendre quadrature around the mode avoids the textbook formula, which cancels if stddev >>
+    most or the mean is far outside.
     """
     mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

@@ -1,16 +1,16 @@
 r"""Collaborative estimation of Bernoulli probabilities: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
 
-With mu and v the mean and the variance of the population P, the best weight of the client's own share of ones is
+Let mu and v be the mean and variance of the population P. The best weight a_i of the client's own share of ones is
 
 .. math:: \hat p_i = a_i \bar X_i + (1 - a_i) \mu, \qquad a_i = \frac{n_i v}{\mu (1 - \mu) + (n_i - 1) v}
 
-for every P (the posterior mean if P is a Beta distribution). The estimators differ in the source of mu and v.
-Samples are numbers in {0, 1}, [n].
+for every P; for a Beta distribution the estimate is the posterior mean. The estimators differ in how they obtain mu and
+v. Samples are numbers in {0, 1}, [n].
 
-Under privacy (`split`, and `printed_private` for comparison) a client sends message (7),
-`privacy.local_dp.one_bit_unit`: one of two values whose mean is the encoded number in [0, 1]; it is eps-LDP. The
-variance of a two-valued message depends on its mean alone, so bits about the clients' shares carry no information about
-the variance of P: half of the clients encode another number.
+Under privacy (`split`, and `printed_private` for comparison) a client sends the paper's message (7),
+`privacy.local_dp.one_bit_unit`. It takes one of two values, its mean is the encoded number in [0, 1], and it is
+eps-LDP. The variance of a two-valued message is a function of its mean, so bits that encode the clients' shares carry
+no information about the variance of P. `split` therefore lets half of the clients encode another number.
 
 Reference: Ozkara et al. 2023, section 2.2, equation (7), Theorems 3 and 4, and appendix C.
 """
@@ -27,27 +27,27 @@ from jaxpfl.estimators.base import Estimator, Moments, Samples, moments, truncat
 from jaxpfl.privacy import local_dp
 
 _ROUNDING = 1e-5
-"""Rounding error of the mean of 1/n_j: below the effect of one client with two samples among fifty thousand clients
-with one.
+"""Least value of 1 - h (`moment_variance`) that is not rounding error. One client with two samples among fifty thousand
+clients with one sample gives about this value.
 """
 
 
 class Share(NamedTuple):
-    """A client's share of ones [] and n_i []: its local state, and without privacy its message."""
+    """A client's share of ones [] and its n_i []: the local state, and without privacy also the message."""
 
     share: Array
     size: Array
 
 
 class Broadcast(NamedTuple):
-    """The server's broadcast: moments of the uploaded shares and of their clients' 1/n_i."""
+    """The server's broadcast: moments of the uploaded shares, and of 1/n_i for the clients that uploaded."""
 
     shares: Moments
     inverse_sizes: Moments
 
 
 def local() -> Estimator:
-    """Each client's own share of ones; nothing is sent."""
+    """Use each client's own share of ones; nothing is sent."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -75,7 +75,7 @@ def beta_posterior(alpha: Scalar, beta: Scalar) -> Estimator:
 
 
 def global_mean() -> Estimator:
-    """The mean share of all clients, as the estimate of each."""
+    """Use the mean of all clients' shares as every client's estimate."""
     return Estimator(
         lambda key, shared, samples: (samples.mean, ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -84,23 +84,22 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Shrink the client's own share towards mu; P's mean and variance are moment estimates from the other shares.
+    r"""Shrink the client's own share towards mu, with P's mean and variance estimated from the other clients' shares.
 
-    The shares' variance S2 about their mean estimates :math:`v + E\,p(1-p)/n`, and :math:`E\,p(1-p) = \mu(1-\mu) - v`:
+    The variance S2 of the shares estimates :math:`v + E\,p(1-p)/n`, where :math:`E\,p(1-p) = \mu(1-\mu) - v`. Hence
 
     .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
 
-    clipped to [0, mu (1 - mu)]; (n S2 - mu (1 - mu)) / (n - 1) for equal sizes. Every client has the same weight in mu
-    and S2, whatever its size: it is one draw of P.
-
-    A client without enough others to learn from keeps its own share.
+    clipped to [0, mu (1 - mu)]. For equal sizes this is (n S2 - mu (1 - mu)) / (n - 1). Every client has the same
+    weight in mu and S2, whatever its size, because it is one draw from P. A client keeps its own share if there are too
+    few other clients to estimate mu and v.
 
     Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
     Args:
-      printed: take v = S2 as in the paper; the weight is then too large.
-      variance: v, if known. It is required if no client has two samples: v cannot be learned from single samples (the
-        estimates are then the mean of all).
+      printed: whether v = S2 as in the paper, which makes the weight too large.
+      variance: v, if known. It is required if no client has two samples, because single samples do not determine v:
+        without it, the estimates are the mean of all clients.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:
@@ -128,17 +127,16 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
 
 def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
-    """Moment estimate of v, not clipped, from the shares' variance S2 and the mean h of the 1/n_j; 0 if every n_j is 1.
+    """Moment estimate of v, not clipped, from the shares' variance S2 and the mean h of 1/n_j; 0 if every n_j is 1.
 
-    The mean over the other clients is a difference in single precision, so a remainder of 1 - h below the rounding
-    error counts as zero.
+    A value of 1 - h below `_ROUNDING` counts as zero: h is a difference of sums in single precision.
     """
     learned = 1 - h > _ROUNDING
     return jnp.where(learned, (S2 - h * mu * (1 - mu)) / jnp.where(learned, 1 - h, 1), 0)
 
 
 def weight(mu: Array, v: Array, size: Array) -> Array:
-    """Weight a_i of the module's docstring, with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal.
+    """Weight a_i (see the module's docstring), with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal.
 
     Implements: Ozkara et al. 2023, Remark 3.
     """
@@ -149,7 +147,7 @@ def weight(mu: Array, v: Array, size: Array) -> Array:
 
 
 def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
-    """Weight as printed, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
+    """Weight as printed in the paper, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
 
     Implements: Ozkara et al. 2023, equation (6).
     """
@@ -158,14 +156,14 @@ def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [], and whether it encodes p_i^2 (public, []) rather than p_i."""
+    """A client's message: its value [], and a public flag [], true if the value encodes p_i^2 and false for p_i."""
 
     value: Array
     square: Array
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean and variance of P, and whether there were enough messages to estimate them, [] each."""
+    """Estimated mean and variance of P, and whether there were enough messages to estimate both; shapes []."""
 
     mean: Array
     variance: Array
@@ -173,24 +171,23 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""One bit per client: half of the clients report their share, the other half its unbiased square.
+    r"""Send one bit per client: half of the clients report their share, the other half an unbiased estimate of p_i^2.
 
-    A fair coin of each client decides whether its bit encodes :math:`Z/n` or :math:`Z (Z-1) / (n (n-1))`, whose mean is
-    p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
-    standard error e.
+    A fair coin decides for each client whether its bit encodes :math:`Z/n` or :math:`Z (Z-1) / (n (n-1))`, whose mean
+    is p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
+    standard error e. Clients with a single sample always encode p_i.
 
-    The error of a weight is linear in v, so the best weight given the messages is the weight at v's posterior mean:
-    with a flat prior, the mean of N(v-hat, e^2) truncated to [0, mu (1 - mu)].
+    The error of an estimate is linear in v for any fixed weight. The best weight given the messages is therefore the
+    weight at the posterior mean of v. Under a flat prior this is the mean of N(v-hat, e^2) truncated to
+    [0, mu (1 - mu)].
 
-    Clients with a single sample always encode p_i.
-
-    Formal guarantees: every client sends one message (7) and nothing else that depends on its samples: pure eps-LDP of
-    all its samples together. n_i is public.
+    Formal guarantees: every client sends one message (7) and nothing else that depends on its samples. This is pure
+    eps-LDP for all its samples together. n_i is public.
 
     Args:
       epsilon: positive; may be traced.
-      plus_error: take v-hat + e, clipped to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a
-        one.) It costs a third of the gain at small eps: where v-hat falls below -e, all clients are given mu.
+      plus_error: whether to use v-hat + e, clipped to [0, mu (1 - mu)], as v. (Too small a v costs more than too large
+        a v.) At small eps this loses a third of the gain: where v-hat falls below -e, every client's estimate is mu.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Share]:
@@ -219,10 +216,10 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed_private(epsilon: Scalar) -> Estimator:
-    """Theorem 4 as printed, for comparison: moments of the OTHER clients' messages in the weight of Theorem 3.
+    """Use Theorem 4 as printed, for comparison: the OTHER clients' private messages in the weight of Theorem 3.
 
-    The variance of these messages is never below mu (1 - mu), so the weight is never below 1, and the estimate is never
-    better than the client's own share.
+    The variance of these messages is never below mu (1 - mu). The weight is therefore never below 1, and the estimate
+    is never better than the client's own share.
 
     Implements: Ozkara et al. 2023, Theorem 4.
     """
@@ -239,14 +236,14 @@ def printed_private(epsilon: Scalar) -> Estimator:
 
 
 def _mean_error(of: Moments) -> Array:
-    """Squared standard error of a mean."""
+    """Squared standard error of a mean, from the moments of its terms."""
     return of.variance / jnp.maximum(of.number, 1)
 
 
 class Population(NamedTuple):
-    r"""Mean and variance of the population P, and the estimators' mean squared errors under it.
+    r"""Mean and variance of the population P, with the estimators' mean squared errors under P.
 
-    For a fixed weight a and the mean of K other clients' shares, the error is exactly
+    For a fixed weight a, and the mean of K other clients' shares, the error is exactly
 
     .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
        S^2 = v + \frac{\mu (1 - \mu) - v}{n}
@@ -258,7 +255,7 @@ class Population(NamedTuple):
     variance: Scalar
 
     def share_variance(self, n: Scalar) -> Scalar:
-        """S2, the variance of a client's share of ones among n samples."""
+        """Variance S2 of a client's share of ones in n samples."""
         return self.variance + self.local(n)
 
     def local(self, n: Scalar) -> Scalar:
@@ -267,18 +264,18 @@ class Population(NamedTuple):
         return (mu * (1 - mu) - v) / n
 
     def weight(self, n: Scalar) -> Scalar:
-        """Best weight of the client's own share for known mu: ``v / S2``."""
+        """Best weight of the client's own share if mu is known: ``v / S2``."""
         return self.variance / self.share_variance(n)
 
     def printed_weight(self, n: Scalar) -> Scalar:
-        """Limit of the printed weight for many clients, which takes S2 for v."""
+        """Limit of the printed weight for many clients; it has S2 where v belongs."""
         mu = self.mean
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-        """MSE(a) with a mean over ``others`` other clients (infinitely many: mu is known).
+        """Error MSE(a) with the mean of ``others`` other clients' shares; infinitely many means that mu is known.
 
-        With weights estimated from them it is exact up to the spread of the estimated weight, O(1/m).
+        For an estimated weight the result is exact up to O(1/m), the effect of the weight's own variance.
         """
         spread = self.variance + self.share_variance(n) / others
         return a**2 * self.local(n) + (1 - a) ** 2 * spread
@@ -291,7 +288,7 @@ class Population(NamedTuple):
 def printed_error(clients: Scalar, n: Scalar) -> Array:
     """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
 
-    Hoeffding's inequality for that range gives 2 instead of 3; neither covers the error of the estimated variance.
+    Hoeffding's inequality gives the factor 2 instead of 3. Neither covers the error of the estimated variance.
 
     Implements: Ozkara et al. 2023, Theorem 3.
     """
@@ -299,7 +296,9 @@ def printed_error(clients: Scalar, n: Scalar) -> Array:
 
 
 def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
-    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations.
+    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)).
+
+    Like `printed_error`, it does not cover the error of the estimated variance.
 
     Implements: Ozkara et al. 2023, Theorem 4; Ozkara et al. 2023, equations (33) to (36).
     """

@@ -1,7 +1,7 @@
 r"""Maximum-likelihood fit of Beta(alpha, beta) to the clients' counts: an independent check of the moment estimators.
 
 Client i has Z_i ones among its n_i samples, with probability :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i - Z_i)
-/ B(\alpha, \beta)`. It runs on the host, in SciPy, and needs all counts in one place.
+/ B(\alpha, \beta)`. The fit runs on the host, in SciPy, and needs the counts of all clients.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import numpy as np
 
 
 def fit(ones: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Maximum-likelihood (alpha, beta).
+    """Fit (alpha, beta) by maximum likelihood.
 
     Args:
       ones: Z_i, whole numbers in 0 ... n_i, [m].
       sizes: n_i, whole numbers, [m].
 
     Returns:
-      alpha and beta, both in [1e-4, 1e6]: on the boundary if the likelihood has no maximum (all counts equal).
+      alpha and beta, both in [1e-4, 1e6]; at least one is at a limit if the likelihood has no maximum (all counts
+        equal).
     """
     from scipy import optimize, special
 
-    # Few distinct pairs of counts, many clients.
+    # Many clients share few distinct pairs of counts, so the likelihood is evaluated once per pair.
     pairs, weights = np.unique(np.stack([ones, sizes]), axis=1, return_counts=True)
     z, n = pairs
 

@@ -1,4 +1,4 @@
-"""Clustering of points into k centers: k-means++ and Lloyd's algorithm, also under central differential privacy."""
+"""Clustering into k centers: k-means++ and Lloyd's algorithm, with a variant under central differential privacy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxpfl.privacy.noise import add_gaussian
 
 
 class Clusters(NamedTuple):
-    """Centers [k, d] and the number of points of each, [k]."""
+    """Centers [k, d] and the number of points assigned to each, [k]."""
 
     centers: Array
     sizes: Array
 
     @property
     def prior(self) -> Discrete:
-        """Discrete prior with shares in proportion to the sizes; uniform if no size is positive."""
+        """Discrete prior with probabilities proportional to the sizes; uniform if no size is positive."""
         sizes = jnp.maximum(self.sizes, 0)
         total = sizes.sum()
         k = sizes.shape[0]
@@ -38,24 +38,24 @@ def square_distances(points: Array, centers: Array) -> Array:
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:
-    """Clip each row of points [m, d] to an L2 norm of ``radius``, by `privacy.noise.clip`."""
+    """Clip each point [d] of ``points`` [m, d] to an L2 norm of ``radius`` with `privacy.noise.clip`."""
     return jax.vmap(lambda point: noise.clip(point, radius)[0])(points)
 
 
 def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
-    """Initial centers by k-means++ (Arthur and Vassilvitskii 2007).
+    """Choose initial centers by k-means++ (Arthur and Vassilvitskii 2007).
 
-    Centers are points, each drawn with a probability proportional to its squared distance to the nearest earlier
-    center.
+    Every center is one of the points, drawn with probability proportional to its squared distance from the nearest
+    center chosen before.
 
     Args:
       scores: [m, k] standard Gumbel variables, one row per point, so that the draws do not depend on the order of the
         points.
       points: [m, d].
-      valid: [m] bool, the points that count.
+      valid: [m] bool, the points to use.
 
     Returns:
-      [k, d]; centers coincide if there are fewer distinct points.
+      [k, d]; centers coincide if there are fewer than k distinct points.
     """
 
     def choose(weights: Array, score: Array) -> Array:
@@ -78,13 +78,13 @@ def nearest(points: Array, centers: Array) -> Array:
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Sum [k, d] and number [k] of the points of each center, given points [m, d] and memberships [m, k]."""
+    """Sum [k, d] and number [k] of each center's points, from points [m, d] and memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
     return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
 
 def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Lloyd's algorithm from initial centers [k, d]; a center without points stays in place."""
+    """Run Lloyd's algorithm from initial centers [k, d]; a center without points keeps its position."""
 
     def step(_: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, nearest(points, at.centers))
@@ -95,7 +95,7 @@ def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Run Lloyd's algorithm from several k-means++ starts and keep the least sum of squared distances.
+    """Run Lloyd's algorithm from several k-means++ starts; return the result with the least squared distances.
 
     Args:
       scores: [m, starts, k] standard Gumbel variables, one row per point.
@@ -110,14 +110,14 @@ def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 SENSITIVITY = math.sqrt(2)
-"""L2 sensitivity of (numbers, sums / radius) to adding or removing a client."""
+"""L2 sensitivity of the pair (numbers, sums / radius) to adding or removing one client."""
 
 
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
-    """Data-independent centers far from each other in a ball, [k, d]: a starting point that costs no privacy.
+    """Choose centers [k, d] far from each other in a ball without looking at data, so that they cost no privacy.
 
-    Among ``candidates`` random points of the ball of radius ``reach``, each center is the point farthest from all
-    earlier centers; the first center is any of the points.
+    The first center is one of ``candidates`` random points in the ball of radius ``reach``. Each further center is the
+    candidate farthest from all earlier centers.
     """
     of_direction, of_length = jax.random.split(key)
     direction = jax.random.normal(of_direction, (candidates, dim))
@@ -142,31 +142,31 @@ def noisy_lloyd(
     reach: Scalar | None = None,
     variance: Scalar | None = None,
 ) -> Clusters:
-    r"""Lloyd's algorithm that sees the points through noisy sums only.
+    r"""Lloyd's algorithm with noise on the sums and numbers of points.
 
     In each step the server adds N(0, 2 noise^2) to each cluster's number of points, and to each entry of the cluster's
-    sum of points divided by the radius. A center becomes the quotient of the noisy sum and the noisy number, clipped to
-    ``reach``; it stays in place if the noisy number is below twice the standard deviation of the noise.
+    sum of points divided by the radius. A center moves to the noisy sum over the noisy number, clipped to ``reach``. It
+    keeps its position if the noisy number is below twice the standard deviation of the noise.
 
-    Formal guarantees: this function clips points to an L2 norm of ``radius`` (a point that is not finite counts as
-    zero). The memberships r of one client sum to one, so that adding or removing a client changes all numbers and sums
-    together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism of the noise
-    multiplier ``noise`` under add-or-remove-one, and the whole is the adaptive composition of ``steps`` such mechanisms
+    Formal guarantees: this function clips points to an L2 norm of ``radius``; a point that is not finite counts as
+    zero. The memberships r of one client sum to one, so adding or removing a client changes all numbers and sums
+    together by at most sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm. A step is therefore a Gaussian mechanism with noise
+    multiplier ``noise`` under add-or-remove-one. The whole run is the adaptive composition of ``steps`` such mechanisms
     (`event`). The initial centers must not depend on the points.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
-      key: key of the noise, which also depends on the other settings.
+      key: random key; the other settings are folded into it, so runs with different settings draw different noise.
       begin: initial centers, [k, d].
       points: [m, d].
-      valid: [m] bool, the points that count.
-      radius: R.
-      noise: the noise multiplier z of one step.
-      steps: T.
-      reach: a public bound on the centers' norm; ``radius`` unless given.
-      variance: variance of an entry of a point about its center, for soft memberships (EM); if None, memberships are
-        hard (k-means).
+      valid: [m] bool, the points to use.
+      radius: clipping norm R of the points.
+      noise: noise multiplier z of one step.
+      steps: number of steps T.
+      reach: public bound on the centers' norm, by default ``radius``.
+      variance: variance of each entry of a point about its center, for soft memberships (EM). None means hard
+        memberships (k-means).
 
     Returns:
       The centers and the noisy numbers of the last step.
@@ -187,6 +187,7 @@ def noisy_lloyd(
         of_total, of_sizes = jax.random.split(jax.random.fold_in(key, t))
         sizes = add_gaussian(of_sizes, sizes, scale, "sizes of a step")
         total = add_gaussian(of_total, total, scale, "sums of a step")
+        # A number lost in the noise would move its center at random.
         known = sizes > jnp.maximum(2 * scale, 0.5)
         moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)
@@ -197,17 +198,17 @@ def noisy_lloyd(
 
 
 def event(noise: float, steps: int) -> Any:
-    """``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants (add-or-remove-one, a client is the unit)."""
+    """``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants, under add-or-remove-one for clients."""
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
     return SelfComposedDpEvent(GaussianDpEvent(noise), steps)
 
 
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
-    """Least noise multiplier z of a step with which `noisy_lloyd` is (eps, delta)-DP.
+    """Least noise multiplier z of a step for which `noisy_lloyd` is (eps, delta)-DP.
 
-    T Gaussian mechanisms of multiplier z compose, also adaptively, to exactly one Gaussian mechanism of multiplier z /
-    sqrt(T), so that the analytic calibration is exact here too.
+    T Gaussian mechanisms with multiplier z compose, also adaptively, to exactly one Gaussian mechanism with multiplier
+    z / sqrt(T). The analytic calibration is therefore exact.
 
     Raises:
       JaxpflError: unless eps is positive, delta is in (0, 1) and ``steps`` is at least 1.

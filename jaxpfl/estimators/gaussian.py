@@ -3,9 +3,9 @@ r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-M is the maximum-likelihood estimate of mu from the messages q(X_j) (their plain mean if all clients hold equally many
-samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper if sizes
-are equal and all clients sent. `gaussian_closed_form` has the errors.
+M is the maximum-likelihood estimate of mu from the messages q(X_j); it is their plain mean if all clients hold equally
+many samples. a_i is the exact minimiser of the mean squared error, given the weights in M. If sizes are equal and all
+clients sent, this is the paper's equation (5). `gaussian_closed_form` computes the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -35,8 +35,8 @@ class Local(NamedTuple):
 class Sent(NamedTuple):
     """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations.
 
-    The sum of squared deviations is [] ([d] in `gaussian_columns`), and zero unless the samples' variance is to be
-    estimated.
+    The sum of squared deviations has shape [] ([d] in `gaussian_columns`). It is zero unless the samples' variance is
+    to be estimated.
     """
 
     mean: Array
@@ -54,7 +54,7 @@ class Broadcast(NamedTuple):
 
 
 def local() -> Estimator:
-    """Each client's own mean; nothing is sent."""
+    """Use each client's own mean; nothing is sent."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -63,7 +63,7 @@ def local() -> Estimator:
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
-    """The mean of all messages as the estimate of each client's mean."""
+    """Use the mean of all messages as every client's estimate."""
     return Estimator(
         lambda key, shared, samples: (release.send(key, samples.mean), ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -72,20 +72,20 @@ def global_mean(release: Release = EXACT) -> Estimator:
 
 
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
-    r"""Combine the client's own mean with the mean of all, with the weight that minimises the mean squared error.
+    r"""Combine the client's own mean and the mean of all messages with the weight of least mean squared error.
 
-    Without any messages the estimate is the client's own mean.
+    Without any messages, the estimate is the client's own mean.
 
     Implements: Ozkara et al. 2023, equation (2); Ozkara et al. 2023, equation (3); Ozkara et al. 2023, Theorem 1;
       Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.
 
     Args:
-      st2: the variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
+      st2: variance of the theta_i. If None, it is estimated from the messages by moments and floored at zero,
         :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry
         almost no information about this variance: give ``st2``, or use `split`.
-      sx2: the variance of the samples. If None, the clients' own variances are pooled; this needs clients with two
-        samples, and a second number in every message, which is not released privately.
-      release: the mechanism by which the mean leaves a client.
+      sx2: variance of the samples. If None, the clients' own variances are pooled. This needs clients with at least two
+        samples, and every message then contains a second number, which is not private.
+      release: mechanism that releases a client's mean.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -115,9 +115,9 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 
 
 def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
-    """``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
+    """Arguments ``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
-    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus the term of st2.
+    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus a term in st2.
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
@@ -125,16 +125,16 @@ def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) ->
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""James-Stein estimator that shrinks towards the mean of all clients, which hold equally many samples:
+    r"""James-Stein estimator for clients with equally many samples, which shrinks their means towards the overall mean:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
-    Estimates are not shrunk if (m - 1) d is at most 2.
+    Nothing is shrunk if (m - 1) d is at most 2.
 
     Args:
-      sx2: the variance of the samples.
-      positive: whether the factor is floored at zero. This can only lower the error; the closed-form error is that of
-        the estimator without the floor.
+      sx2: variance of the samples.
+      positive: whether the factor is floored at zero, which can only lower the error. The closed-form error holds
+        without the floor.
 
     Reference: James and Stein 1961; Efron and Morris 1973.
     """
@@ -159,15 +159,13 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """Pooled estimate of sx2: the clients' squared deviations over their degrees of freedom; zero if there are no
-    degrees of freedom.
-    """
+    """Pooled estimate of sx2: summed squared deviations over degrees of freedom; zero if there are none."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
 
 def weight(variance: Array) -> Array:
-    """Inverse of a variance; 1 if it is zero."""
+    """Inverse of a variance; 1 if the variance is zero."""
     return jnp.where(variance > 0, 1 / _nonzero(variance), 1)
 
 
@@ -176,7 +174,7 @@ def _nonzero(value: Array) -> Array:
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [1], whether it encodes the mean's square (public, []), and n_i [] (public)."""
+    """A client's message: its value [1], a public flag [] (true if the value encodes the squared mean), and n_i []."""
 
     value: Array
     square: Array
@@ -184,7 +182,7 @@ class Bit(NamedTuple):
 
 
 class PrivateBroadcast(NamedTuple):
-    """Estimated mean M [1], the variance of M about mu [], st2 [], and whether there were enough messages, []."""
+    """Estimated mean M [1], variance of M about mu [], st2 [], and whether there were enough messages [] bool."""
 
     mean: Array
     error: Array
@@ -193,25 +191,25 @@ class PrivateBroadcast(NamedTuple):
 
 
 def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
-    r"""One bit per client, in one dimension: half of the clients report their mean, the other half its square.
+    r"""Send one bit per client, for one dimension: half of the clients report their mean, the other half its square.
 
-    The variance of a two-valued message depends on its mean alone, so bits about the clients' means carry no
+    The variance of a two-valued message is a function of its mean, so bits that encode the clients' means carry no
     information about the variance of these means.
 
-    A fair coin of each client decides whether its bit encodes its mean clipped to [-b, b] or the clipped mean's square.
-    With the halves' means M1 and M2
+    A fair coin decides for each client whether its bit encodes its mean, clipped to [-b, b], or the square of the
+    clipped mean. The means M1 and M2 of the two halves give
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 
-    and st2 is the posterior mean of a number in [0, b^2] given that estimate and its standard error.
+    The st2 in use is the posterior mean of a number in [0, b^2], given this estimate and its standard error.
 
     Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local_dp.one_bit` or
-    `one_bit_unit`: pure eps-LDP of all its samples together.
+    `one_bit_unit`. This is pure eps-LDP for all its samples together.
 
     Args:
-      b: the clipping bound (`estimators.release.gaussian_radius`).
+      b: clipping bound (`estimators.release.gaussian_radius`).
       epsilon: positive; may be traced.
-      sx2: the samples' variance, public.
+      sx2: variance of the samples, public.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Bit, Local]:

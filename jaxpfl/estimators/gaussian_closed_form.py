@@ -1,20 +1,20 @@
 r"""Exact mean squared errors of the Gaussian estimators, lower bounds, and the gain of collaboration.
 
-X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n; releasing the mean adds the variance sq2 per entry.
+X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n. Releasing the mean adds the variance sq2 per entry.
 All functions take scalars or arrays that broadcast, and return the error of ONE entry; multiply by d for a vector.
 
-For any weight a, with the mean M of the messages that K of m clients sent (by default K = m),
+Let M be the mean of the messages that K of m clients sent (by default K = m). For any weight a,
 
 .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V, \qquad c = Cov(\bar X_i - \theta_i, M - \theta_i),
    \quad V = Var(M - \theta_i)
 
-The gain of collaboration is the fraction of the local estimate's error that the best personalised estimate avoids; with
-m clients of equal size
+The gain of collaboration is the fraction of the local estimate's error that the best personalised estimate avoids. With
+m clients of equal size,
 
 .. math:: G = 1 - \frac{MSE}{s^2} = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
-It is never negative and at most s2 / (s2 + st2) for any number of clients, and the noise is divided by the number of
-other clients. Only second moments enter: for Bernoulli clients take s2 = E p(1-p) / n and st2 = Var p.
+The gain is never negative, and at most s2 / (s2 + st2) for any number of clients. The release noise sq2 is divided by
+the number of other clients. Only second moments matter: for Bernoulli clients take s2 = E p(1-p) / n and st2 = Var p.
 
 Reference: Ozkara et al. 2023, Theorems 1 and 2 and appendix B; the errors hold with equality.
 """
@@ -35,35 +35,35 @@ def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
 
     Args:
       a: weight of the client's own mean.
-      s2: variance of that mean about theta_i.
-      c: covariance of the errors of that mean and of M about theta_i.
+      s2: variance of the client's mean about theta_i.
+      c: covariance of the client's mean and M, both taken about theta_i.
       V: variance of M about theta_i.
     """
     return a**2 * s2 + 2 * a * (1 - a) * c + (1 - a) ** 2 * V
 
 
 def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
-    """The weight a that minimises `error`; 1 if every a does."""
+    """Weight a that minimises `error`; 1 if the error is the same for every a."""
     curvature = s2 - 2 * c + V
     return jnp.where(curvature > 0, (V - c) / jnp.where(curvature > 0, curvature, 1), 1)
 
 
 def mean_terms(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
-    """``c`` and ``V`` of `error` for the plain mean of clients that hold equally many samples.
+    """``c`` and ``V`` of `error` if M is the plain mean of clients with equally many samples.
 
     Implements: Ozkara et al. 2023, Claim 1.
 
     Args:
       clients: K, the number of clients that sent (m if all did).
-      s2, st2, sq2: variances of a client's mean about theta_i, of the theta_i, and of the release.
-      sent: whether the client in question sent its mean.
+      s2, st2, sq2: variance of a client's mean about theta_i, variance of the theta_i, variance added by the release.
+      sent: whether this client sent its mean.
     """
     c = s2 / clients if sent else 0.0 * s2
     return c, (s2 + st2 + sq2) / clients + st2 * (1 - 2 * sent / clients)
 
 
 def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> Array:
-    r"""Best weight of the client's own mean, for a client that sent
+    r"""Best weight of the client's own mean. For a client that sent,
 
     .. math:: a = \frac{st^2 + sq^2/(K-1)}{st^2 + sq^2/(K-1) + s^2}
 
@@ -77,7 +77,7 @@ def personalized(
 ) -> Array:
     """Error of ``a mean_i + (1 - a) M``, by default at the best weight.
 
-    There it is ``s2 (a + (1 - a)/K)`` for a client that sent.
+    At the best weight the error is ``s2 (a + (1 - a)/K)`` for a client that sent.
 
     Implements: Ozkara et al. 2023, Theorem 1; Ozkara et al. 2023, equation (5).
     """
@@ -86,19 +86,19 @@ def personalized(
 
 
 def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Error of M as the estimate of each client, MSE(0); for a client that sent
+    r"""Error of M as every client's estimate, MSE(0). For a client that sent,
 
     .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
 
     Args:
-      clients: K, all of whom sent.
+      clients: K, the number of clients, all of which sent.
       s2, st2, sq2: variances as in `mean_terms`.
     """
     return personalized(clients, s2, st2, sq2, a=0.0)
 
 
 def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
-    """Lower bound for every estimator that knows mu, the posterior variance ``st2 s2 / (st2 + s2)``.
+    """Lower bound for every estimator that knows mu: the posterior variance ``st2 s2 / (st2 + s2)``.
 
     Implements: Ozkara et al. 2023, equation (29).
     """
@@ -106,10 +106,10 @@ def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
 
 
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Lower bound for equivariant estimators that learn mu from the clients, ``s2 (st2 + s2/m) / (st2 + s2)``.
+    """Lower bound for equivariant estimators that learn mu from the clients: ``s2 (st2 + s2/m) / (st2 + s2)``.
 
-    It is equation (30) of the paper and equals `personalized` without noise; the paper's derivation gives the smaller
-    `van_trees_bound`.
+    This is equation (30) of the paper, and equals `personalized` without noise. The paper's derivation only gives the
+    smaller `van_trees_bound`.
 
     Implements: Ozkara et al. 2023, Remark 2; Ozkara et al. 2023, Fact 1; Ozkara et al. 2023, equation (30).
     """
@@ -117,11 +117,11 @@ def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    r"""Lower bound on the error by van Trees' inequality, with the prior N(mu, V) of appendix B.3 for theta_i:
+    r"""Lower bound on the error from van Trees' inequality, with the prior N(mu, V) of appendix B.3 for theta_i:
 
     .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
 
-    with m the number of clients. It is below `bound_unknown_mean`, which the paper says that it equals.
+    with m the number of clients. This is below `bound_unknown_mean`, although the paper says that the two are equal.
 
     Implements: Ozkara et al. 2023, equation (28); Ozkara et al. 2023, equation (30).
     """
@@ -135,55 +135,55 @@ def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
     .. math:: G = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
 
     Args:
-      clients: m, of equal size, all of whom send.
-      s2, st2, sq2: variances of a client's mean about its parameter (positive), of the parameters, and of the release.
+      clients: m, the number of clients; all have the same size and all send.
+      s2, st2, sq2: variances as in `mean_terms`; s2 is positive.
     """
     return 1 - personalized(clients, s2, st2, sq2) / s2
 
 
 def careless_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar) -> Array:
-    """Gain with the weight for noiseless messages, st2 / (st2 + s2).
+    """Gain if the weight ignores the noise of the messages: st2 / (st2 + s2).
 
-    It is negative if the noise makes the mean of all worse than the local estimate that it replaces.
+    The gain is negative if the noise makes the mean of all messages worse than the local estimate.
     """
     a = weight(clients, s2, st2)
     return 1 - personalized(clients, s2, st2, sq2, a) / s2
 
 
 def global_gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    """Gain of one estimate for all clients, the mean of the messages.
+    """Gain if the mean of the messages is every client's estimate.
 
-    It is negative if clients differ by more than they err, st2 + sq2/(m-1) > s2.
+    The gain is negative if clients differ by more than they err, st2 + sq2/(m-1) > s2.
     """
     return 1 - global_mean(clients, s2, st2, sq2) / s2
 
 
 def most_gain(s2: Scalar, st2: Scalar) -> Array:
-    """Gain of infinitely many clients, ``s2 / (s2 + st2)``."""
+    """Gain with infinitely many clients: ``s2 / (s2 + st2)``."""
     return s2 / jnp.asarray(s2 + st2)
 
 
 def clients_needed(target: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Least integer m with a gain of at least ``target`` in (0, 1); infinity if no number of clients suffices.
+    r"""Least integer m at which the gain is at least ``target`` in (0, 1); infinity if there is none.
 
-    With k = m - 1 and T = s2 + st2 it solves :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\, sq^2 \ge 0`.
+    With k = m - 1 and T = s2 + st2, the condition is :math:`k^2 (s^2 - G T) - k\, G (T + sq^2) - G\, sq^2 \ge 0`.
     """
     total = s2 + st2
     square, linear, constant = s2 - target * total, target * (total + sq2), target * sq2
     reachable = square > 0
     root = (linear + jnp.sqrt(linear**2 + 4 * square * constant)) / (2 * jnp.where(reachable, square, 1))
-    # Rounding must not ask for one client more where k is whole.
+    # If k is a whole number, rounding could otherwise raise it by one client.
     return jnp.where(reachable, 1 + jnp.maximum(jnp.ceil(root * (1 - 1e-6)), 1), jnp.inf)
 
 
 def most_noise(target: Scalar, clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """Largest sq2 at which m clients still gain ``target``; NaN if they do not even without noise."""
+    """Largest sq2 at which m clients still gain ``target``; NaN if they do not gain that much even without noise."""
     others = clients - 1
     room = others * (s2 * others / (clients * target) - s2 - st2)
     return jnp.where(room >= 0, room, jnp.nan)
 
 
 def _ratio(a: Scalar, b: Scalar) -> Array:
-    """a / b, zero if both are."""
+    """a / b; zero if b is zero."""
     positive = jnp.asarray(b) > 0
     return jnp.where(positive, a / jnp.where(positive, b, 1), 0)

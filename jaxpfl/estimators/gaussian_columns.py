@@ -1,22 +1,22 @@
-r"""Collaborative estimation of Gaussian means, column by column, each in its own units.
+r"""Collaborative estimation of Gaussian means in which every column has its own population.
 
-The model of `gaussian` for each column separately, with its own mu, st2 and sx2, so that the units of one column do not
-affect the others. If the clients' variances differ, each client has its own, shrunk to the common one by
+Each column follows the model of `gaussian` with its own mu, st2 and sx2, so the units of one column do not affect the
+others. If the clients' variances differ, every client has a variance of its own. It is shrunk to the common variance by
 an inverse chi-square prior (below):
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j
 
-st2 solves :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`, or is zero if the left side is smaller at zero. For equal
-:math:`s_j^2` that is the moment estimate.
+st2 solves :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`; it is zero if the left side at st2 = 0 is smaller. For equal
+:math:`s_j^2` this is the moment estimate.
 
 **Variances.** The sample variance :math:`s_i^2` with :math:`\nu_i = n_i - 1` degrees of freedom estimates
-:math:`\sigma_i^2`, and a priori each :math:`\sigma_i^2` is :math:`\nu_0 s_0^2` over a chi-square variable with
+:math:`\sigma_i^2`. Under the prior, :math:`\sigma_i^2` is :math:`\nu_0 s_0^2` divided by a chi-square variable with
 :math:`\nu_0` degrees of freedom. The posterior estimate
 
 .. math:: \tilde s_i^2 = \frac{\nu_0 s_0^2 + \nu_i s_i^2}{\nu_0 + \nu_i}
 
-has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted by the mean and the variance of
+has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted to the mean and the variance of
 :math:`\log s_i^2 - \psi(\nu_i/2) + \log(\nu_i/2)`, as in limma. Unless Bartlett's test rejects equal variances,
 :math:`\nu_0` is infinite and all clients have the pooled variance.
 
@@ -42,11 +42,11 @@ from jaxpfl.estimators.gaussian import Sent, weight
 SIGNIFICANT = 0.05
 """Significance level of Bartlett's test."""
 
-_LEAST_DEGREES = 2  # of a client in the fit: the logarithm of a variance with one degree spreads too widely
-_LEAST_CLIENTS = 3  # for a prior of their variances
+_LEAST_DEGREES = 2  # the fit leaves out clients with fewer: the log of a variance with one degree spreads too widely
+_LEAST_CLIENTS = 3  # the fewest clients from which a prior of variances is fitted
 _STEPS = 50  # Newton steps, enough from any start
-_FAR = 8  # steps of the recurrence before the asymptotic series
-_DIGITS = 8.0  # rounding errors of a mean below which samples count as equal
+_FAR = 8  # shift by the recurrence before the asymptotic series is accurate
+_DIGITS = 8.0  # deviations within this many rounding errors of the mean count as zero
 
 
 class Variances(NamedTuple):
@@ -54,8 +54,8 @@ class Variances(NamedTuple):
 
     Attributes:
       pooled: the pooled variance, [].
-      p_value: p-value of Bartlett's test of equal variances, []; NaN if it cannot be made.
-      degrees: nu_0, []; infinite if one variance is taken for all.
+      p_value: p-value of Bartlett's test of equal variances, []; NaN if the test is not possible.
+      degrees: nu_0, []; infinite if all clients have the pooled variance.
       scale: s_0^2, []; the pooled variance if nu_0 is infinite.
     """
 
@@ -65,13 +65,13 @@ class Variances(NamedTuple):
     scale: Array
 
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
-        """A client's shrunken variance, from its summed squared deviations and degrees of freedom, which broadcast."""
+        """Shrunken variance of clients, from their summed squared deviations and degrees of freedom (broadcast)."""
         some = degrees * (scatter > 0)
         own = (self._finite * self.scale + scatter) / (self._finite + some)
         return jnp.where(jnp.isinf(self.degrees), self.pooled, own)
 
     def client_degrees(self, scatter: Array, degrees: Array) -> Array:
-        """Degrees of freedom of `client_variance`; infinite if one variance is taken for all."""
+        """Degrees of freedom of `client_variance`; infinite if all clients have the pooled variance."""
         return self.degrees + degrees * (scatter > 0)
 
     @property
@@ -80,7 +80,7 @@ class Variances(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """The server's broadcast, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
+    """The server's broadcast, [d] each: M, the sum of the weights w_j, st2, and the distribution of variances."""
 
     mean: Array
     weight: Array
@@ -89,9 +89,9 @@ class Broadcast(NamedTuple):
 
 
 def personalized() -> Estimator:
-    """Best combination of the client's own mean and the mean of all, column by column, with all variances learned.
+    """Combine the client's own mean and the mean of all optimally in every column, with all variances learned.
 
-    Without any messages the estimate is the client's own mean.
+    Without any messages, the estimate is the client's own mean.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Sent]:
@@ -122,13 +122,13 @@ def personalized() -> Estimator:
 
 
 def scatter(samples: Samples) -> Array:
-    """A client's sums of squared deviations, [d]; zero for equal samples, whose mean may be rounded."""
+    """Sums of a client's squared deviations, [d]; zero if they are no more than rounding of equal samples."""
     rounding = _DIGITS * jnp.finfo(samples.x.dtype).eps * jnp.abs(samples.mean)
     return jnp.where(samples.scatter > samples.size * rounding**2, samples.scatter, 0)
 
 
 def between_variance(mean: Array, s2: Array, sent: Array) -> Array:
-    """Paule and Mandel's estimate of st2, [], from the means and variances [m] of the clients that ``sent``."""
+    """Paule and Mandel's estimate of st2, [], from means [m] and variances [m] of the clients marked in ``sent``."""
     free = sent.sum() - 1
     center = jnp.where(sent, mean, 0).sum() / jnp.maximum(sent.sum(), 1)
     y = jnp.where(sent, mean - center, 0)
@@ -147,10 +147,10 @@ def _least(of: Array) -> float:
 
 
 def learn_variances(scatter: Array, degrees: Array) -> Variances:
-    """Fit the prior.
+    """Fit the prior of the clients' variances.
 
-    A client whose samples have no scatter (rounded values) takes no part in the fit, since its variance is not its
-    population's; neither does one with a single degree of freedom (two samples).
+    The fit leaves out clients whose samples have no scatter (rounded values), because such a variance is not a draw
+    from the population. It also leaves out clients with a single degree of freedom (two samples).
 
     Args:
       scatter: summed squared deviations from the clients' means, [m].
@@ -177,21 +177,21 @@ def learn_variances(scatter: Array, degrees: Array) -> Variances:
 
 
 def _bartlett(s2: Array, nu: Array, number: Array) -> Array:
-    """p-value of Bartlett's test over the clients with ``nu`` above zero."""
+    """p-value of Bartlett's test over the clients with positive ``nu``."""
     total = nu.sum()
     pooled = (nu * s2).sum() / jnp.maximum(total, 1)
     statistic = (nu * jnp.log(jnp.where(pooled > 0, pooled, 1) / s2)).sum()
     inverse = jnp.where(nu > 0, 1 / jnp.maximum(nu, 1), 0).sum() - 1 / jnp.maximum(total, 1)
     free = jnp.maximum(number - 1, 1)
     chi_square = jnp.maximum(statistic / (1 + inverse / (3 * free)), 0)
-    off = 2 / (9 * free)  # Wilson and Hilferty's cube root: within .002, and next to nothing to compile
+    off = 2 / (9 * free)  # Wilson and Hilferty's cube root: within .002, and compiles fast
     return jnp.where(number > 1, ndtr(-((chi_square / free) ** (1 / 3) - 1 + off) / jnp.sqrt(off)), jnp.nan)
 
 
 def _trigamma_inverse(value: Scalar) -> Array:
-    """Solution y of trigamma(y) = value > 0, by Newton steps on 1 / trigamma.
+    """Solve trigamma(y) = value > 0 for y, by Newton steps on 1 / trigamma.
 
-    That function is convex, so the steps rise to its root from below.
+    1 / trigamma is convex, so the steps approach the solution from one side.
     """
     value = jnp.clip(value, 1e-7, 1e7)
 
@@ -203,7 +203,7 @@ def _trigamma_inverse(value: Scalar) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    """Trigamma function by recurrence and asymptotic series: XLA takes long to compile a zeta function."""
+    """Trigamma function by recurrence and asymptotic series, because XLA compiles a zeta function slowly."""
     y = x + _FAR
     far = 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5) + 1 / (42 * y**7) - 1 / (30 * y**9)
     return sum((1 / (x + k) ** 2 for k in range(_FAR)), far)

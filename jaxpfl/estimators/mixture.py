@@ -3,8 +3,8 @@ r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I
 .. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
-is the best estimate for known p and mu (Theorem 6). Otherwise they are fitted to the clients' messages: by EM in one
-round (`em`); under central privacy (`private`); or by the paper's alternation (`alternating`), which clusters estimates
+is the best estimate for known p and mu (Theorem 6). Otherwise p and mu are fitted to the clients' messages. `em` takes
+one round; `private` adds central differential privacy. `alternating` is the paper's algorithm: it clusters estimates
 that already lie in the convex hull of the centers, and may get worse with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
@@ -36,17 +36,17 @@ class Mixture(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """The server's broadcast: the mixture, and whether it was learned from any messages, [] bool."""
+    """The server's broadcast: the mixture, and whether there were any messages to learn it from, [] bool."""
 
     learned: Array
     mixture: Mixture
 
 
 class Sent(NamedTuple):
-    """A client's message: its released mean [d], n_i [] (public), squared deviations, and random scores.
+    """A client's message: its released mean [d], its public n_i [], its squared deviations, and random scores.
 
-    ``scatter`` is the sum of squared deviations from its mean [] if sx2 is to be estimated (else zero). ``scores``
-    [starts, k] are public and independent of its data.
+    ``scatter`` is the sum of squared deviations from the mean, [], if sx2 is to be estimated, and zero otherwise.
+    ``scores``, [starts, k], are public and independent of the client's data.
     """
 
     mean: Array
@@ -56,7 +56,7 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """Theorem 6's estimate of one client, [d], which depends on its samples through their mean and number alone.
+    """A client's estimate by Theorem 6, [d]; it depends only on the mean and the number of the client's samples.
 
     Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
     """
@@ -65,7 +65,7 @@ def posterior_mean(at: Mixture, own: Local) -> Array:
 
 
 def discrete_posterior(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Theorem 6 with known shares and centers; nothing is sent.
+    """Use Theorem 6 with known probabilities and centers; nothing is sent.
 
     Implements: Ozkara et al. 2023, Theorem 6.
     """
@@ -87,19 +87,20 @@ def em(
     floor: Scalar = 1e-6,
     reach: Scalar = jnp.inf,
 ) -> Estimator:
-    """EM in one round: the clients send their means, and the server fits shares and centers to them.
+    """EM in one round: clients send their means, and the server fits the centers and their probabilities.
 
-    It starts at the best of several runs of k-means++ and Lloyd's algorithm. A quantised or locally private mean enters
-    with the variance that its release added; EM on it costs no further privacy.
+    EM starts from the best of several runs of k-means++ and Lloyd's algorithm. If the release quantises the means or
+    makes them locally private, EM takes the added variance into account and costs no further privacy.
 
     Args:
       components: k.
-      sx2: the samples' variance; None: fitted too, which needs a second number in each message, released as it is.
-      release: the mechanism by which the mean leaves a client.
-      steps: steps of EM, and of Lloyd's algorithm before it.
+      sx2: variance of the samples. If None, it is fitted too; every message then contains a second number, which is
+        neither quantised nor private.
+      release: mechanism that releases a client's mean.
+      steps: number of EM steps, and of steps of Lloyd's algorithm before them.
       starts: number of runs of k-means++.
-      floor: the least sx2, positive.
-      reach: a public bound on the centers' norm, to which they are finally clipped (relevant if messages are noisy).
+      floor: least sx2, positive.
+      reach: public bound on the centers' norm, to which the final centers are clipped. It matters for noisy messages.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -120,15 +121,15 @@ def em(
 def fit(
     start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
 ) -> Mixture:
-    """EM steps on all messages, leaves [m, ...]; they never lower their likelihood.
+    """Run EM steps on all messages, leaves [m, ...]; the likelihood never decreases.
 
-    A center without clients stays in place. If sx2 is fitted, sq2 must be zero.
+    A center without clients keeps its position. If sx2 is fitted, sq2 must be zero.
     """
     d = messages.mean.shape[-1]
 
     def step(_: Array, at: Mixture) -> Mixture:
         belongs = jnp.where(sent[:, None], jax.nn.softmax(_log_joint(at, messages, sq2), axis=1), 0)
-        precise = belongs / _variance(at, messages, sq2)[:, None]  # clients with more samples say more
+        precise = belongs / _variance(at, messages, sq2)[:, None]  # means of more samples are more precise
         weights = precise.sum(axis=0)
         total, _ = clustering.sums(messages.mean, sent, precise)
         mu = jnp.where(weights[:, None] > 0, total / jnp.where(weights > 0, weights, 1)[:, None], at.mu)
@@ -147,10 +148,10 @@ def fit(
 def alternating(
     components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
 ) -> Estimator:
-    """Algorithm 3 as printed, to be run for several rounds (``base.estimate(..., rounds=T)``).
+    """Algorithm 3 as printed, for several rounds (``base.estimate(..., rounds=T)``).
 
-    A client sends its own mean in the first round and its estimate by Theorem 6 in later ones; the server clusters the
-    messages anew in each round, by k-means. Every round costs a release.
+    In the first round a client sends its own mean, and in later rounds its estimate by Theorem 6. The server clusters
+    the messages anew in every round, by k-means. Every round costs a release.
 
     Implements: Ozkara et al. 2023, Algorithm 3.
     """
@@ -178,20 +179,20 @@ def private(
     reach: Scalar | None = None,
     soft: bool = False,
 ) -> Estimator:
-    """Mixture fitted in one round by a trusted server, under central differential privacy.
+    """Fit the mixture in one round by a trusted server, under central differential privacy.
 
-    The server sees the clients' means and publishes only the centers and shares of a noisy-sum Lloyd
-    (`clustering.noisy_lloyd`, with its guarantees), from a data-independent start. Each client computes its
-    estimate by itself; nothing of it is published.
+    The server sees the clients' means, and publishes only centers and probabilities from Lloyd's algorithm with noisy
+    sums (`clustering.noisy_lloyd`, which states the guarantees). The initial centers do not depend on data. Clients
+    compute their estimates themselves and publish nothing about them.
 
     Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
       radius: clipping norm of the means (`estimators.release.norm_radius`).
       noise: noise multiplier of one step (`clustering.noise_multiplier`).
-      steps: T.
-      reach: a public bound on the centers' norm; ``radius`` unless given.
-      soft: EM's memberships, by sx2, for centers close to each other.
+      steps: number of steps T.
+      reach: public bound on the centers' norm, by default ``radius``.
+      soft: whether memberships are soft as in EM, from sx2; better for centers close to each other.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Local, Local]:
@@ -201,7 +202,7 @@ def private(
     def combine(key: Key, shared: None, messages: Local, sent: Array) -> Broadcast:
         of_start, of_noise = jax.random.split(key)
         begin = clustering.spread_out(of_start, radius if reach is None else reach, components, messages.mean.shape[-1])
-        # n_i is public: the variance of the typical client's mean.
+        # n_i is public, and so is the variance of a client's mean at the average size.
         typical = sx2 / jnp.maximum(jnp.where(sent, messages.size, 0).sum() / jnp.maximum(sent.sum(), 1), 1)
         found = clustering.noisy_lloyd(
             of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
@@ -227,14 +228,14 @@ def _log_joint(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
 
 
 def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
-    """Estimate of sx2 with every client at its nearest center."""
+    """Estimate of sx2 if every client belongs to its nearest center."""
     square = square_distances(messages.mean, centers).min(axis=1)
     residual = jnp.where(sent, messages.scatter + messages.size * square, 0).sum()
     return residual / jnp.maximum(jnp.where(sent, messages.size, 0).sum() * messages.mean.shape[-1], 1)
 
 
 def _scores(key: Key, starts: int, components: int) -> Array:
-    # A key apart from the release's: the scores are public.
+    # A key apart from the release's: the scores are public and must not reveal the noise.
     return jax.random.gumbel(jax.random.fold_in(key, 1), (starts, components))
 
 

@@ -4,7 +4,7 @@ r"""Linear and logistic regression with a Gaussian population of coefficients.
 
 Given (mu, s2, sx2), each client's posterior has a closed form; its mean squared error is the trace of the posterior
 covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are stacked: X [m, n, d],
-y [m, n]; most functions take them after `rotate`, so that a client's data are decomposed once.
+y [m, n]. Most functions take the result of `rotate`, so that each client's data are decomposed only once.
 
 Reference: Ozkara et al. 2023, appendices E and F, Algorithms 4 and 5.
 """
@@ -32,9 +32,10 @@ class Posterior(NamedTuple):
     """Posterior of a client's coefficients.
 
     Attributes:
-      mean: [d].
-      variance: the trace of the covariance C, []: the mean squared error of ``mean`` for a known population.
-      fitted: the trace of ``X C X'``, [].
+      mean: posterior mean, [d].
+      variance: trace of the posterior covariance C, []; this is the mean squared error of ``mean`` if the population
+        is known.
+      fitted: trace of ``X C X'``, [].
       log_evidence: ``log N(y; X mu, s2 X X' + sx2 I)``, [].
     """
 
@@ -45,12 +46,12 @@ class Posterior(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """A client's data in an orthogonal basis of its examples in which X X' is diagonal; white noise stays white.
+    """A client's data in an orthogonal basis that makes X X' diagonal; white noise stays white.
 
     Attributes:
-      x: [n, d].
-      y: [n].
-      squares: the diagonal, [n].
+      x: rotated inputs, [n, d].
+      y: rotated targets, [n].
+      squares: diagonal of X X', [n].
     """
 
     x: Array
@@ -60,11 +61,10 @@ class Rotated(NamedTuple):
 
 @full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
-    """Rotate a client's data ``x`` [n, d], ``y`` [n] into that basis, once for all populations.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; needed once for all populations.
 
-    Besides saving time, this avoids a deadlock: over many clients the decomposition is one batched LAPACK call, and two
-    such calls at the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two
-    cores).
+    Besides saving time, this avoids a deadlock. Over many clients the decomposition is one batched LAPACK call, and two
+    concurrent calls can wait for each other for ever on XLA's CPU threads (seen with jaxlib 0.10.2 on two cores).
     """
     _, basis = jnp.linalg.eigh(x @ x.T)
     x, y = basis.T @ x, basis.T @ y
@@ -77,7 +77,7 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
-    S is diagonal here. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+    S is diagonal after `rotate`. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
 
     Implements: Ozkara et al. 2023, Theorem 7; Ozkara et al. 2023, equations (47) to (51).
     """
@@ -93,19 +93,21 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
 @full_precision.products
 def least_squares(data: Rotated) -> Array:
-    """A client's own least-squares coefficients of least norm, ``X' (X X')^+ y``, [d].
+    """Least-squares coefficients of a client's own data, of least norm: ``X' (X X')^+ y``, [d].
 
     Implements: Ozkara et al. 2023, equations (52) and (53).
     """
+    # Squares below the rounding error of the largest one count as zero: the data do not span these directions.
     seen = data.squares > 10 * max(data.x.shape) * jnp.finfo(data.x.dtype).eps * data.squares.max()
     return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
 
 @full_precision.products
 def pooled(data: Rotated) -> Array:
-    """Least-squares coefficients of all clients pooled, leaves [m, ...]: FedAvg's solution for a linear model, [d].
+    """Least-squares coefficients [d] of all clients' data together, leaves [m, ...]; FedAvg's linear model.
 
-    It decomposes the output of the clients' own decompositions, so that it runs after them (see `rotate`).
+    Its decomposition takes the rotated data as input, and therefore runs after the clients' decompositions (see
+    `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
@@ -113,18 +115,19 @@ def pooled(data: Rotated) -> Array:
 
 @full_precision.products
 def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
-    r"""Moment estimates of the variances, the start of EM.
+    r"""Moment estimates of the variances, from which EM starts.
 
-    From the residuals e of the pooled coefficients, with :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle` for two
-    examples of one client,
+    Let e be the residuals of the pooled coefficients. Two examples of one client have
+    :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle`. Hence
 
     .. math:: s^2 = \frac{\sum_{j \ne k} e_j e_k \langle x_j, x_k \rangle}{\sum_{j \ne k} \langle x_j, x_k \rangle^2},
        \qquad s_x^2 = \operatorname{mean}(e_j^2 - s^2 |x_j|^2)
 
     Args:
-      mu: [d], from `pooled`.
-      x, y: all clients' data, [m, n, d] and [m, n], not rotated: rotation removes the products of two examples.
-      floor: the least variance, positive.
+      mu: pooled coefficients [d] (`pooled`).
+      x, y: all clients' data, [m, n, d] and [m, n], not rotated: after rotation :math:`\langle x_j, x_k \rangle` is
+        zero.
+      floor: least variance, positive.
     """
     e = y - x @ mu
     gram = jnp.einsum("ijd,ikd->ijk", x, x)
@@ -137,7 +140,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
 
 @full_precision.products
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
-    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``."""
+    """Run EM steps on all clients' data, leaves [m, ...]; the summed ``log_evidence`` never decreases."""
     _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:
@@ -162,17 +165,19 @@ def gradient_descent(
     *,
     accelerated: bool = False,
 ) -> tuple[Population, Array]:
-    r"""Algorithm 4 with given variances: joint steps of each client's theta_i and copy of mu, with the copies averaged.
+    r"""Algorithm 4 with fixed variances: each client steps on theta_i and its copy of mu, and the copies are averaged.
 
     .. math:: \theta_i^+ = \theta_i + \eta [ X_i^T (y_i - X_i \theta_i) / s_x^2 + (\mu - \theta_i) / s^2 ], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i (\mu - \theta_i) / s^2
 
-    The paper also steps on the variances. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to zero, where
-    the joint likelihood is unbounded), so they are fixed here: estimate them by `moments` and `em`.
+    The paper also takes steps on the variances. These steps diverge: the gradient grows as 1 / s2^2 while s2 shrinks to
+    zero, where the joint likelihood is unbounded. The variances are therefore fixed here; estimate them by `moments`
+    and `em`.
 
-    As printed mu is slow: in directions without examples, the thetas follow mu and mu follows them. Accelerated steps
-    start from points ahead, by k / (k + 3) of the last step (Nesterov 1983), with k set to zero where the step before
-    went against the gradient (O'Donoghue and Candes 2015), which clients see from one number each.
+    As printed, mu converges slowly: in directions without examples, the thetas follow mu and mu follows the thetas. An
+    accelerated step starts from a point extrapolated by k / (k + 3) of the last step (Nesterov 1983). k returns to zero
+    if the last step went against the gradient (O'Donoghue and Candes 2015); the server learns this from one number per
+    client.
 
     Implements: Ozkara et al. 2023, equation (54); Ozkara et al. 2023, Algorithm 4.
 
@@ -189,7 +194,7 @@ def gradient_descent(
     def ahead(_: Array, at: tuple[tuple[Array, Array], tuple[Array, Array], Array]):
         last, from_here, k = at
         new = descend(*from_here)
-        # mu steps along a mean over clients; the objective sums over them, so that its step is m times as long.
+        # mu's step uses a mean over clients, but the objective is a sum over clients, hence the factor m.
         weights = (thetas.shape[0], 1)
         against = sum(w * jnp.vdot(a - b, b - c) for w, a, b, c in zip(weights, from_here, new, last, strict=True))
         k = jnp.where(against > 0, 0, k + 1)
@@ -206,7 +211,7 @@ def gradient_descent(
 
 @full_precision.products
 def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
-    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones.
+    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``, for theta, mu [d], x [n, d] and labels y [n] in {0, 1}.
 
     Implements: Ozkara et al. 2023, equation (55).
     """
@@ -216,9 +221,9 @@ def logistic_objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) 
 
 @full_precision.products
 def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
-    """A client's coefficients after gradient steps on its `logistic_objective` from mu, with mu fixed, [d].
+    """A client's coefficients [d] after gradient steps on `logistic_objective` that start from mu; mu is fixed.
 
-    With s2 = infinity nothing is regularised; on separable data the steps then do not converge.
+    s2 = infinity means no regularisation; on separable data the steps then do not converge.
     """
 
     def step(_: Array, theta: Array) -> Array:
@@ -231,19 +236,19 @@ def logistic_fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps:
 def logistic_descent(
     mu: Array, s2: Scalar, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int, *, printed: bool = False
 ) -> tuple[Array, Array]:
-    r"""Algorithm 5: gradient descent of all clients, with their copies of mu averaged after each step.
+    r"""Algorithm 5: gradient descent by all clients, which average their copies of mu after each step.
 
     .. math:: \theta_i^+ = \theta_i - \eta \Big[ \sum_j \nabla CE(\theta_i; x_{ij}, y_{ij})
        + \frac{\theta_i - \mu}{s^2} \Big], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i \frac{\mu - \theta_i}{s^2}
 
-    The paper has mu - theta_i in theta's step, which pushes theta away from mu; ``printed`` does the same. As in linear
-    regression, the variance is fixed: the paper's step on it diverges.
+    The paper has mu - theta_i in theta's step, which pushes theta away from mu; ``printed`` reproduces this. As in
+    `gradient_descent`, the variance is fixed, because the paper's step on it diverges.
 
     Implements: Ozkara et al. 2023, Algorithm 5.
 
     Args:
-      mu: [d].
+      mu: center of the coefficients, [d].
       s2: variance of the coefficients.
       thetas: the clients' coefficients, [m, d].
       x, y: all clients' data, [m, n, d] and [m, n].

@@ -2,13 +2,14 @@ r"""Linear regression whose coefficients are drawn from a mixture of k Gaussians
 
 EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i has the responsibilities
 :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
-The clients' components alone are missing data, not their coefficients: centers and variances are fitted by the marginal
-likelihood given the responsibilities. With the coefficients as missing data too, variances move by next to nothing a
-step where clients have fewer examples than coefficients, and with two or three each centers do not part.
+Only the clients' components are missing data: given the responsibilities, centers and variances maximise the marginal
+likelihood. If the coefficients were missing data too, the variances would hardly move in a step where clients have
+fewer examples than coefficients. With only two or three examples per client, the centers would not separate.
 
-The paper's alternating forms are included for comparison: Algorithm 1 (AdaMix) steps on each client's coefficients and
-fits the mixture to them, which takes many steps and collapses to the least variance allowed; Algorithm 6, for points,
-clusters estimates that already lie in the convex hull of the centers, and stays near its start.
+The paper's alternating algorithms are included for comparison. Algorithm 1 (AdaMix) takes a step on each client's
+coefficients and fits the mixture to the coefficients; it needs many steps, and the variances collapse to the least
+value allowed. Algorithm 6, for points, clusters estimates that already lie in the convex hull of the centers, and stays
+near its start.
 
 Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
 """
@@ -30,7 +31,7 @@ from jaxpfl.priors.gaussian_mixture import Mixture
 
 
 class MixturePopulation(NamedTuple):
-    """Shares p [k], centers mu [k, d], variances of the coefficients s2 [k], and the noise variance sx2 []."""
+    """Probabilities p [k], centers mu [k, d], variances s2 [k] of the coefficients, and the noise variance sx2 []."""
 
     p: Array
     mu: Array
@@ -40,13 +41,13 @@ class MixturePopulation(NamedTuple):
 
 @full_precision.products
 def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
-    """Initial mixture, fitted to the clients' own least-squares estimates of least norm.
+    """Initial mixture, fitted to each client's own least-squares estimate (of least norm).
 
     Args:
-      data: samples of all clients, leaves [m, ...].
+      data: all clients' data, leaves [m, ...].
       components: k.
-      sx2: the noise variance to start from.
-      floor: the least variance, positive.
+      sx2: initial noise variance.
+      floor: least variance, positive.
     """
     alone = jax.vmap(regression.least_squares)(data)
     valid = jnp.ones(alone.shape[0], bool)
@@ -68,19 +69,19 @@ def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Pos
 
 @full_precision.products
 def personalize(population: MixturePopulation, data: Rotated) -> Array:
-    """A client's estimate, [d]."""
+    """A client's estimate, [d]: the posterior mean."""
     belongs, of = posteriors(population, data)
     return belongs @ of.mean
 
 
 @full_precision.products
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
-    r"""EM steps on all clients' data, leaves [m, ...], which never lower their likelihood.
+    r"""Run EM steps on all clients' data, leaves [m, ...]; the likelihood never decreases.
 
     .. math:: \mu_l \leftarrow \Big( \sum_i r_{il} X_i^T S_{il}^{-1} X_i \Big)^{-1} \sum_i r_{il} X_i^T S_{il}^{-1} y_i
 
-    with the variances at hand, and then all variances by Newton steps on :math:`\sum_{il} r_{il} \log N(y_i; X_i \mu_l,
-    S_{il})`. A component without clients keeps its center and variance.
+    Centers are updated with the current variances. All variances are then updated by Newton steps on
+    :math:`\sum_{il} r_{il} \log N(y_i; X_i \mu_l, S_{il})`. A component without clients keeps its center and variance.
 
     Reference: Liu and Rubin 1994, "The ECME algorithm".
     """
@@ -97,7 +98,7 @@ def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) 
 
 
 def _center(population: Population, data: Rotated, belongs: Array) -> Array:
-    """A component's center by generalised least squares with clients' responsibilities [m], from the one at hand."""
+    """New center of a component by generalised least squares, weighted by the clients' responsibilities [m]."""
     weights = belongs[:, None] / (population.s2 * data.squares + population.sx2)
     apart = data.y - data.x @ population.mu
     gram = jnp.einsum("ij,ijd,ije->de", weights, data.x, data.x)
@@ -105,7 +106,7 @@ def _center(population: Population, data: Rotated, belongs: Array) -> Array:
 
 
 def _variances(old: MixturePopulation, belongs: Array, data: Rotated, mu: Array, floor: Scalar) -> tuple[Array, Array]:
-    """The components' variances [k] and the noise's, from the old ones, for centers [k, d]."""
+    """New variances of the components [k] and of the noise, given the new centers [k, d]."""
     squares = (data.y[:, None] - jnp.einsum("ijd,kd->ikj", data.x, mu)) ** 2
 
     def variances(at: Array) -> tuple[Array, Array]:
@@ -127,25 +128,25 @@ def _variances(old: MixturePopulation, belongs: Array, data: Rotated, mu: Array,
 def adamix(
     begin: Mixture, thetas: Array, x: Array, y: Array, sx2: Scalar, rate: Scalar, floor: Scalar, steps: int
 ) -> tuple[Mixture, Array]:
-    r"""Algorithm 1 (AdaMix): a step of each client on its own objective, then an EM step on the clients' coefficients.
+    r"""Algorithm 1 (AdaMix): each client steps on its own objective, then one EM step fits the mixture to all clients.
 
     .. math:: \theta_i \leftarrow \operatorname{prox}\big( \theta_i + \eta X_i^T (y_i - X_i \theta_i) / s_x^2 \big),
        \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
 
-    The mixture's proximal step replaces the paper's gradient step, which would need ``rate / floor < 2``, as the
-    variances end at the floor. (Drawn to the centers, the thetas scatter less than the population, and the next fit is
-    narrower still.)
+    The mixture's proximal step replaces the paper's gradient step. A gradient step would need ``rate / floor < 2``,
+    because the variances end at the floor: drawn to the centers, the thetas scatter less than the population, and the
+    next fit is narrower still.
 
     Implements: Ozkara et al. 2023, Algorithm 1.
 
     Args:
-      begin: the mixture.
-      thetas: the clients' coefficients, [m, d].
+      begin: initial mixture.
+      thetas: the clients' initial coefficients, [m, d].
       x, y: all clients' data, [m, n, d] and [m, n].
-      sx2: the noise variance.
+      sx2: noise variance.
       rate: eta, at most sx2 over the largest eigenvalue of any ``X_i^T X_i``.
-      floor: the least variance of a component.
-      steps: iterations.
+      floor: least variance of a component.
+      steps: number of iterations.
 
     Returns:
       The mixture, and the coefficients [m, d].
@@ -165,10 +166,10 @@ def adamix(
 def alternating(
     begin: discrete.Discrete, x: Array, y: Array, sx2: Scalar, steps: int
 ) -> tuple[discrete.Discrete, Array]:
-    """Algorithm 6 as printed: alternate the clients' estimates and a Lloyd step of the server on them.
+    """Algorithm 6 as printed: alternate between the clients' estimates and one step of Lloyd's algorithm on them.
 
-    Each client's estimate is the mean of the centers, weighted by their responsibilities for its data; the server
-    clusters the estimates by a step of Lloyd's algorithm from the present centers.
+    A client's estimate is the mean of the centers, weighted by their responsibilities for its data. The server clusters
+    the estimates by one step of Lloyd's algorithm from the current centers.
 
     Implements: Ozkara et al. 2023, Algorithm 6.
 

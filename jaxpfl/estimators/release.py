@@ -1,7 +1,7 @@
-"""Release mechanisms of a client's mean: exact, quantised, or locally private; and the radii of their clipping.
+"""Mechanisms that release a client's mean: exactly, quantised, or under local privacy; and radii to clip the mean to.
 
-Radii are high-probability bounds on the clients' means, to which they are clipped before release. Only accuracy depends
-on these, never privacy: every mechanism clips, and clipping adds bias.
+A radius is a bound that the clients' means exceed with small probability. It affects only accuracy, never privacy:
+every mechanism clips, and clipping a mean adds bias.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jaxpfl.uploads.compression import quantizers
 
 
 class Release(NamedTuple):
-    """A randomised release of a client's mean, unbiased if the mean is in range (otherwise it is clipped).
+    """A randomised release of a client's mean; unbiased unless the mean is out of range and therefore clipped.
 
     Attributes:
       send: ``(key, mean [d]) -> message [d]``.
-      variance: sigma_q^2, an upper bound on the variance that it adds to one entry, [].
+      variance: sigma_q^2, an upper bound on the variance that the release adds to one entry, [].
       bits: bits per entry.
     """
 
@@ -36,11 +36,11 @@ class Release(NamedTuple):
 
 
 EXACT = Release(lambda key, mean: mean, 0.0, 32)
-"""Release of the mean itself."""
+"""Release of the mean without change."""
 
 
 def quantized(b: Scalar, bits: int) -> Release:
-    """Entries clipped to [-b, b] and randomly rounded to k bits (`compression.quantizers`).
+    """Clip entries to [-b, b] and round them randomly to k bits (`compression.quantizers`).
 
     Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (23).
     """
@@ -48,7 +48,7 @@ def quantized(b: Scalar, bits: int) -> Release:
 
 
 def gaussian(b: Scalar, stddev: Scalar) -> Release:
-    """Entries clipped to [-b, b], with N(0, stddev^2) noise; private as stated in `privacy.local_dp.gaussian`.
+    """Clip entries to [-b, b] and add N(0, stddev^2) noise; `privacy.local_dp.gaussian` states the guarantee.
 
     Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (27).
     """
@@ -56,10 +56,10 @@ def gaussian(b: Scalar, stddev: Scalar) -> Release:
 
 
 def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
-    """The mean clipped to an L2 norm of ``radius``, with N(0, stddev^2 I) noise.
+    """Clip the mean to an L2 norm of ``radius`` and add N(0, stddev^2 I) noise.
 
-    Formal guarantees: the message, all its entries together, is (eps, delta)-LDP where ``stddev`` is
-    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, whatever the mean: one that is not finite counts as zero.
+    Formal guarantees: the message with all its entries is (eps, delta)-LDP if ``stddev`` is
+    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, for any mean: a mean that is not finite counts as zero.
     """
 
     def send(key: Key, mean: Array) -> Array:
@@ -69,19 +69,19 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
 
 
 def one_bit(b: Scalar, epsilon: Scalar) -> Release:
-    """A number clipped to [-b, b] and sent as one of two values (`privacy.local_dp.one_bit`): one bit, pure eps-LDP.
+    """Clip a number to [-b, b] and send one of two values (`privacy.local_dp.one_bit`): one bit, pure eps-LDP.
 
-    It is for one dimension: every entry of a longer mean would spend eps.
+    Use it in one dimension only: with more entries, every entry would spend eps.
     """
     spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
     return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
 
 
 def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
-    """A number clipped to [-b, b], randomly rounded to k bits, with integer noise: private and short at once.
+    """Clip a number to [-b, b], round it randomly to k bits and add integer noise: a private and short message.
 
-    Formal guarantees: (eps, delta)-LDP of one entry, where the noise's standard deviation is
-    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; exactly, as that module says.
+    Formal guarantees: (eps, delta)-LDP for one entry if the noise has the standard deviation
+    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; that module states in what sense this is exact.
 
     Implements: Ozkara et al. 2023, Remark 4.
     """
@@ -101,11 +101,14 @@ def gaussian_radius(r: Scalar, variance: Scalar, clients: Scalar, samples: Scala
 
     .. math:: b = r + \sqrt{variance}\; \Phi^{-1}\Big(1 - \frac{1}{m^2 n}\Big)
 
-    All m lie in [-b, b] with probability at least 1 - 2/(mn). The paper (Theorem 2) has
+    All m means lie in [-b, b] with probability at least 1 - 2/(mn). The paper (Theorem 2) has
     :math:`r + (st + s) \sqrt{\log(m^2 n)}`, `printed_radius`, whose tail bound lacks the factor 2 in the exponent.
 
     Args:
-      variance: st2 + s2.
+      r: bound on |mu|.
+      variance: variance st2 + s2 of a client's mean.
+      clients: m.
+      samples: n.
     """
     return r - jnp.sqrt(variance) * jax.scipy.special.ndtri(_tail(clients, samples))
 
@@ -119,18 +122,18 @@ def printed_radius(r: Scalar, st: Scalar, s: Scalar, clients: Scalar, samples: S
 
 
 def norm_radius(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar) -> Array:
-    r"""Radius in L2 norm in d dimensions, for N(0, variance I) about points of norm at most r:
+    r"""Radius in L2 norm in d dimensions, for means N(0, variance I) about points of norm at most r:
 
     .. math:: R = r + \sqrt{variance} \big( \sqrt{d} + \sqrt{2 \log(m^2 n)} \big)
 
-    All m are within R with probability at least 1 - 1/(mn), as a chi variable exceeds sqrt(d) + t with probability at
-    most exp(-t^2/2). Lemma 3 of the paper is looser, `lemma_3`.
+    All m means have a norm of at most R with probability at least 1 - 1/(mn), because a chi variable exceeds
+    sqrt(d) + t with probability at most exp(-t^2/2). Lemma 3 of the paper is looser (`lemma_3`).
     """
     return r + jnp.sqrt(variance) * (jnp.sqrt(float(dim)) + jnp.sqrt(-2 * jnp.log(_tail(clients, samples))))
 
 
 def lemma_3(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar) -> Array:
-    """Lemma 3's radius, ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``: valid, and looser than `norm_radius`.
+    """Lemma 3's radius ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``: valid, but looser than `norm_radius`.
 
     Implements: Ozkara et al. 2023, Lemma 3; Ozkara et al. 2023, equations (43) to (45).
     """

@@ -4,9 +4,9 @@ In the statistical framework theta_i ~ P(Gamma), and client i's data ~ p(. | the
 
 .. math:: f_i(\theta_i) - \log p(\theta_i; \Gamma)
 
-with f_i the negative log likelihood of its data, and the population parameters Gamma are estimated from all clients. A
-personalised method is then mostly a choice of the prior. Gamma is a NamedTuple of arrays, with means that are trees
-like theta; static values and hyper-parameters are closed over.
+where f_i is the negative log likelihood of its data. The population parameters Gamma are estimated from all clients. A
+new personalised method is thus mostly a new prior. Gamma is a NamedTuple of arrays; its means are pytrees like theta.
+Static values and hyper-parameters are closed over.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -26,7 +26,7 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Examples(NamedTuple):
-    """Predictions of any model on a client's mini-batch of b examples, for priors that compare models by them.
+    """A client's mini-batch of b examples, on which priors can compare the predictions of models.
 
     Attributes:
       apply: parameters -> logits [b, classes] of these examples.
@@ -51,7 +51,7 @@ class Examples(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Step sizes of a gradient message: for the location (mean or global model), and for the scale."""
+    """Step sizes of the gradient message, for the location (mean or global model) and for the scale."""
 
     location: Scalar
     scale: Scalar
@@ -71,20 +71,20 @@ class Prior(NamedTuple):
     Implements: Ozkara et al. 2023, equation (8); Ozkara et al. 2023, equation (9).
 
     Attributes:
-      init: ``theta -> gamma``, centred on a model, at the prior's initial scale.
-      center: ``gamma -> theta``, the population's center and a client's initial model.
-      penalty: ``(gamma, theta, on) -> []``, minus the log density of theta with its full normaliser, so that it may be
-        minimised over gamma too. ``on`` is for priors on predictions; others ignore it.
-      report: ``gamma -> metrics``, scalars of interest.
-      descend: ``(rates, gamma, theta, on) -> gamma``, one client's step on gamma given its model theta, respecting
-        every floor; the server averages the results. None for priors that are estimated from all models at once.
-      fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from all models (moments, or EM from gamma);
-        gamma itself where none is valid. None for priors on predictions.
-      sample: ``(key, gamma) -> theta``. None without a density of theta.
-      project: ``gamma -> gamma``, restores every floor after noise on an average.
-      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: a minimiser t of, or a t that lowers,
-        ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step size, where a gradient step needs one below
-        two over the curvature. None without a closed form.
+      init: ``theta -> gamma``, the parameters centred on a model, with the prior's initial scale.
+      center: ``gamma -> theta``, the population's center, which is also a client's initial model.
+      penalty: ``(gamma, theta, on) -> []``, minus the log density of theta. It includes the full normaliser, so that it
+        can be minimised over gamma too. Only priors on predictions use ``on``.
+      report: ``gamma -> metrics``, scalars for the logs.
+      descend: ``(rates, gamma, theta, on) -> gamma``, one client's step on gamma given its model theta, with every
+        floor respected. The server averages the results. None for priors that are estimated from all models at once.
+      fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from all models (by moments, or by EM that
+        starts from gamma); gamma itself if no model is valid. None for priors on predictions.
+      sample: ``(key, gamma) -> theta``, or None if theta has no density.
+      project: ``gamma -> gamma``, restores every floor after noise was added to an average.
+      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: a t that minimises, or at least lowers,
+        ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step size, while a gradient step needs a step
+        size below two over the curvature. None if there is no closed form.
     """
 
     init: Callable[[PyTree], Any]
@@ -99,7 +99,7 @@ class Prior(NamedTuple):
 
 
 def interpolate(rate: Scalar, old: PyTree, new: PyTree) -> PyTree:
-    """Interpolation ``old + rate (new - old)`` of trees."""
+    """Interpolation ``old + rate (new - old)`` between two pytrees."""
     return jax.tree.map(lambda a, b: a + (rate * (b - a)).astype(a.dtype), old, new)
 
 
@@ -115,7 +115,7 @@ def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
 
 
 def float_array(value: Scalar) -> Array:
-    """Array of the value in the default float type."""
+    """The value as an array of the default float type."""
     return jnp.asarray(value, jnp.result_type(float))
 
 
@@ -123,13 +123,14 @@ class Family(NamedTuple):
     """Location-scale family of densities, as pure functions.
 
     Attributes:
-      gamma: the NamedTuple of the two parameters, location ``mu`` first; the scale's field names it in reports.
+      gamma: NamedTuple class of the two parameters, location ``mu`` first. The name of its second field is the metric's
+        name in reports.
       penalty: minus the log density, as `Prior.penalty`.
       sample: function as `Prior.sample`.
       prox: function as `Prior.prox`.
       descend: ``(rate, gamma, theta) -> mu``, one natural-gradient step on the location.
-      locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; anything where none is valid.
-      spread: ``theta - mu -> []``, whose mean over models is the maximum-likelihood scale at that location.
+      locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; arbitrary if no model is valid.
+      spread: ``theta - mu -> []``. Its mean over models is the maximum-likelihood scale at the location mu.
     """
 
     gamma: Callable[[PyTree, Any], Any]
@@ -142,12 +143,12 @@ class Family(NamedTuple):
 
 
 def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
-    """Prior of a location-scale family, estimated by gradient messages or from all models.
+    """Prior of a location-scale family, estimated by gradient messages or from all models at once.
 
     Args:
-      family: its densities.
-      scale_init: the scale before any estimation.
-      floor: the least scale, positive.
+      family: densities of the family.
+      scale_init: initial scale.
+      floor: least scale, positive.
     """
 
     def project(gamma: Any) -> Any:
@@ -173,9 +174,9 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 
 
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
-    """Maximum-likelihood estimate from models with leaves [C, ...], of which some are valid, [C].
+    """Maximum-likelihood estimate from models with leaves [C, ...], marked as valid or not by ``valid`` [C] bool.
 
-    The scale is fitted to the valid models' entries about the location: zero for one model.
+    The scale is fitted to the deviations from the location, so it is zero for one model.
     """
     mu = family.locate(thetas, valid)
     spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)

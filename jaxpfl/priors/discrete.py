@@ -3,8 +3,8 @@ r"""Discrete prior: a personal model is one of k centers; related to FedEM and I
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
-with shares p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so this is not a
-`Prior`: a client needs the losses of the centers on its data, and theta is an index, or its posterior mean.
+with probabilities p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so this is not a
+`Prior`. A client needs the losses of all centers on its data, and theta is a center's index, or the posterior mean.
 
 Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
@@ -20,22 +20,22 @@ from jaxpfl.core.types import Array, PyTree
 
 
 class Discrete(NamedTuple):
-    """Parameters Gamma: shares p [k] that sum to one, and centers mu with leaves [k, ...]."""
+    """Parameters Gamma: probabilities p [k], which sum to one, and centers mu with leaves [k, ...]."""
 
     p: Array
     mu: PyTree
 
 
 def responsibilities(p: Array, losses: Array) -> Array:
-    """Responsibilities ``r_l`` [k] of one client from the shares [k] and ``losses[l] = f_i(mu_l)``, SUMS over examples.
+    """Responsibilities ``r_l`` [k] of one client, from p [k] and ``losses[l] = f_i(mu_l)``, SUMS over examples.
 
-    The softmax of ``log p - losses``, as exp of minus a sum of hundreds of losses underflows.
+    They are the softmax of ``log p - losses``, because exp of minus a sum of hundreds of losses underflows.
     """
     return jax.nn.softmax(jnp.log(p) - losses)
 
 
 def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
-    """Posterior mean ``sum_l r_l mu_l`` of responsibilities [k] and centers [k, ...]: a personal model.
+    """Posterior mean ``sum_l r_l mu_l``, a personal model, from responsibilities [k] and centers [k, ...].
 
     Implements: Ozkara et al. 2023, Algorithm 6.
     """
@@ -43,5 +43,5 @@ def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
 
 
 def shares(belongs: Array) -> Array:
-    """EM step ``p_l = mean_i r_il`` of the shares: responsibilities [m, k] -> [k]."""
+    """EM update ``p_l = mean_i r_il`` of the probabilities: responsibilities [m, k] -> [k]."""
     return belongs.mean(axis=0)

@@ -3,17 +3,18 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 .. math:: -\log p(\theta; \mu, \psi) = \tfrac12 \log(2\psi) + \frac{1}{2\psi} f(\theta, \mu), \qquad
    f(\theta, \mu) = \operatorname{mean}_x KL(\operatorname{softmax}(b) \,\|\, \operatorname{softmax}(a))
 
-with logits ``a`` of the personal model theta (the student) and ``b`` of the global model mu (the teacher), and scale
-psi.
+Here ``a`` are the logits of the personal model theta (the student), ``b`` those of the global model mu (the teacher),
+and psi is the scale.
 
-The first term replaces the density's exact normaliser. The density proportional to exp(-f / (2 psi)) over the class
-probabilities q_x that theta predicts for n examples, each with the uniform measure on the simplex, has the normaliser
+The first term replaces the exact normaliser of the density. Consider the density proportional to exp(-f / (2 psi)) over
+the class probabilities q_x that theta predicts for n examples, each with the uniform measure on the simplex. Its
+normaliser is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}
 
-with p_x the prediction of mu, H the entropy and B the multivariate beta function. (The paper's appendix H has it for
-two classes, with an inverse variance for psi, and a spurious division by w.)
+where p_x is the prediction of mu, H the entropy and B the multivariate beta function. (The paper's appendix H states it
+for two classes, with an inverse variance where psi is here, and with a spurious division by w.)
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -43,10 +44,10 @@ class Shared(NamedTuple):
 
 
 def check_task(method: str, task: Task) -> None:
-    """Refuse a task whose predictions have no distance.
+    """Refuse a task that defines no distance between predictions.
 
     Raises:
-      JaxpflError: naming the method that asks.
+      JaxpflError: naming the method that needs the distance.
     """
     if task.divergence is None and not task.has_classes:
         raise JaxpflError(
@@ -56,16 +57,17 @@ def check_task(method: str, task: Task) -> None:
 
 
 def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
-    """Divergence ``(teacher, student, labels) -> [n]`` of a task's predictions: of classes, else the task's own.
+    """Divergence ``(teacher, student, labels) -> [n]`` of predictions: the task's own, or else that of classes.
 
-    The labels say which positions count, where a prediction has several (`mask_unlabelled`).
+    If an example has predictions at several positions, the labels determine which positions count
+    (`mask_unlabelled`).
     """
     measure = divergence if task.divergence is None else task.divergence
     return lambda teacher, student, y: measure(mask_unlabelled(task, teacher, y), mask_unlabelled(task, student, y))
 
 
 def mask_unlabelled(task: Task, predictions: Array, y: Array) -> Array:
-    """Predictions that are zero, and so alike for all models, at positions without a label (`Task.counted`)."""
+    """Set predictions at positions without a label (`Task.counted`) to zero, so that all models agree there."""
     if task.counted is None:
         return predictions
     return jnp.where(task.counted(y)[..., None], predictions, 0)
@@ -89,11 +91,11 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
     "reversed-kd": _reversed,
     "square": _square,
 }
-"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2``, with the teacher's p and the student's q."""
+"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` for the teacher's p and the student's q."""
 
 
 def log_normalizer(weight: Array, teacher: Array) -> Array:
-    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row.
+    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row of p.
 
     Implements: Ozkara et al. 2023, equation (57).
 
@@ -120,22 +122,22 @@ def prior(
     exact: bool = False,
     own: PerExample | None = None,
 ) -> Prior:
-    """Prior on predictions, with AdaPeD's gradient message: mu at the client's new theta, then psi at the new mu.
+    """Prior on predictions with AdaPeD's gradient message, that updates mu at the new theta, then psi at the new mu.
 
     Implements: Ozkara et al. 2023, equation (11).
 
     Args:
-      psi_init: psi before any estimation.
-      floor: the least psi, positive.
-      c: the factor on the divergence in psi's step.
-      weight_decay: added to mu's gradient as ``weight_decay * mu``.
+      psi_init: initial psi.
+      floor: least psi, positive.
+      c: factor of the divergence in psi's step.
+      weight_decay: factor of mu in the term ``weight_decay * mu`` added to mu's gradient.
       distance: a name in `DISTANCES`.
-      exact: the density's normaliser (``kd-exact``) in place of ``log(2 psi) / 2``.
-      own: divergence for predictions other than class logits, with ``kd`` and ``reversed-kd``.
+      exact: whether the penalty contains the exact normaliser (``kd-exact``) instead of ``log(2 psi) / 2``.
+      own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
 
     Raises:
-      JaxpflError: for an unknown distance, for ``exact`` with another distance than "kd", and for what is known of
-        class probabilities alone where there are none.
+      JaxpflError: for an unknown distance, for ``exact`` with a distance other than "kd", and for ``exact`` or "square"
+        if the task does not predict class probabilities.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)

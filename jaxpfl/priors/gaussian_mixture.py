@@ -2,13 +2,13 @@ r"""Gaussian-mixture prior of AdaMix, with k centers.
 
 .. math:: -\log p(\theta) = -\log \sum_{l=1}^k p_l (2 \pi s_l^2)^{-d/2} \exp(-|\theta-\mu_l|^2 / (2 s_l^2))
 
-with shares p_l, centers mu_l and variances s2_l = s_l^2 over the d entries of theta. It is estimated by EM on all
-models. An EM step with a floor on the variances never lowers the likelihood: the expected log likelihood has one
-maximum in s2_l, so that clipping at the floor maximises it over the allowed range. Without the floor it is unbounded (a
-center on a model, its variance to zero).
+with probabilities p_l, centers mu_l and variances s2_l = s_l^2; theta has d entries. The parameters are estimated by EM
+on all models. An EM step never lowers the likelihood, even with a floor on the variances: the expected log likelihood
+has a single maximum in s2_l, so clipping at the floor maximises it over the allowed range. Without a floor the
+likelihood is unbounded, as a center can coincide with a model while its variance goes to zero.
 
 Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
-version (https://arxiv.org/abs/2207.01771) has an exponent m/2 in place of d/2.
+version (https://arxiv.org/abs/2207.01771) has the exponent m/2 instead of d/2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Mixture(NamedTuple):
-    """Parameters Gamma: shares p [k] that sum to one, centers mu [k, ...], and variances s2 [k] of each entry."""
+    """Parameters Gamma: probabilities p [k], which sum to one, centers mu [k, ...], and variances s2 [k]."""
 
     p: Array
     mu: PyTree
@@ -35,20 +35,20 @@ class Mixture(NamedTuple):
 
 
 def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
-    """Gaussian-mixture prior of k components, initially equal: then it is the Gaussian prior.
+    """Gaussian-mixture prior with k components. They are equal at first, which makes it a Gaussian prior.
 
-    ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`), and takes the second
-    result if its log likelihood is more than one higher: so the centers separate at the first estimation, and can leave
-    a bad optimum later. (A smaller gain proves nothing, and rounding would choose between equal results.)
+    ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`). It returns the second
+    result if the log likelihood is higher by more than one. The centers can thus separate at the first estimation, and
+    leave a bad optimum later. (With a threshold of zero, rounding would choose between equal results.)
 
     Args:
       components: k.
-      s2_init: the variance before any estimation.
-      floor: the least variance, positive.
-      em_steps: EM steps in one estimation.
+      s2_init: initial variance.
+      floor: least variance, positive.
+      em_steps: number of EM steps in one estimation.
 
     Raises:
-      JaxpflError: for fewer than one component.
+      JaxpflError: if ``components`` is below one.
     """
     if components < 1:
         raise JaxpflError(f"components must be at least 1, got {components}")
@@ -68,7 +68,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
         return trees.where(valid.any(), trees.where(new > old + 1, ends[1], ends[0]), gamma)
 
     def report(gamma: Mixture) -> Metrics:
-        # exp of the entropy of the shares: k where they are equal, 1 where one component has all.
+        # exp of the entropy of p: k if all components are equally likely, 1 if one has probability 1.
         return {"s2": gamma.p @ gamma.s2, "components": jnp.exp(jax.scipy.special.entr(gamma.p).sum())}
 
     return Prior(init, center, penalty, report, fit=fit, sample=sample, prox=prox)
@@ -89,7 +89,7 @@ def penalty(gamma: Mixture, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Mixture) -> PyTree:
-    """Random model."""
+    """Draw a model."""
     of_component, of_model = jax.random.split(key)
     chosen = jax.random.categorical(of_component, jnp.log(gamma.p))
     mu, s2 = jax.tree.map(lambda a: a[chosen], (gamma.mu, gamma.s2))
@@ -97,11 +97,12 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
-    r"""Proximal step on the EM majoriser of the penalty at theta,
+    r"""Proximal step on a quadratic upper bound of the penalty, the EM majoriser at theta,
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    It equals the Gaussian prior's step with precision ``sum_l r_l / s2_l`` and the centers' mean weighted by its terms.
+    This is the Gaussian prior's step with precision ``sum_l r_l / s2_l``, and with the centers' mean in the weights
+    ``r_l / s2_l``.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
     mean = weighted_mean(precisions, gamma.mu)
@@ -109,14 +110,14 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
-    """Log likelihood of the valid models, []: the objective of EM."""
+    """Log likelihood of the valid models, [], which EM maximises."""
     return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
-    """Run EM steps on models with leaves [C, ...], of which some are valid, [C].
+    """Run EM steps on models with leaves [C, ...], marked as valid or not by ``valid`` [C] bool.
 
-    A component without models keeps its center and variance, at share zero.
+    A component without models keeps its center and variance; its probability becomes zero.
     """
     d = optax.tree.size(thetas) / valid.shape[0]
 
@@ -139,10 +140,11 @@ def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) 
 
 
 def start(components: int, thetas: PyTree, valid: Array, floor: Scalar) -> Mixture:
-    """Initial mixture by greedy k-means: equal shares, one common variance.
+    """Initial mixture by greedy k-means, with equal probabilities and one common variance.
 
-    Each center is the model that most lowers the summed square distances to the nearest center. k-means++ draws it
-    instead; the best one needs C^2 distances, but no randomness that would depend on the order of the clients.
+    Each center is the model that most reduces the summed squared distances to the nearest center, where k-means++ would
+    draw a model at random. The greedy choice needs C^2 distances, but no random draws that depend on the order of the
+    clients.
     """
     distances = jax.lax.map(lambda theta: jax.vmap(lambda other: _square(theta, other))(thetas), thetas)  # [C, C]
     distances = jnp.where(valid[None, :], distances, 0)

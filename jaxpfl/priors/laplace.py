@@ -1,14 +1,14 @@
-r"""Laplace prior of a median mu and one scale b: L1-regularised personalisation, most entries equal to mu's.
+r"""Laplace prior with a median mu and one scale b: L1-regularised personalisation, which makes most entries equal mu's.
 
 .. math:: -\log p(\theta; \mu, b) = d \log(2 b) + \frac{|\theta - \mu|_1}{b}
 
-over the d entries of theta. The gradient message is a natural-gradient step (the Fisher information of mu and of b is
-1/b^2 for each entry) at the rates rho and rho':
+where theta has d entries. The gradient message is a natural-gradient step with the rates rho and rho' (the Fisher
+information is 1/b^2 for each entry, both for mu and for b):
 
 .. math:: \mu^+ = \mu + \rho\, b \operatorname{sign}(\theta - \mu), \qquad b^+ = b + \rho' (|\theta - \mu^+|_1 / d - b)
 
-The averaged message has its fixed point where mu is a median of the clients' models and b their mean absolute deviation
-from it. The paper has m log(2 b) for the first term; each of the d entries of each client contributes one.
+The averaged message has a fixed point where mu is a median of the clients' models and b their mean absolute deviation
+from mu. The paper's first term is m log(2 b); here each of the d entries of each client contributes a term log(2 b).
 
 Reference: Ozkara et al. 2023, appendix E, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
@@ -26,7 +26,7 @@ from jaxpfl.priors.base import Examples, Family, Prior, location_scale
 
 
 class Laplace(NamedTuple):
-    """Parameters Gamma: the median mu, a tree like theta, and the mean absolute deviation b of each entry, []."""
+    """Parameters Gamma: the median mu, a pytree like theta, and the mean absolute deviation b of each entry, []."""
 
     mu: PyTree
     b: Array
@@ -36,8 +36,8 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
     """Laplace prior.
 
     Args:
-      b_init: the scale before any estimation.
-      floor: the least scale, positive.
+      b_init: initial scale.
+      floor: least scale, positive.
     """
     return location_scale(FAMILY, b_init, floor)
 
@@ -52,13 +52,13 @@ def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Laplace) -> PyTree:
-    """Random model."""
+    """Draw a model."""
     noise = optax.tree.random_like(key, gamma.mu, sampler=jax.random.laplace)
     return jax.tree.map(lambda m, z: m + (gamma.b * z).astype(m.dtype), gamma.mu, noise)
 
 
 def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
-    """Proximal step: soft thresholding of theta - mu at ``step / b``, with entries below it exactly mu's."""
+    """Proximal step: soft-threshold theta - mu at ``step / b``, so that entries below the threshold equal mu's."""
     reach = step / gamma.b
 
     def nearer(t: Array, m: Array) -> Array:
@@ -69,7 +69,7 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def median(thetas: PyTree, valid: Array) -> PyTree:
-    """Median of each entry over the valid models [C], leaves [C, ...] -> [...]; zero where none is valid."""
+    """Median of each entry over the valid models, leaves [C, ...] -> [...]; zero if no model is valid."""
 
     def leaf_median(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))
@@ -84,7 +84,7 @@ def _toward(rate: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def _mean_absolute(difference: PyTree) -> Array:
-    # JAX's derivative of |x| at 0 is 1: where theta = mu, as at the start, it would pull to one side.
+    # JAX's derivative of |x| at 0 is 1. Where theta = mu, as at the start, it would pull theta to one side.
     absolute = jax.tree.map(lambda a: jnp.sum(a * jnp.sign(a)), difference)
     return jax.tree.reduce(jnp.add, absolute) / optax.tree.size(difference)
 

@@ -1,1 +1,1 @@
-"""Estimators of users' histograms over a vocabulary: clustering, fine-tuning, and their private forms."""
+"""Estimators of users' histograms over a vocabulary: clustering, fine-tuning, and private variants of both."""

@@ -1,10 +1,10 @@
-r"""Users' histograms over a vocabulary: sparse counts in memory, dense histograms one block of users at a time.
+r"""Users' histograms over a vocabulary: counts are stored sparsely, and histograms become dense one block at a time.
 
-User u has m_u tokens, counts c_u over a vocabulary of d, the empirical histogram Qhat_u = c_u / m_u, and its own
-distribution Q_u, which is to be estimated; the loss is KL(Q_u || estimate).
+User u has m_u tokens with counts c_u over a vocabulary of d tokens, and the empirical histogram Qhat_u = c_u / m_u. The
+user's own distribution Q_u is to be estimated, with the loss KL(Q_u || estimate).
 
-Zeros make the loss infinite. Every estimate is therefore raised to a floor s and normalised again (`floored`), with the
-same s for every method: the loss of local histograms depends on s alone.
+Zeros in an estimate make the loss infinite. Every estimate is therefore raised to a floor s and normalised again
+(`floored`). All methods use the same s, because the loss of local histograms depends on nothing but s.
 
 Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
 """
@@ -26,20 +26,20 @@ from jaxpfl.core.types import Array, Scalar
 from jaxpfl.support.errors import JaxpflError
 
 BLOCK = 256
-"""Default users per block: their dense histograms over a thousand tokens take 1 MB."""
+"""Default number of users per block; their dense histograms over a thousand tokens take 1 MB."""
 
 
 @struct.dataclass
 class Users:
-    """Token counts of n users in b blocks of c; a scan over it sees one block at a time, leaves without [b].
+    """Token counts of n users in b blocks of c users. A scan over blocks sees one block, with leaves without [b].
 
     Attributes:
-      place: [b, e] int32, ``row * d + token`` for every nonzero count, its place in the block's dense counts; c * d
-        where padded. Blocks are padded to the longest.
-      count: [b, e] float32, zero where padded.
+      place: [b, e] int32, index ``row * d + token`` of every nonzero count in the block's flattened dense counts. All
+        blocks are padded to the longest one; padding has the index c * d.
+      count: [b, e] float32, the counts; zero in the padding.
       size: [b, c] float32, m_u; zero where there is no user.
-      ids: [b, c] int32, distinct, from which a user's randomness is derived.
-      tokens: d.
+      ids: [b, c] int32, distinct ids from which the users' randomness is derived.
+      tokens: size d of the vocabulary.
     """
 
     place: Array
@@ -50,31 +50,31 @@ class Users:
 
     @property
     def valid(self) -> Array:
-        """True for places that hold a user, [..., c] bool."""
+        """Mask of the rows that hold a user, [..., c] bool."""
         return self.size > 0
 
     @property
     def number(self) -> Array:
-        """n, the number of users (in a block, the users in it)."""
+        """Number of users n (of a block: the users in it)."""
         return self.valid.sum()
 
 
 Truth: TypeAlias = Users | Array
-"""Ground truth of the loss: held-out counts of the same users in the same blocks, or true histograms [b, c, d]."""
+"""Ground truth for the loss: held-out counts of the same users in the same blocks, or true histograms [b, c, d]."""
 
 
 def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tokens: int, block: int = BLOCK) -> Users:
-    """Users from counts in compressed rows: user u's tokens are ``indices[indptr[u]:indptr[u + 1]]``, each once.
+    """Build `Users` from counts in compressed rows: user u's distinct tokens are ``indices[indptr[u]:indptr[u + 1]]``.
 
     Args:
-      indptr: [n + 1].
-      indices: [nnz], in 0 ... d - 1.
-      counts: [nnz], positive.
-      tokens: d.
-      block: c, which affects memory and speed alone.
+      indptr: start of each user's tokens, [n + 1].
+      indices: tokens, [nnz], in 0 ... d - 1.
+      counts: counts of these tokens, [nnz], positive.
+      tokens: size d of the vocabulary.
+      block: users per block c, which affects only memory and speed.
 
     Raises:
-      JaxpflError: for no users, a user without tokens, or a block too large for its places to be numbered.
+      JaxpflError: if there are no users, if a user has no tokens, or if the block is too large for int32 indices.
     """
     checks.count("block", block)
     n = len(indptr) - 1
@@ -102,7 +102,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
 
 
 def arrange(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
-    """One value (or row) per user, [n, ...], arranged in the users' blocks: [b, c, ...]."""
+    """Arrange one value (or row) per user, [n, ...], in the users' blocks: [b, c, ...]."""
     blocks, block = users.size.shape
     rest = blocks * block - len(values)
     padded = np.concatenate([values, np.full((rest, *values.shape[1:]), fill, values.dtype)])
@@ -116,22 +116,22 @@ def each(values: Array, users: Users) -> np.ndarray:
 
 
 def counts_dtype(tree: Any, users: Users) -> Any:
-    """A tree cast to the precision of the users' counts, which a scan over them preserves."""
+    """Cast a pytree to the dtype of the users' counts, so that the carry of a scan over blocks keeps its dtype."""
     return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
 
 
 def histograms(block: Users | Array) -> Array:
-    """Dense histograms of a block, [c, d], zero where there is no user; arrays are returned as they are."""
+    """Dense histograms of a block, [c, d]; zero where there is no user. An array is returned unchanged."""
     if not isinstance(block, Users):
         return block
     rows = block.size.shape[0]
-    # Padding has a place beyond the end, which the scatter drops.
+    # The padding's index is out of range; mode="drop" ignores it.
     flat = jnp.zeros(rows * block.tokens, block.count.dtype).at[block.place].add(block.count, mode="drop")
     return flat.reshape(rows, block.tokens) / jnp.maximum(block.size, 1)[:, None]
 
 
 def floored(p: Array, floor: Scalar) -> Array:
-    """``max(p, s)`` normalised along the last axis, in the precision of p."""
+    """``max(p, s)`` normalised along the last axis, in the dtype of p."""
     p = jnp.maximum(p, jnp.asarray(floor, p.dtype))
     return p / p.sum(axis=-1, keepdims=True)
 
@@ -149,12 +149,12 @@ def divergences(q: Array, centers: Array) -> Array:
 
 @full_precision.products
 def nearest(q: Array, centers: Array) -> Array:
-    """Index of the nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32; an unseen user can compute it by itself."""
+    """Index of the nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32. A user can compute it without the server."""
     return jnp.argmax(q @ jnp.log(centers).T, axis=-1)
 
 
 def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
-    """Sum over blocks of the tree that ``of(block, histograms)`` returns."""
+    """Sum of ``of(block, histograms)``, a pytree, over all blocks."""
 
     def step(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
         return sums.plus(of(block, histograms(block))), None
@@ -165,7 +165,7 @@ def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
 
 
 def mean(users: Users) -> Array:
-    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): all users have the same weight.
+    """FedAvg's estimate: the mean of the users' histograms, [d] (Lemma 2.1), in which all users have the same weight.
 
     Implements: Setlur et al. 2023, Lemma 2.1; Setlur et al. 2023, equation (2).
     """

@@ -1,9 +1,10 @@
-r"""Clustering of histograms by KL divergence: Algorithm 1, its start; Algorithm 2, IFCA and DimRed.
+r"""Clustering of histograms by KL divergence: Algorithm 1 (initial centers), Algorithm 2, IFCA and DimRed.
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
-Users are assigned to the nearest center; a center becomes the mean of its users, which minimises their divergences. The
-objective therefore never increases, up to the effect of the floor. IFCA is Algorithm 2 with gradient steps.
+Every user is assigned to the nearest center. A center then becomes the mean of its users, which minimises the sum of
+their divergences. The objective therefore never increases, except through the floor. IFCA replaces this update by a
+gradient step.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from jaxpfl.estimators.histograms.base import Users, counts_dtype, divergences, 
 from jaxpfl.privacy.noise import add_gaussian
 
 Direction: TypeAlias = Literal["printed", "objective"]
-"""Direction of the divergence between centers and users: KL(P_k || Qhat_u), or KL(Qhat_u || P_k) as in the objective.
-"""
+"""Divergence between centers and users: KL(P_k || Qhat_u) as "printed", or KL(Qhat_u || P_k) as in the "objective"."""
 
 
 class Clustering(NamedTuple):
-    """Floored centers [k, d], the users of each in the last assignment [k], and the objective (3) over n by round [T].
+    """Floored centers [k, d], number of users per center [k], and the objective (3) divided by n in each round [T].
 
-    The sizes count the assignment that the centers were computed from; the objective is evaluated before each round.
+    The numbers belong to the assignment from which the centers were computed. The objective is evaluated at the start
+    of each round.
     """
 
     centers: Array
@@ -46,7 +47,7 @@ class Sums(NamedTuple):
 
 @full_precision.products
 def sums(users: Users, centers: Array) -> Sums:
-    """Assign every user to its nearest center and sum, in one pass."""
+    """Assign every user to its nearest center, and sum the histograms per center, in one pass over the users."""
 
     def block_sums(block: Users, q: Array) -> Sums:
         apart = divergences(q, centers)
@@ -67,18 +68,18 @@ def cluster(
     rate: Scalar = 1.0,
     complete: Callable[[Array], Array] = lambda centers: centers,
 ) -> Clustering:
-    """Algorithm 2; with a rate below one IFCA, whose centers take a gradient step towards their users' mean.
+    """Algorithm 2; IFCA if ``rate`` is below one, where centers take a gradient step towards their users' mean.
 
     Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
 
     Args:
       users: users to be clustered.
       start: initial centers, [k, d].
-      rounds: T.
-      floor: s.
-      rate: rate of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is
-        under IFCA.
-      complete: applied to the means [k, d] before they become centers (`token_mask`).
+      rounds: number of rounds T.
+      floor: least share s of a token.
+      rate: step size towards the users' mean. With 1, a center without users becomes uniform, as printed; otherwise it
+        keeps its value.
+      complete: function applied to the means [k, d] before they become centers (`token_mask`).
     """
     start, rate = counts_dtype((start, rate), users)
     jumps = rate == 1
@@ -101,32 +102,35 @@ def cluster(
 def far_apart(
     key: Key, users: Users, clusters: int, *, temperature: Scalar, floor: Scalar, direction: Direction = "printed"
 ) -> Array:
-    r"""Initial centers of Algorithm 1, [k, d], floored: users' own histograms that lie far from each other.
+    r"""Initial centers of Algorithm 1, [k, d], floored: users' own histograms that are far from each other.
 
-    The first is a random user's; each further one is user u's with a probability proportional to
+    The first center is a random user's histogram. Each further center is the histogram of user u with a probability
+    proportional to
 
     .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
-    as printed; the objective that is then minimised has the divergence the other way round,
-    :math:`KL(\hat Q_u \| P_k)`, which is the other choice. Either needs positive histograms: both sides are floored.
+    as printed. The objective of the clustering has the divergence in the other direction,
+    :math:`KL(\hat Q_u \| P_k)`, which ``direction`` can select. Both directions need positive histograms, so centers
+    and users' histograms are floored.
 
-    Never private, as the centers are users' raw histograms. `histograms.private` has another start.
+    The result is never private, because the centers are users' raw histograms. `histograms.private` has a private
+    start.
 
     Implements: Setlur et al. 2023, Algorithm 1.
 
     Args:
-      key: key of the draws; a user's scores depend on it and on the user's id alone.
-      users: their histograms become centers.
-      clusters: k.
-      temperature: t >= 0; 0 draws users uniformly, infinity takes the one with the worst fit.
-      floor: s.
+      key: random key; a user's scores depend only on the key and the user's id.
+      users: users whose histograms can become centers.
+      clusters: number of centers k.
+      temperature: t >= 0. Zero draws users uniformly, infinity takes the user with the worst fit.
+      floor: least share s of a token.
       direction: direction of the divergence.
     """
 
     temperature = counts_dtype(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
-        """Histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""
+        """Histogram of the user with the largest ``t gap + Gumbel``: a draw proportional to ``exp(t gap)``."""
 
         def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
             block, gaps = xs
@@ -163,7 +167,7 @@ def far_apart(
 
 
 class Directions(NamedTuple):
-    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, over candidate tokens [p]."""
+    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, and their p candidate tokens [p]."""
 
     vectors: Array
     values: Array
@@ -172,24 +176,25 @@ class Directions(NamedTuple):
 
 @full_precision.products
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
-    r"""Second moment ``sum_u V_u V_u^T`` over the candidate tokens, [p, p], for DimRed's selection of tokens.
+    r"""Sum ``sum_u V_u V_u^T`` over the candidate tokens, [p, p], from which DimRed selects tokens.
 
     .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 
-    A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: literally,
-    the paper drops x if |v_x| is small in any v, which keeps almost nothing. The deviations are from the mean, so that
-    k clusters span k - 1 directions; the paper takes k. (Its expectation of M also omits I / (alpha + 1) and -sqrt(q)
-    sqrt(q)^T; the first does not rotate the eigenvectors, the second removes one direction.) Clustering then uses the
-    kept tokens; the other tokens keep the mean's estimates, whose release is accounted for.
+    A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: taken
+    literally, the paper drops x if |v_x| is small in any v, which keeps almost nothing. V_u is a deviation from the
+    mean, so k clusters span k - 1 directions; the paper takes k eigenvectors. (The paper's expectation of M also omits
+    I / (alpha + 1) and -sqrt(q) sqrt(q)^T. The first does not rotate the eigenvectors, the second removes one
+    direction.) Clustering then uses the kept tokens. The other tokens keep the mean's estimates; the privacy accounting
+    includes the release of the mean.
 
     Implements: Setlur et al. 2023, appendix C.
 
     Args:
-      users: users to be summed over.
-      mean: positive, [d].
-      candidates: tokens, [p] int.
-      radius: B, the clipping norm of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None
-        for no clipping.
+      users: users to sum over.
+      mean: positive mean histogram, [d].
+      candidates: tokens to choose from, [p] int.
+      radius: clipping norm B of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None means
+        no clipping.
     """
     of = mean[candidates]
 
@@ -202,7 +207,7 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
 
 
 def directions(moment: Array, candidates: Array, number: int) -> Directions:
-    """Leading eigenvectors of a second moment (or of a noisy one).
+    """Leading eigenvectors of a second moment, exact or noisy.
 
     Implements: Setlur et al. 2023, appendix C.
     """
@@ -211,18 +216,18 @@ def directions(moment: Array, candidates: Array, number: int) -> Directions:
 
 
 def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Array:
-    """Second moment with symmetric noise, ``N(0, (z B^2)^2)`` on and above the diagonal.
+    """Second moment with symmetric noise: ``N(0, (z B^2)^2)`` on and above the diagonal, mirrored below.
 
-    Formal guarantees: a Gaussian mechanism of noise multiplier z under add-or-remove-one of a user whose V_u is clipped
-    to B, if the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the norm of the entries on
-    and above the diagonal is no larger.
+    Formal guarantees: a Gaussian mechanism with noise multiplier z under add-or-remove-one of a user whose V_u is
+    clipped to B, if the mean and the candidates are private or public. Indeed |V V^T|_F = |V|^2 <= B^2, and the norm of
+    the entries on and above the diagonal is no larger.
     """
     upper = jnp.triu(add_gaussian(key, moment, noise * radius**2, "second moment"))
     return upper + jnp.triu(upper, 1).T
 
 
 def token_mask(found: Directions, tokens: int, threshold: Scalar) -> Array:
-    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors, [d] bool.
+    """Mask of the kept tokens, [d] bool: |v_x| is above the threshold in at least one eigenvector v.
 
     Implements: Setlur et al. 2023, appendix C.
     """
@@ -231,6 +236,6 @@ def token_mask(found: Directions, tokens: int, threshold: Scalar) -> Array:
 
 
 def threshold_of(found: Directions, number: int) -> Array:
-    """Threshold that keeps ``number`` candidates, those largest in any vector."""
+    """Threshold that keeps the ``number`` candidates with the largest entry in any eigenvector."""
     size = jnp.sort(jnp.abs(found.vectors).max(axis=0))[::-1]
     return size[number] if number < len(size) else jnp.asarray(-1.0, size.dtype)

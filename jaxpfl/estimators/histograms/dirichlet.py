@@ -1,18 +1,18 @@
-r"""Maximum-likelihood Dirichlet mixtures of counts: the Bayes reference, and a Dirichlet distribution per cluster.
+r"""Maximum-likelihood Dirichlet mixtures of counts: the Bayes estimate for reference, and one Dirichlet per cluster.
 
 In cluster k with parameters :math:`a_k = \alpha_k P_k`, counts c_u of m_u tokens have the likelihood
 
 .. math:: \frac{\Gamma(A_k)}{\Gamma(A_k + m_u)} \prod_x \frac{\Gamma(a_{kx} + c_{ux})}{\Gamma(a_{kx})},
    \qquad A_k = \sum_x a_{kx}
 
-and the mean of Q_u given cluster and counts is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM alternates
-responsibilities with Minka's fixed-point step, which maximises a lower bound of the likelihood, so that it never
-decreases:
+and the mean of Q_u given the cluster and the counts is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM alternates
+between responsibilities and Minka's fixed-point step. This step maximises a lower bound of the likelihood, which
+therefore never decreases:
 
 .. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}
    {\sum_u r_{uk} [\psi(m_u + A_k) - \psi(A_k)]}
 
-Only nonzero counts enter, so that everything runs on the sparse entries.
+Only nonzero counts contribute, so all computations use the sparse entries.
 
 Reference: Minka 2000, "Estimating a Dirichlet distribution", eq. 55.
 """
@@ -32,18 +32,18 @@ from jaxpfl.estimators.histograms.base import Users, counts_dtype, floored, hist
 from jaxpfl.estimators.histograms.tuning import Personal
 
 LEAST = 1e-8
-"""Lower bound of an a_kx: a token without counts in a cluster would otherwise never regain mass."""
+"""Least value of a_kx: at zero, a token without counts in a cluster could never become positive again."""
 
 
 class Mixture(NamedTuple):
-    """Shares w [k] and parameters a [k, d]; ``a.sum(axis=1)`` is alpha, ``a / alpha`` are the centers."""
+    """Probabilities w [k] and parameters a [k, d]; alpha is ``a.sum(axis=1)``, and the centers are ``a / alpha``."""
 
     shares: Array
     a: Array
 
 
 class Fit(NamedTuple):
-    """A mixture, and the users' mean log-likelihood before each step, [T] (without the multinomial coefficient)."""
+    """A mixture, and the users' mean log-likelihood before each step, [T], without the multinomial coefficient."""
 
     mixture: Mixture
     likelihood: Array
@@ -51,10 +51,10 @@ class Fit(NamedTuple):
 
 @full_precision.products
 def log_likelihood(block: Users, a: Array) -> Array:
-    """Log-likelihood of a block's users in each cluster, [c, k]."""
+    """Log-likelihood of each of a block's users in each cluster, [c, k]."""
     rows, k = block.size.shape[0], len(a)
     row, token = jnp.divmod(block.place, block.tokens)
-    own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero, and drops out
+    own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero and contributes nothing
     gain = gammaln(own + block.count[:, None]) - gammaln(own)
     per_user = jnp.zeros((rows, k), gain.dtype).at[row].add(gain, mode="drop")
     whole = a.sum(axis=1)
@@ -63,20 +63,20 @@ def log_likelihood(block: Users, a: Array) -> Array:
 
 @full_precision.products
 def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
-    """P(cluster | counts), [c, k], and the log-likelihood, [c], of a block's users."""
+    """Responsibilities P(cluster | counts), [c, k], and log-likelihood, [c], of each of a block's users."""
     joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
     return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
 
 
 @full_precision.products
 def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -> Fit:
-    """Fit a mixture by EM from a start.
+    """Fit a mixture by EM.
 
     Args:
-      users: their counts are fitted.
-      start: shares and parameters.
-      steps: T.
-      hard: centers [k, d]; if given, every user stays in the cluster of the nearest one, and only the Dirichlet
+      users: users whose counts are fitted.
+      start: initial mixture.
+      steps: number of steps T.
+      hard: centers [k, d]. If given, every user belongs to the cluster of the nearest center, and only the Dirichlet
         distribution of each cluster is fitted: empirical Bayes after Algorithm 2.
     """
 
@@ -93,7 +93,7 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
             row, token = jnp.divmod(block.place, block.tokens)
             at = token % block.tokens
             own = mixture.a.T[at]
-            # Padding has a row beyond the end: weight zero.
+            # The padding's row is out of range, so its weight is zero.
             weight = r.at[row].get(mode="fill", fill_value=0)
             seen = weight * (digamma(own + block.count[:, None]) - digamma(own))
             whole = mixture.a.sum(axis=1)
@@ -120,12 +120,12 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
 
 
 def around(centers: Array, alpha: Scalar) -> Mixture:
-    """Initial mixture with equal shares and the same concentration about each center [k, d]."""
+    """Initial mixture with equal probabilities and the concentration alpha about each center [k, d]."""
     return Mixture(jnp.full(len(centers), 1 / len(centers), centers.dtype), alpha * centers)
 
 
 def posterior(mixture: Mixture, floor: Scalar) -> Personal:
-    """Posterior mean of a user's distribution: the Bayes estimate if the mixture is the population.
+    """Posterior mean of a user's distribution; this is the Bayes estimate if the mixture is the true population.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
     """
@@ -140,7 +140,7 @@ def posterior(mixture: Mixture, floor: Scalar) -> Personal:
 
 
 def empirical_bayes(mixture: Mixture, centers: Array, floor: Scalar) -> Personal:
-    """Posterior mean in the cluster of the nearest center: fine-tuning with that cluster's own alpha."""
+    """Posterior mean within the cluster of the nearest center: fine-tuning with an alpha for each cluster."""
 
     def personal(block: Users, q: Array) -> Array:
         a = mixture.a[nearest(q, centers)]

@@ -1,4 +1,4 @@
-r"""Algorithm 3 as printed (private centering), with the guarantee of its theorem and the theorem's gaps.
+r"""Algorithm 3 as printed (private centering), the guarantee of its theorem, and the gaps in that guarantee.
 
 For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
 
@@ -8,16 +8,18 @@ For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
    b_2 &= \sum_u Clip_{\pm c/\sqrt d}\big(Diag(b_1)^{-1/2} (\hat Q_u - b_1)\big) + N(0, c^2 \sigma^2) \\
    P &= b_1 + Diag(b_1)^{1/2} \, b_2 / a
 
-Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1, and T rounds are, with all logarithms natural,
+Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', delta')-DP with (natural logarithms)
 
 .. math::
    \epsilon' = \Big(\sqrt{2 T \log(1/\delta)} + T \frac{e^{3\epsilon} - 1}{e^{3\epsilon} + 1}\Big) 3 \epsilon,
    \qquad \delta' = (2 T + 1) \delta
 
-The theorem covers the rounds alone. Not private, although the paper calls the whole private: Algorithm 1's start, whose
-centers are users' own histograms; DimRed's mean, vectors and set of tokens; everything tuned on the data. The paper's
-noise is added to the mean, of which one user is a share 1/a: it is a times more than noise on the sum, which a user
-changes by at most ||Qhat_u|| <= 1 (the paper has "exactly 1").
+The theorem covers only the rounds, although the paper calls the whole algorithm private. Not private are Algorithm 1's
+start, whose centers are users' own histograms; DimRed's mean, eigenvectors and selected tokens; and everything tuned on
+the data.
+
+The paper adds the noise to the mean, in which one user has the share 1/a. This noise is a times larger than noise on
+the sum, which a user changes by at most ||Qhat_u|| <= 1 (the paper says "exactly 1").
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def gaussian_stddev(epsilon: float, delta: float) -> float:
-    """Standard deviation ``sqrt(2 log(1.25/delta)) / eps`` of a Gaussian mechanism, valid for eps < 1 only.
+    """Standard deviation ``sqrt(2 log(1.25/delta)) / eps`` of a Gaussian mechanism; valid only for eps < 1.
 
     Raises:
       JaxpflError: if eps or delta is outside (0, 1).
@@ -48,7 +50,7 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
 
 
 def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """Theorem 3.1: (eps', delta') of T rounds, from the eps and delta of a call's parts.
+    """(eps', delta') of T rounds by Theorem 3.1, from the eps and delta of each part of a call.
 
     Implements: Setlur et al. 2023, Theorem 3.1.
     """
@@ -58,11 +60,11 @@ def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float
 
 
 def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """Inverse of `theorem_3_1`: the eps and delta of a call's parts that give the run's eps' and delta'.
+    """Inverse of `theorem_3_1`: eps and delta of each part of a call, from the run's eps' and delta'.
 
     Raises:
-      JaxpflError: if an eps of 1 or more would be allowed, for which the calibration does not hold, or if the run's eps
-        or delta is out of range.
+      JaxpflError: if the result would allow an eps of 1 or more, for which the calibration is not valid, or if the
+        run's eps or delta is out of range.
     """
     from scipy.optimize import root_scalar
 
@@ -87,17 +89,17 @@ def centering(
     clip: Scalar,
     floor: Scalar,
 ) -> Array:
-    """One call of Algorithm 3 for the users nearest to each center, [k, d], floored.
+    """Run one call of Algorithm 3: new floored centers [k, d], each from the users nearest to it.
 
     Implements: Setlur et al. 2023, Algorithm 3.
 
     Args:
-      key: key of the noise.
-      users, centers: each user is assigned to the nearest center.
-      epsilon: epsilon of a call's parts, for the counts' Laplace noise.
-      stddev: sigma, `gaussian_stddev`.
-      clip: c.
-      floor: s.
+      key: random key of the noise.
+      users, centers: users, each assigned to the nearest of the centers [k, d].
+      epsilon: epsilon of a part of a call, for the Laplace noise on the counts.
+      stddev: sigma, from `gaussian_stddev`.
+      clip: clipping constant c.
+      floor: least share s of a token.
     """
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)
@@ -131,7 +133,7 @@ def cluster(
     clip: Scalar,
     floor: Scalar,
 ) -> Array:
-    """Algorithm 2 with Algorithm 3 for its centers, [k, d]: T calls from a start that the theorem does not cover."""
+    """Algorithm 2 with Algorithm 3 for its centers, [k, d]: T calls. The theorem does not cover the initial centers."""
 
     start, epsilon, stddev, clip, floor = counts_dtype((start, epsilon, stddev, clip, floor), users)
 

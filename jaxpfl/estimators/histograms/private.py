@@ -1,20 +1,21 @@
 r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-The vector holds, for each of k clusters, the sum of its users' histograms, clipped to an L2 norm of C (public), and the
-mass of that sum, the denominator of the center. Each user is in one cluster. Adding or removing a user changes sums / C
-by at most 1, and the masses by at most 1, in L2 norm, and therefore the vector (sums / C, w masses) by at most sqrt(1 +
-w^2). A Gaussian release of noise multiplier z therefore has noise of standard deviation z C sqrt(1 + w^2) on the sums
-and z sqrt(1 + w^2) / w on the masses.
+For each of k clusters, the vector contains the sum of its users' histograms, clipped to an L2 norm of C (public). It
+also contains the mass of that sum, the denominator of the center. Each user is in one cluster. Adding or removing a
+user changes sums / C by at most 1 in L2 norm, the masses by at most 1, and therefore the vector (sums / C, w masses) by
+at most sqrt(1 + w^2). A Gaussian release with noise multiplier z thus has noise of standard deviation z C sqrt(1 + w^2)
+on the sums, and z sqrt(1 + w^2) / w on the masses.
 
-Setlur et al. (2023) add the noise to the mean instead, which a user changes by more in small clusters
-(`histograms.printed`).
+Setlur et al. (2023) add the noise to the mean instead (`histograms.printed`); a user changes the mean more in small
+clusters.
 
-Accounted for: the release of the mean, from which the initial centers are derived (`private_start`), and one release
-per round, possibly with another noise multiplier (`divided`). Assignments never leave the users, and post-processing of
-released vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate tokens.
+The privacy accounting includes one release of the mean, from which the initial centers are derived (`private_start`),
+and one release per round, possibly with another noise multiplier (`divided`). Assignments never leave the users.
+Post-processing of released vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate
+tokens.
 
-Not accounted for: the public settings (C, k, T, w, s, the spread of the initial centers, the vocabulary), and
-everything tuned on users that were set apart, such as lambda and alpha: the guarantee does not cover those users.
+The accounting does not include the public settings (C, k, T, w, s, the spread of the initial centers, the vocabulary),
+nor anything tuned on held-out users, such as lambda and alpha: the guarantee does not cover those users.
 """
 
 from __future__ import annotations
@@ -35,21 +36,23 @@ from jaxpfl.privacy.descriptions import combined
 from jaxpfl.privacy.noise import add_gaussian
 
 MASS_WEIGHT = 0.25
-"""w: masses need little precision, as centers are normalised anyway; a quarter adds 3 % to the sums' noise."""
+"""Weight w of the masses. They need little precision, because centers are normalised: 0.25 adds 3 % to the noise on
+the sums.
+"""
 NEIGHBOURS = 51
-"""Number of tokens of similar frequency whose centers are taken to have the same variance relative to the mean."""
+"""Number of tokens of similar frequency whose centers are assumed to have the same variance relative to the mean."""
 REACH = 1.0
-"""C, the public clipping norm of the standardised histograms."""
+"""Public clipping norm C of the standardised histograms."""
 LEAST = 0.1
-"""b d: below a tenth of the average token's share the noise shrinks no further."""
+"""Product b d. Below a tenth of the average token's share, weights stop growing and noise stops shrinking."""
 GRID = 60
-"""Number of values g, from the floor to the largest noisy value."""
+"""Number of grid values g_j, from the floor to the largest noisy value."""
 STEPS = 60
-"""Steps of EM; three times as many change a loss by less than the spread between runs."""
+"""Number of EM steps. Three times as many change a loss by less than the spread between runs."""
 
 
 class Release(NamedTuple):
-    """Sums of clipped histograms [k, d] and their masses [k] of k clusters, exact or noisy."""
+    """Sums of clipped histograms [k, d] and their masses [k] for k clusters, exact or noisy."""
 
     sums: Array
     masses: Array
@@ -59,14 +62,14 @@ class Release(NamedTuple):
 def clipped_sums(
     users: Users, centers: Array, radius: Scalar, keep: Array | None = None, weights: Array | None = None
 ) -> Release:
-    """A round's release before noise: the clipped histograms' sums and masses.
+    """Sums and masses of clipped histograms, which are a round's release before noise.
 
     Args:
-      users: users to be summed over.
+      users: users to sum over.
       centers: [k, d]; each user is added to the cluster of the nearest center.
-      radius: C.
-      keep: [d] bool, the tokens that are released; all unless given.
-      weights: [d], positive, weights of the tokens in the norm that C bounds; all one unless given.
+      radius: clipping norm C.
+      keep: [d] bool, tokens to release; by default all.
+      weights: [d], positive weights of the tokens in the clipped norm; by default 1.
     """
 
     def block_sums(block: Users, q: Array) -> Release:
@@ -87,7 +90,7 @@ def stddevs(radius: Scalar, noise: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
-    """Add the noise to a release: a Gaussian mechanism of noise multiplier ``noise``."""
+    """Add noise to a release: a Gaussian mechanism with noise multiplier ``noise``."""
     of_sums, of_masses = jax.random.split(key)
     on_sums, on_masses = stddevs(radius, noise)
     return Release(
@@ -98,31 +101,31 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
 
 @full_precision.products
 def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
-    """Noisy sum of all users' histograms, as sums [1, d] and masses [1]; this is one release."""
+    """Noisy sum of all users' histograms, as sums [1, d] and masses [1]. It counts as one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
     return noisy(key, clipped_sums(users, everyone, radius), radius, noise)
 
 
 def private_mean(release: Release, floor: Scalar) -> Array:
-    """Private FedAvg, [d], floored, from `release_of_all`."""
+    """Private FedAvg: the floored mean histogram, [d], from `release_of_all`."""
     return floored(release.sums[0] / jnp.maximum(release.masses[0], 1), floor)
 
 
 def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: Scalar) -> Array:
-    """Initial centers [k, d], random multiples ``mean * exp(spread N(0, I))`` of a private mean, at no privacy cost."""
+    """Initial centers ``mean * exp(spread N(0, I))``, [k, d], from a private mean; they cost no further privacy."""
     factors = jnp.exp(spread * jax.random.normal(key, (clusters, mean.shape[-1]), mean.dtype))
     return floored(mean * factors, floor)
 
 
 def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
-    r"""Noisy centers shrunk towards the private mean, each coordinate by its own Wiener weight, [k, d].
+    r"""Shrink noisy centers towards the private mean, with a Wiener weight for each entry, [k, d].
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
-    with t_x the centers' variance about the mean. A few noisy clusters carry little information about one token's
-    variance, so it is modelled as :math:`r_x \bar q_x`, with r_x estimated over the `NEIGHBOURS` tokens of the most
-    similar mean: their squared distances minus their noise variance, weighted by the clusters' masses. If noise
-    explains the distances, r_x is zero, and the center equals the mean there.
+    Here t_x is the centers' variance about the mean. A few noisy clusters carry little information about the variance
+    of one token, so it is modelled as :math:`r_x \bar q_x`. The factor r_x is estimated over the `NEIGHBOURS` tokens
+    with the most similar mean, from their squared distances minus their noise variance, weighted by the clusters'
+    masses. If noise explains the distances, r_x is zero and the entry equals the mean.
 
     Args:
       release: a noisy release.
@@ -157,28 +160,28 @@ def cluster(
     shrink: bool = True,
     keep: Array | None = None,
 ) -> Array:
-    """Private Algorithm 2, or private IFCA with a rate below one. Returns the floored centers, [k, d].
+    """Run private Algorithm 2, or private IFCA if ``rate`` is below one; return the floored centers, [k, d].
 
-    Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
-    adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
+    Formal guarantees: given the noisy ``first`` (and a private ``keep``, if tokens are dropped), the T rounds are T
+    adaptively composed Gaussian mechanisms with noise multiplier ``noise``, under add-or-remove-one of a user.
 
     Args:
-      key: key of the start and of the noise.
+      key: random key of the initial centers and of the noise.
       users: users to be clustered.
-      first: result of `release_of_all`, from which the initial centers are derived. The clusters of a round together
-        are another release of the same sum with k times the variance, and improve the mean towards which centers are
+      first: result of `release_of_all`, from which the initial centers are derived. In each round the clusters together
+        are another release of the same sum, with k times the variance. It improves the mean towards which centers are
         shrunk.
-      clusters: k.
-      rounds: T.
-      radius: C.
-      noise: z of each round, positive.
-      first_noise: z of ``first``, which determines the weight of ``first`` relative to the rounds.
-      floor: s, the least entry of a center before it is normalised (`floored`).
+      clusters: number of clusters k.
+      rounds: number of rounds T.
+      radius: clipping norm C.
+      noise: noise multiplier z of each round, positive.
+      first_noise: noise multiplier of ``first``, which determines the weight of ``first`` relative to the rounds.
+      floor: least entry s of a center before it is normalised (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
-      rate: rate of a step towards the noisy mean of the users.
+      rate: step size towards the users' noisy mean.
       shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
-      keep: [d] bool, the tokens used for clustering; the other tokens keep the mean's entries.
+      keep: [d] bool, tokens used for clustering; the other tokens keep the mean's entries.
     """
     of_start, of_rounds = jax.random.split(key)
     precision = (first_noise / noise) ** 2 / clusters
@@ -205,18 +208,19 @@ def cluster(
 
 
 def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
-    r"""Posterior mean of every token's share, [d], floored and normalised: empirical Bayes from a noisy release.
+    r"""Denoise every token's share by its posterior mean, [d], floored and normalised: empirical Bayes.
 
-    A noisy value y_x of a token's share p_x is normal about it with a known variance v_x. The shares are modelled as
-    draws from an unknown prior, a mixture of normal distributions with means g_j in steps of h on the logarithmic scale
-    and standard deviations h g_j; its weights maximise the likelihood, by EM, and the estimate is the posterior mean:
+    The noisy value y_x is normal about the share p_x with a known variance v_x. The shares are modelled as draws from
+    an unknown prior. It is a mixture of normal distributions with standard deviations h g_j, whose means g_j are
+    equally spaced on the logarithmic scale with step h. EM finds the weights of maximum likelihood; the estimate is the
+    posterior mean:
 
     .. math:: w_j \leftarrow \frac1d \sum_x r_{xj}, \qquad r_{xj} \propto w_j N(y_x; g_j, v_x + h^2 g_j^2),
        \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
-    Of all estimates the posterior mean of Q has the least expected KL(Q || estimate). Raising negative values to the
-    floor, as Setlur et al. (2023) do, treats every second token that is hidden in the noise as impossible; with little
-    noise, both ways return the release. This function processes a release only and costs no privacy.
+    Of all estimates, the posterior mean of Q has the least expected KL(Q || estimate). Setlur et al. (2023) raise
+    negative values to the floor, which treats half of the tokens hidden in the noise as impossible. With little noise
+    both methods return the release unchanged. This function only post-processes a release and costs no privacy.
 
     References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
     decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new
@@ -224,8 +228,8 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
 
     Args:
       noisy: noisy shares, [d].
-      stddev: standard deviation of their noise, [] or [d], positive.
-      floor: s, the least entry of a center before it is normalised (`floored`).
+      stddev: standard deviation of the noise, [] or [d], positive.
+      floor: least entry s of a center before it is normalised (`floored`).
     """
     y = noisy[:, None]
     variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
@@ -244,14 +248,14 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
 
 
 class MeanEstimate(NamedTuple):
-    """Combined releases of the mean: a value per token [d] and its precision, the inverse variance of the noise [d]."""
+    """Estimate of the mean from several releases: values [d], and their precisions (inverse noise variances) [d]."""
 
     value: Array
     precision: Array
 
 
 def initial_mean(release: Release, radius: Scalar, noise: Scalar) -> MeanEstimate:
-    """Mean and precision from `release_of_all`."""
+    """Mean and its precision from `release_of_all`."""
     mass = jnp.maximum(release.masses[0], 1)
     value = release.sums[0] / mass
     return MeanEstimate(value, jnp.full_like(value, (mass / stddevs(radius, noise)[0]) ** 2))
@@ -269,10 +273,10 @@ def standard_weights(mean: Array) -> Array:
 
 @full_precision.products
 def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Scalar) -> Release:
-    """A round's release: noisy sums [k, d] of the users nearest to each center, and their totals as masses [k].
+    """A round's release: noisy sums [k, d] over the users nearest to each center, and the sums' totals as masses [k].
 
-    Formal guarantees: a Gaussian mechanism of the noise multiplier ``noise`` under add-or-remove-one of a user, for
-    weights that are public or private: a user is in one cluster and changes ``weights * sums`` by at most `REACH`.
+    Formal guarantees: a Gaussian mechanism with noise multiplier ``noise`` under add-or-remove-one of a user, if the
+    weights are public or private. A user is in one cluster and changes ``weights * sums`` by at most `REACH`.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
     sums = add_gaussian(key, exact * weights, noise * REACH, "standardised sums of a round") / weights
@@ -293,35 +297,34 @@ def cluster_standardised(
     floor: Scalar,
     spread: Scalar = 1.0,
 ) -> Array:
-    r"""Private Algorithm 2 with standardised sums, which puts less noise on rare tokens. Returns floored centers, [k,
-    d].
+    r"""Run private Algorithm 2 with standardised sums, which have less noise on rare tokens; return centers [k, d].
 
-    A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`, so that noise of equal size on all tokens
-    spoils the centers at rare tokens. Histograms are therefore standardised by the private mean, as they are in DimRed
-    and in the second step of Setlur et al. (2023): with weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w
-    \circ \hat Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`.
-    The weights depend on released vectors alone. Standardised histograms have norms of about one or more, most of them
-    between two and five. With C = 1, all are therefore scaled down to norm 1, and every user has the same influence.
+    A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`. Noise of equal size on all tokens therefore
+    harms the centers mostly at rare tokens. Histograms are standardised by the private mean, as in DimRed and in the
+    second step of Setlur et al. (2023). With weights :math:`w_x = (\bar q_x + b)^{-1/2}`, a user's :math:`w \circ \hat
+    Q_u` is clipped to norm C, and the noise on the sum of token x has standard deviation :math:`z C / w_x`. The weights
+    depend only on released vectors. Standardised histograms have norms of about one or more, mostly between two and
+    five. C = 1 thus scales all histograms down to norm 1, and every user has the same influence.
 
-    The clusters' masses need no separate release: the noise on the total of a sum has standard deviation :math:`z C
+    The clusters' masses need no release of their own: the noise on the total of a sum has standard deviation :math:`z C
     (\sum_x w_x^{-2})^{1/2}`, only about z.
 
-    Each round's release of the mean is combined with the earlier ones, each weighted by its precision, and `denoised`
-    is applied to the result. With one cluster the method reduces to FedAvg in T + 1 releases.
+    Each round's release of the mean is combined with the earlier releases, each weighted by its precision, and the
+    result is `denoised`. With one cluster the method is FedAvg in T + 1 releases.
 
-    Formal guarantees: as in `cluster`, T adaptively composed Gaussian mechanisms with noise multiplier ``noise``, given
-    the noisy ``first``.
+    Formal guarantees: as in `cluster`. Given the noisy ``first``, the rounds are T adaptively composed Gaussian
+    mechanisms with noise multiplier ``noise``.
 
     Args:
-      key: key of the start and of the noise.
+      key: random key of the initial centers and of the noise.
       users: users to be clustered.
-      first: result of `release_of_all`, whose histograms are clipped without the weights w.
-      clusters: k.
-      rounds: T.
-      radius: C of ``first``.
-      noise: z of each round, positive.
-      first_noise: z of ``first``.
-      floor: s, the least entry of a center before it is normalised (`floored`).
+      first: result of `release_of_all`, in which histograms are clipped without the weights w.
+      clusters: number of clusters k.
+      rounds: number of rounds T.
+      radius: clipping norm C of ``first``.
+      noise: noise multiplier z of each round, positive.
+      first_noise: noise multiplier of ``first``.
+      floor: least entry s of a center before it is normalised (`floored`).
       spread: standard deviation of the log of the random factors that turn the private mean into initial centers
         (`private_start`).
     """
@@ -346,32 +349,31 @@ def cluster_standardised(
 
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
-    """Privacy plan for releases with these noise multipliers: one for the mean, one for each round, and one for
-    DimRed's second moment.
+    """Privacy plan for releases with these noise multipliers: the mean, each round, and perhaps DimRed's second moment.
 
     Implements: Setlur et al. 2023, Definition 2.1.
 
     Raises:
-      JaxpflError: as `PrivacyPlan`.
+      JaxpflError: as for `PrivacyPlan`.
     """
     return PrivacyPlan(CentralNoise(combined(multipliers), clipping_norm=radius), Full(), 1)
 
 
 def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
-    r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further ones.
+    r"""Split one release with noise multiplier z (``noise``) into a first release and ``others`` further releases.
 
-    Together these releases are equivalent to the one release. The first release takes a share c of the budget,
-    :math:`z_1 = z / \sqrt c`, and the r further releases take the rest, :math:`z_r = z \sqrt{r / (1 - c)}` each, so
-    that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
+    All these releases together are as private as the one release. The first release takes a share c of the budget,
+    :math:`z_1 = z / \sqrt c`. Each of the r further releases has :math:`z_r = z \sqrt{r / (1 - c)}`, so that
+    :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
-    """Noise multiplier per release at which all ``releases`` together are (eps, delta)-DP, accounted by PLD.
+    """Noise multiplier of each release at which all ``releases`` together are (eps, delta)-DP by PLD accounting.
 
     Raises:
-      JaxpflError: as `calibrate`.
+      JaxpflError: as for `calibrate`.
     """
     one = PrivacyPlan(CentralNoise(1.0, clipping_norm=radius, releases=releases), Full(), 1)
     noise = calibrate(one, epsilon, delta).noise

@@ -1,9 +1,9 @@
-r"""Fine-tuning: interpolation between a user's center and its own histogram, with a weight chosen on other users.
+r"""Fine-tuning: interpolate between a user's center and its own histogram, with a weight chosen on other users.
 
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
-For users whose distribution is Dirichlet(alpha P) this is the Bayes estimate at lambda = alpha / (alpha + m_u)
-(Lemma 2.2), so that one alpha suits users with any number of tokens; one lambda does not.
+If a user's distribution is drawn from Dirichlet(alpha P), the Bayes estimate has lambda = alpha / (alpha + m_u)
+(Lemma 2.2). One alpha therefore suits users with any number of tokens, while one lambda does not.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from jaxpfl.core.types import Array, Scalar
 from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
 
 Personal = Callable[[Users, Array], Array]
-"""Function of a block and its histograms [c, d] that returns the users' estimates [c, d], also for unseen users."""
+"""Function ``(block, histograms [c, d]) -> estimates [c, d]``; it also works for users that were not clustered."""
 Weight = Callable[[Array], Array]
-"""Function of the users' numbers of tokens [c] that returns lambda [c]."""
+"""Function ``sizes [c] -> lambda [c]`` of the users' numbers of tokens."""
 
 
 def fixed(weight: Scalar) -> Weight:
-    """The same lambda for all users."""
+    """Use the same lambda for all users."""
     return lambda size: jnp.broadcast_to(jnp.asarray(weight, size.dtype), size.shape)
 
 
 def size_weight(alpha: Scalar) -> Weight:
-    """lambda = ``alpha / (alpha + m_u)``.
+    """Use lambda = ``alpha / (alpha + m_u)``.
 
     Implements: Setlur et al. 2023, Lemma 2.2.
     """
@@ -37,23 +37,23 @@ def size_weight(alpha: Scalar) -> Weight:
 
 
 def local(floor: Scalar) -> Personal:
-    """Each user's own histogram."""
+    """Use each user's own histogram, floored."""
     return lambda block, q: floored(q, floor)
 
 
 def nearest_center(centers: Array) -> Personal:
-    """The nearest of the centers [k, d], without fine-tuning."""
+    """Use the nearest of the centers [k, d], without fine-tuning."""
     return lambda _, q: centers[nearest(q, centers)]
 
 
 def between(centers: Array, steps: int = 30) -> Personal:
-    r"""A convex combination of the centers [k, d], fitted by each user to its own counts.
+    r"""Use a convex combination of the centers [k, d] that each user fits to its own counts.
 
-    The user's weights of the centers maximise the likelihood of its tokens; EM from equal weights iterates
+    The weights maximise the likelihood of the user's tokens. EM starts from equal weights and iterates
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
 
-    It suits overlapping populations, such as text, where users belong to no single cluster. It runs on the user's
+    This suits overlapping populations, such as text, where users belong to no single cluster. It runs on the user's
     device and costs no privacy.
     """
 
@@ -70,7 +70,7 @@ def between(centers: Array, steps: int = 30) -> Personal:
 
 
 def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
-    """Fine-tuning: interpolation between a user's point and its own histogram."""
+    """Interpolate between a user's ``point`` and its own histogram: fine-tuning."""
 
     def personal(block: Users, q: Array) -> Array:
         share = weight(block.size)[:, None]
@@ -80,12 +80,12 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Interpolation between the nearest of the centers [k, d] (at weight 1) and the user's own histogram."""
+    """Interpolate between the nearest of the centers [k, d] (weight 1) and the user's own histogram (weight 0)."""
     return toward(nearest_center(centers), weight, floor)
 
 
 def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
-    """Fine-tuning from a convex combination of the centers [k, d] (`between`)."""
+    """Interpolate between a convex combination of the centers [k, d] (`between`) and the user's own histogram."""
     return toward(between(centers, steps), weight, floor)
 
 
@@ -98,9 +98,9 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
     """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
 
     Args:
-      users: the observed counts.
-      truth: Q_u.
-      personal: the estimates.
+      users: observed counts, from which the estimates are made.
+      truth: Q_u, as held-out counts or true histograms.
+      personal: function that computes the estimates.
     """
 
     def block_losses(xs: tuple[Users, Truth]) -> Array:
@@ -112,7 +112,7 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
 
 @full_precision.products
 def loss(users: Users, truth: Truth, personal: Personal) -> Array:
-    """Mean of `losses` over users, []."""
+    """Mean of `losses` over the users, []."""
     return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
 
 
@@ -120,19 +120,20 @@ def loss(users: Users, truth: Truth, personal: Personal) -> Array:
 def tuned(
     users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
 ) -> tuple[Array, Array]:
-    """The best of several lambdas or alphas, by the loss of users set apart for validation.
+    """Choose the best of several lambdas or alphas by the loss of validation users.
 
-    Not private: the result depends on these users without noise. A privacy claim does not cover them.
+    This is not private: the result depends on the validation users without noise, so a privacy claim does not cover
+    them.
 
     Args:
       users, truth: validation users and their held-out tokens.
-      candidates: [g].
-      point: point to be fine-tuned (`toward`), computed once for all candidates.
+      candidates: values to choose from, [g].
+      point: estimates to fine-tune (see `toward`), computed once for all candidates.
       weight: `fixed` or `size_weight`.
-      floor: s.
+      floor: least share s of a token.
 
     Returns:
-      The best candidate [] and the mean loss of each [g].
+      The best candidate [] and the mean loss of every candidate [g].
     """
 
     def block_losses(xs: tuple[Users, Truth]) -> Array:
@@ -152,5 +153,5 @@ def tuned(
 
 @full_precision.products
 def estimates(users: Users, personal: Personal) -> Array:
-    """Every user's estimate, [b, c, d]: dense, for export and for few users."""
+    """Every user's estimate, [b, c, d]. The array is dense: use it for export, or for few users."""
     return jax.lax.map(lambda block: personal(block, histograms(block)), users)
