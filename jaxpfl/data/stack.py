@@ -1,4 +1,4 @@
-"""Stacking of ragged clients into one `Federation`: one flat store for each split, and checks of users' arrays."""
+"""Stacking of clients of different sizes into a `Federation` with one flat store per split, and checks of arrays."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ENTRIES = 2**18
 """Number of entries hashed at once, chosen so that they fit into a processor's cache."""
 
 Examples: TypeAlias = tuple[Any, Any]
-"""One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
-dictionary or NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
+"""One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]), as anything that `np.asarray` takes. Inputs may also
+be a dictionary or NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
 
 
 def stack_clients(
@@ -35,23 +35,23 @@ def stack_clients(
     """Stack clients' own arrays: the examples of each split in one flat store, without padding.
 
     Args:
-      train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32 (float64 until they are standardized
-        or trained on, where float32 loses digits), integers become int32, and all have one feature shape. Labels are
-        integers >= 0, which become int32, or floats (of a regression), which become float32; with d labels for each
-        example they are [n_i, d].
+      train: (x [n_i, ...], y [n_i]) for each of m clients. All inputs have the same feature shape. Integer inputs
+        become int32 and other inputs float32; if float32 loses digits, inputs stay float64 until they are standardised
+        or trained on. Labels are integers >= 0, which become int32, or floats (for a regression), which become float32.
+        With d labels per example, y is [n_i, d].
       test, validation: test and validation examples in the same form, or None if there are none; a client may have no
         examples.
       client_ids: [m] distinct integers >= 0, which determine the clients' random streams; 0 .. m - 1 unless given.
       drop_empty: leave out clients without training examples, with a warning; all other clients keep their ids.
 
     Returns:
-      The federation, of NumPy arrays; the capacity of a split is the largest number of examples of any client.
+      The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.
 
     Raises:
       JaxpflError: if there are no clients, or lists differ in length. Also, with the client named in the message, if a
-        client's feature shape or label shape differs from that of the clients before it, if it has different numbers of
-        inputs and labels, if its labels are neither integers >= 0 nor floats, if inputs or labels are NaN or infinite,
-        or if it has no training examples (unless ``drop_empty``).
+        client's feature shape or label shape differs from the previous clients' shape, if its numbers of inputs and
+        labels differ, if its labels are neither integers >= 0 nor floats, if inputs or labels are NaN or infinite, or
+        if it has no training examples (unless ``drop_empty``).
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
@@ -90,10 +90,10 @@ def stack_clients(
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
-    """Warn once if some client has fewer training examples than a batch; such a client uses all of its examples.
+    """Warn once if some client has fewer training examples than a batch. Such a client uses all its examples.
 
     Raises:
-      JaxpflError: in place of the warning, if ``strict``.
+      JaxpflError: instead of the warning, if ``strict``.
     """
     sizes = np.asarray(federation.train.size)
     smaller = int((sizes < batch_size).sum())
@@ -123,17 +123,17 @@ def nonempty_clients(
     lack: str = "have no training data",
     remedy: str = "give them some",
 ) -> np.ndarray:
-    """Mask of the clients to keep, [m].
+    """Return the mask of the clients to keep, [m].
 
     Args:
       empty: mask of the clients that lack examples, [m].
       ids: ids of all clients, [m].
-      drop_empty: leave these clients out, with a warning, instead of refusing them.
-      lack: words for what the clients lack, for messages.
+      drop_empty: leave these clients out, with a warning, instead of raising an error.
+      lack: words for the lacking examples, for messages.
       remedy: another remedy, for messages.
 
     Raises:
-      JaxpflError: if a client lacks examples (unless ``drop_empty``), and if all clients do.
+      JaxpflError: if a client lacks examples (unless ``drop_empty``), or all clients do.
     """
     if empty.any():
         problem = f"{empty.sum()} of {len(ids)} clients {lack} (client {listed(ids[empty])})"
@@ -146,15 +146,17 @@ def nonempty_clients(
 
 
 def warn_of_shared(federation: Federation) -> Federation:
-    """Warn of test examples that equal a training example in features and label, unless chance explains the
-    repetitions.
+    """Warn if test examples equal training examples in features and label, unless chance explains it.
 
-    Examples with few discrete features repeat by chance, and then repeat within the training set about as often;
-    repetitions up to twice as frequent are accepted. Examples are compared by their hashes, which takes one pass over
-    the examples (0.15 s for MNIST) and 8 bytes of memory for each example.
+    Examples with few discrete features repeat by chance. They then repeat about as often within the training set, so up
+    to twice that frequency is accepted. Examples are compared by their hashes, which takes one pass over the examples
+    (0.15 s for MNIST) and 8 bytes of memory per example.
 
     Args:
-      federation: a federation of NumPy arrays, with one store for each split.
+      federation: federation of NumPy arrays, with one store for each split.
+
+    Returns:
+      The same federation.
     """
     train, test = federation.train.examples, federation.test.examples
     if not len(test.y):
@@ -172,14 +174,14 @@ def warn_of_shared(federation: Federation) -> Federation:
 
 
 def _hashes(examples: store.Examples) -> np.ndarray:
-    """Hash of each example, [N] uint64: a random sum of its 32-bit words."""
+    """Hash each example, [N] uint64: a sum of its 32-bit words with random weights."""
     rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
         weights = rng.integers(2**63, size=rows.shape[1] * rows.itemsize // 4, dtype=np.uint64) * 2 + 1
         for part in host_memory.iterate(rows, _ENTRIES):
-            words = (part + part.dtype.type(0)).view(np.uint32)  # which makes -0.0 a 0.0
-            words ^= words >> 16  # the low bits of small numbers are zeros, and a product keeps them
+            words = (part + part.dtype.type(0)).view(np.uint32)  # adding 0 turns -0.0 into 0.0
+            words ^= words >> 16  # small numbers have zero low bits, which the product alone would keep
             found[done : done + len(part)] += words.astype(np.uint64) @ weights
             done += len(part)
     return found
@@ -216,11 +218,10 @@ def _arrays(x: Any) -> Any:
 
 
 def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype, as `jax.ShapeDtypeStruct`, of one input and of one label, common to all non-empty
-    clients.
+    """Return the shape and dtype (`jax.ShapeDtypeStruct`) of one input and of one label.
 
-    The first client with data defines the shapes; a leaf that is integer for some clients and float for others becomes
-    float.
+    The first client with data defines the shapes, and all non-empty clients must have them. A leaf that is integer for
+    some clients and float for others becomes float.
     """
     common: Any = None
     for split, own in parts.items():
@@ -246,17 +247,17 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
 
 
 def _shared_type(a: Any, b: Any) -> Any:
-    """A type of stored inputs that holds both; a float type where they differ."""
+    """Return a dtype of stored inputs that holds both dtypes; a float dtype if they differ."""
     return a if a == b else np.float64 if np.float64 in (a, b) else np.float32
 
 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:
-    """Join the clients' examples in one store, one client after the other."""
+    """Concatenate the clients' examples into one store, in client order."""
     sizes = np.array([len(y) for _, y in own] or [0] * m, np.int64)
     parts = [store.Examples(*part) for part in own if len(part[1])]
 
     def joined(one: jax.ShapeDtypeStruct, *leaves: np.ndarray) -> np.ndarray:
-        # The first part gives the shape where no client has an example.
+        # The empty first array sets the shape if no client has an example.
         return np.concatenate([np.empty((0, *one.shape), one.dtype), *leaves], dtype=one.dtype)
 
     return ClientData.stacked(jax.tree.map(joined, store.Examples(feature, label), *parts), sizes)
@@ -268,7 +269,7 @@ def listed(ids: Sequence[Any] | np.ndarray, most: int = 10, mark: str = ", ") ->
 
 
 def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """Convert one array of finite inputs to int32 or float32; float64 is kept, for `narrowed_floats`."""
+    """Convert one array of finite inputs to int32 or float32; float64 is kept for `narrowed_floats`."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
@@ -279,17 +280,20 @@ def store_leaf(x: np.ndarray, whose: str) -> np.ndarray:
 
 
 def narrowed_floats(leaf: np.ndarray, wide: bool | None = None) -> np.ndarray:
-    """Apply `narrowed` to inputs of floats; integers are not changed."""
+    """Apply `narrowed` to float64 inputs; other inputs are returned unchanged."""
     return narrowed(leaf, wide=wide) if leaf.dtype == np.float64 else leaf
 
 
 def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
-    """Refuse examples that would not fit in memory, before anything is allocated.
+    """Raise an error if examples would not fit in memory, before anything is allocated.
 
     Args:
-      sizes: [splits, m], the clients' numbers of examples.
-      ids: [m].
-      one: number of bytes of an example.
+      sizes: [splits, m], number of examples of each client.
+      ids: [m], ids of the clients.
+      one: number of bytes per example.
+
+    Raises:
+      JaxpflError: if the examples would not fit.
     """
     of_client = sizes.sum(axis=0, dtype=np.int64)
     largest = int(of_client.argmax())
@@ -302,9 +306,9 @@ def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
 
 
 def chosen(federation: Federation, mask: np.ndarray) -> Federation:
-    """Return the federation of the clients in a mask [m], as `Federation.rows` does.
+    """Return the federation of the clients in a mask [m], like `Federation.rows`.
 
-    Examples that are in files are copied to temporary files.
+    Examples in files are copied to temporary files.
 
     Raises:
       UnwritableError: if there is no room for the temporary files.
@@ -324,13 +328,13 @@ def chosen(federation: Federation, mask: np.ndarray) -> Federation:
 
 
 class Dealt(NamedTuple):
-    """A split's examples, dealt to m clients.
+    """One split's examples, dealt to m clients.
 
     Attributes:
       x: inputs [N, ...], float32 (float64 if float32 loses digits) or int32, in memory or in memory-mapped files.
       y: labels [N] or [N, d].
-      places: indices of the examples in x and y, an array for each client.
-      labels: [m, num_classes], the label that each client uses for each class; None if labels are not changed.
+      places: indices of each client's examples in x and y, one array per client.
+      labels: [m, num_classes], the label that each client gives to each class; None if labels are not changed.
     """
 
     x: Any
@@ -340,17 +344,17 @@ class Dealt(NamedTuple):
 
 
 def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
-    """Convert finite training and test inputs to the types in which they are stored.
+    """Convert finite training and test inputs to the dtypes in which they are stored.
 
-    If the types of training and test inputs differ, both are converted to one floating-point type.
+    If the dtypes of training and test inputs differ, both are converted to the same float dtype.
 
     Args:
       train, test: inputs [N, ...] of one data set.
       name: name of the data set.
 
     Raises:
-      JaxpflError: if test inputs differ from training inputs in structure or shape, if a type cannot be stored, and for
-        integers beyond 32 bits or numbers that float32 cannot hold.
+      JaxpflError: if test inputs differ from training inputs in structure or shape, if a dtype cannot be stored, or if
+        integers exceed 32 bits.
     """
 
     def converted(x: Any, split: str) -> Any:
@@ -374,12 +378,12 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
 
 
 def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.ndarray, drop_empty: bool) -> Federation:
-    """Stack examples that are dealt to clients, one split at a time; the result equals that of `stack_clients`.
+    """Stack examples that are dealt to clients; the result equals that of `stack_clients`.
 
     Args:
-      train, test, validation: the clients' examples, which are not checked; their inputs come from `alike`.
+      train, test, validation: examples of the clients, which are not checked; their inputs come from `alike`.
       client_ids: [m], ids of the clients.
-      drop_empty: leave out clients without training examples, and warn.
+      drop_empty: leave out clients without training examples, with a warning.
 
     Raises:
       JaxpflError: if a client has no training examples (unless ``drop_empty``), or if there is no room for the
@@ -407,15 +411,15 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
-    """Deal clients to shares, large clients first: each goes to the share with the least load among those with room.
+    """Divide clients into shares of nearly equal load. The largest client goes first, to the least loaded share.
 
-    This is Graham's rule of the longest processing time first, with a limit on the number of clients of a share.
-    Examples may be of several kinds. The fraction of a kind's total is then computed for each kind, and the size of a
-    client, or the load of a share, is the largest of these fractions.
+    This is Graham's rule of the longest processing time first, with a limit on the number of clients per share. If
+    examples are of several kinds, the size of a client and the load of a share are fractions of each kind's total; the
+    largest fraction counts.
 
     Args:
-      sizes: [m, kinds], the clients' numbers of examples.
-      room: the largest number of clients of each share; m or more in total.
+      sizes: [m, kinds], number of examples of each client.
+      room: largest number of clients in each share; m or more in total.
 
     Returns:
       The clients of each share, in ascending order.
@@ -435,6 +439,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Count the examples of all kinds that all shares' stores hold, if every store is as long as the largest."""
+    """Count the slots of all kinds in the shares' stores, if every store is as long as the largest store."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

@@ -1,9 +1,9 @@
 """Federations in folders of ``.npy`` files, which are memory-mapped when they are opened.
 
-A folder holds ``client_ids.npy`` and, for each split, ``SPLIT-size.npy`` (the clients' numbers of examples),
-``SPLIT-y.npy`` and ``SPLIT-x-I.npy`` (one file for each array of an input) with the examples of one client after the
-other. The manifest, ``federation.json``, describes these files and holds the size and CRC-32 of each. The folder gets
-its name only when all files are written.
+A folder contains ``client_ids.npy`` and three kinds of files for each split: ``SPLIT-size.npy`` has the clients'
+numbers of examples, ``SPLIT-y.npy`` has the labels, and ``SPLIT-x-I.npy`` has one array of the inputs. Labels and
+inputs are in client order. The manifest, ``federation.json``, describes these files and records the size and CRC-32 of
+each. The folder is written under a temporary name, and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Stored(NamedTuple):
 
     Attributes:
       federation: the clients; inputs and labels are memory-mapped.
-      source: name, kind of inputs and classes of the data set from which the federation was made; the arrays of the
-        source are those of the federation.
-      split: the settings of the split (`Split`), by name; empty if the settings are unknown.
+      source: data set from which the federation was made, with its name, kind of inputs and classes; its arrays are the
+        arrays of the federation.
+      split: settings of the split (`Split`), by name; empty if unknown.
     """
 
     federation: Federation
@@ -52,19 +52,19 @@ class Stored(NamedTuple):
 def save_federation(
     federation: Federation, folder: str | Path, *, source: Source | None = None, split: Mapping[str, Any] | None = None
 ) -> None:
-    """Save a federation in a folder, from which `open_federation` maps it into memory.
+    """Save a federation in a folder, which `open_federation` can memory-map.
 
-    The federation may itself be memory-mapped: a few examples are copied at a time.
+    The federation may itself be memory-mapped: examples are copied in small blocks.
 
     Args:
-      federation: NumPy or JAX arrays; inputs are arrays, or dictionaries of arrays.
-      folder: the folder to create; an empty folder may exist.
-      source: the data set from which the federation was made; its name, classes and kind of inputs are saved too.
-      split: settings of the split by name, as JSON-able values, which are saved too.
+      federation: clients to save, as NumPy or JAX arrays; inputs are arrays, or dictionaries of arrays.
+      folder: folder to create; it may exist if it is empty.
+      source: data set from which the federation was made; its name, classes and kind of inputs are saved too.
+      split: settings of the split by name, as JSON-able values; they are saved too.
 
     Raises:
-      JaxpflError: if the folder is not empty, if inputs are of another kind, or if there is no room on the disk. No
-        written file is then left.
+      JaxpflError: if the folder is not empty, if inputs are neither arrays nor dictionaries of arrays, or if there is
+        no room on the disk. No written file is then left.
 
     Examples:
       >>> import tempfile
@@ -94,7 +94,7 @@ def save_federation(
 
 
 def check_new(folder: Path) -> None:
-    """Raise an error if a folder is not empty, before minutes of work for its files.
+    """Check that a folder is empty or missing, before minutes are spent on its files.
 
     Raises:
       JaxpflError: if it is not empty.
@@ -106,23 +106,22 @@ def check_new(folder: Path) -> None:
 def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
     """Open a folder that `save_federation` wrote, with memory-mapped inputs and labels.
 
-    Such a federation may be larger than memory: train it with ``ExecutionPlan(clients_in="disk")``, or ``"host"`` if
+    The federation may be larger than memory: train it with ``ExecutionPlan(clients_in="disk")``, or with ``"host"`` if
     the clients' states fit into memory.
 
     Args:
-      folder: the folder.
-      check: read all files and compare their checksums with the recorded ones; sizes and types are always compared.
+      folder: folder to open.
+      check: whether to read all files and compare their checksums with the recorded ones. Sizes and dtypes are always
+        compared.
 
     Raises:
-      JaxpflError: if the folder is missing, does not hold a federation, or was changed.
+      JaxpflError: if the folder is missing, does not contain a federation, or was changed.
     """
     return open_stored(Path(folder), check=check).federation
 
 
 def open_stored(folder: Path, *, check: bool = False) -> Stored:
-    """Open a folder that `save_federation` wrote, as `open_federation` does.
-
-    The source and the split that the manifest records are returned too.
+    """Open a folder that `save_federation` wrote, and also return its recorded source and split.
 
     Raises:
       JaxpflError: as in `open_federation`.
@@ -132,7 +131,7 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         federation = _opened(folder, manifest, check)
         name, classes, inputs, note = (manifest[key] for key in ("data", "classes", "inputs", "description"))
         scales = manifest["scales"]
-        task = manifest.get("task", "classification")  # older ones were of nothing else
+        task = manifest.get("task", "classification")  # older manifests have no task: all were classifications
         scales = None if scales is None else [(np.float32(mean), np.float32(scale)) for mean, scale in scales]
         if not (type(classes) is int and inputs in ("pixels", "features", "tokens")):
             raise ValueError("its classes or inputs are of no kind")
@@ -146,10 +145,10 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a folder; the other files are not read.
+    """Read only the manifest of a folder.
 
     Raises:
-      JaxpflError: if the folder holds no federation, or one of a later version.
+      JaxpflError: if the folder contains no federation, or its format is of another version.
     """
     if not (folder / MANIFEST).is_file():
         lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
@@ -186,7 +185,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
 
 
 def _bytes(data: ClientData) -> int:
-    """Bytes of a split's files."""
+    """Number of bytes of a split's examples."""
     examples = int(np.asarray(data.size).sum(dtype=np.int64))
     return sum(
         examples * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tuple(data.examples))
@@ -194,7 +193,7 @@ def _bytes(data: ClientData) -> int:
 
 
 def _check_structure(x: Any) -> None:
-    """Raise an error if inputs are neither arrays nor dictionaries of arrays whose keys are texts."""
+    """Check that inputs are arrays or dictionaries of arrays with strings as keys."""
     if isinstance(x, Mapping) and all(isinstance(name, str) for name in x):
         for own in x.values():
             _check_structure(own)
@@ -215,7 +214,7 @@ def _write_split(folder: Path, name: str, data: ClientData) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str, Any]:
-    """Write an array, or its rows in a split's client order, and return its line in the manifest."""
+    """Write an array, or its rows in a split's client order, and return its manifest entry."""
     array = np.asarray(values)
     rows = len(array) if data is None else int(np.asarray(data.size).sum(dtype=np.int64))
     shape, check = (rows, *array.shape[1:]), 0
@@ -233,7 +232,7 @@ def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str,
 
 
 def _places(data: ClientData) -> Iterator[np.ndarray]:
-    """Yield the indices of the clients' examples in their store, in blocks, one client after the other."""
+    """Yield the indices of the clients' examples in their store, in blocks, in client order."""
     start, size = np.asarray(data.start, np.int64), np.asarray(data.size, np.int64)
     ends = np.cumsum(size)
     for first in range(0, int(ends[-1]), _EXAMPLES):

@@ -1,4 +1,4 @@
-"""Data sets before they are split among clients, and the readers' common parts: folders, scaling, checks."""
+"""`Source`, a data set before it is split among clients, and functions that all readers share."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from jaxpfl.support.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 _ENTRIES = 2**20
-"""Number of entries checked or counted at once."""
+"""Number of entries processed at once."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
-"""Kind of inputs: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
+"""Kind of inputs: pixels (which `load` standardises), features (any other numbers), or tokens (token ids)."""
 
 
 class Source(NamedTuple):
     """A data set before it is split among clients.
 
     Attributes:
-      name: the name under which it was loaded.
-      x_train: [N, ...] float32 (float64 where that loses digits), or int32 tokens; images are [N, H, W, channels]. Or
-        a dictionary (or NamedTuple) of such arrays. Arrays may be memory-mapped.
-      y_train: [N] int32, in 0 .. num_classes - 1; or float32, and [N, d] for several labels each.
-      x_test, y_test: the official test set, or None if there is none (each client's examples are then split).
-      num_classes: the number of classes (the largest label + 1), or d where labels are not classes.
+      name: name under which it was loaded.
+      x_train: [N, ...] float32 (float64 if float32 loses digits), or int32 tokens; images are [N, H, W, channels]. Or a
+        dictionary (or NamedTuple) of such arrays. Arrays may be memory-mapped.
+      y_train: [N] int32 in 0 .. num_classes - 1, or float32; [N, d] if an example has several labels.
+      x_test, y_test: official test set, or None if there is none (each client's examples are then split).
+      num_classes: number of classes (the largest label + 1), or d if labels are not classes.
       description: one line for display.
       users_train, users_test: [N] int32 in 0 .. U - 1, the user who produced each example (a writer, a speaker, an
-        account), or None if unknown. Both parts share one numbering.
-      user_names: [U] the users' own names or numbers, or None.
+        account), or None if unknown. Training and test users share one numbering.
+      user_names: [U] names or numbers of the users in the data set, or None.
       superclasses: [num_classes] int32, the superclass of each class, or None.
-      inputs: see `Inputs`.
-      scales: mean and standard deviation of each channel by which pixels were standardized, or None.
-      task: the labels' task, a name in `jaxpfl.models.TASKS`.
-      class_names: [num_classes] the labels' own numbers or texts, or None if they are the numbers of the classes.
-      ordered: whether a user's examples are in the order of a text or of time, so that the last ones are held out.
+      inputs: kind of inputs, as defined in `Inputs`.
+      scales: mean and standard deviation by which each channel of pixels was standardised, or None.
+      task: task of the labels, a name in `jaxpfl.models.TASKS`.
+      class_names: [num_classes] labels of the classes in the data set (numbers or texts), or None if they are 0 ..
+        num_classes - 1.
+      ordered: whether a user's examples are in the order of a text or in time order, so that the last ones are held
+        out.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Source(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of ``jaxpfl data list``: a data set, whether it can be loaded, and its description or what it lacks."""
+    """A line of ``jaxpfl data list``: a data set, whether it can be loaded, and its description or what is missing."""
 
     name: str
     present: bool
@@ -70,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
-    """The line of a data set that `describe` locates, with the reason if it cannot be loaded."""
+    """Return the line for a data set that `describe` locates; if it cannot be loaded, the line says why."""
     try:
         return Entry(name, True, describe(name, root))
     except (JaxpflError, OSError) as error:
@@ -78,12 +80,12 @@ def entry(name: str, describe: Callable[[str, Path], str], root: Path) -> Entry:
 
 
 def data_directory(data_dir: str | None = None) -> Path:
-    """The folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
+    """Return the folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
 
 
 def where_to_put_it() -> str:
-    """Closing advice of an error about a missing file."""
+    """Return the advice that ends an error message about a missing file."""
     return f"put it there, or say where the data lie with {DATA_DIR_VARIABLE} or --data-dir"
 
 
@@ -99,10 +101,10 @@ def are_unseen(source: Source) -> np.ndarray:
 
 
 def unseen(source: Source) -> Source:
-    """The test users without training examples as a data set of their own, for clients unseen in training.
+    """Return the test users without training examples as a separate data set, for clients unseen in training.
 
     Raises:
-      JaxpflError: if there are none.
+      JaxpflError: if there are no such users.
     """
     apart = are_unseen(source)
     if not apart.any():
@@ -120,13 +122,13 @@ def unseen(source: Source) -> Source:
 
 
 def seen(source: Source) -> Source:
-    """The source without the test examples of users that have no training examples, which `unseen` gives."""
+    """Return the source without the test examples that `unseen` returns: users without training examples."""
     apart = are_unseen(source)
     return source._replace(x_test=None, y_test=None, users_test=None) if apart.all() else _tested_on(source, ~apart)
 
 
 def _tested_on(source: Source, mask: np.ndarray) -> Source:
-    """The source with some of its test examples."""
+    """Return the source with only the test examples in the mask."""
     assert source.y_test is not None
     assert source.users_test is not None
     if mask.all():
@@ -138,7 +140,7 @@ def _tested_on(source: Source, mask: np.ndarray) -> Source:
 
 
 def pooled(source: Source) -> Source:
-    """Merge training and test examples into one set without an official test set, so that each client's are split."""
+    """Merge training and test examples into one set, so that each client's examples are split into both."""
     if source.y_test is None:
         return source
     users = None
@@ -156,7 +158,7 @@ def pooled(source: Source) -> Source:
 
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Both arrays one after the other, in a file if the first one is."""
+    """Concatenate both arrays, in a file if the first array is in a file."""
     if not host_memory.is_mapped(a):
         return np.concatenate([a, b])
     joined = host_memory.Growing(in_file=True)
@@ -166,7 +168,7 @@ def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def standardized(source: Source) -> Source:
-    """Pixels minus the mean of all training pixels, over their standard deviation; per channel for colour images.
+    """Subtract the mean of all training pixels and divide by their standard deviation, separately for each channel.
 
     Inputs other than pixels are returned unchanged.
     """
@@ -207,24 +209,24 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def warn_of_empty(place: Path, names: Collection[str]) -> None:
-    """Warn of clients without any example, which every reader leaves out."""
+    """Warn about clients without examples, which every reader leaves out."""
     if names:
         warn(f"{place}: left out {len(names)} clients without examples ({printable(', '.join(sorted(names)), 300)})")
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Number users' own names, [N] and [T], as 0 .. U - 1 in the order of the names; and the names, [U]."""
+    """Number users, [N] and [T], as 0 .. U - 1 in the sorted order of their names; also return the names, [U]."""
     names, numbers = np.unique(train if test is None else np.concatenate([train, test]), return_inverse=True)
     numbers = numbers.astype(np.int32)
     return numbers[: len(train)], None if test is None else numbers[len(train) :], names
 
 
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
-    """The error for labels of a type that classes cannot have."""
+    """Return the error for labels with a dtype that cannot represent classes."""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")
 
 
 def one_line(error: BaseException) -> str:
-    """A library's error message as the end of one of ours: one line, truncated."""
+    """Shorten a library's error message to one line of at most 200 characters, for the end of our own message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]} ..."

@@ -1,13 +1,14 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats in which they are distributed.
 
-Looked for in the data directory itself and in its folders ``cifar10`` and ``cifar-10`` (``cifar100``, ``cifar-100``):
+The files are searched in the data directory itself and in its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and
+``cifar-100``):
 
 - the Python version, ``cifar-10-batches-py`` or ``cifar-100-python``, read by `read_pickle`;
 - the binary version, ``cifar-10-batches-bin`` or ``cifar-100-binary``;
 - ``cifar10.npz`` (or any .npz in those folders) with ``x_train``, ``y_train``, ``x_test``, ``y_test``; for CIFAR-100
   also ``coarse_train``.
 
-CIFAR-100 is loaded with its 100 fine classes; the 20 coarse ones are its superclasses.
+CIFAR-100 is loaded with its 100 fine classes; the 20 coarse classes become its superclasses.
 Formats: https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
@@ -35,12 +36,12 @@ class _Set(NamedTuple):
     binary: str
     train: tuple[str, ...]
     test: str
-    labels: tuple[str, ...]  # as they stand in the Python version; a binary record has its label bytes in this order
+    labels: tuple[str, ...]  # keys in the Python version; a binary record has its label bytes in the same order
     description: str
 
     @property
     def archive(self) -> str:
-        """Begin of the archive's name, and name of a folder."""
+        """Beginning of the archive's name, also the name of a folder."""
         return f"cifar-{self.classes}"
 
 
@@ -70,7 +71,8 @@ def load_cifar(name: str, root: Path) -> Source:
     """Load one of `CIFAR_SETS`.
 
     Raises:
-      JaxpflError: no files (what to put where, or how to unpack what is there), a missing batch, a damaged one.
+      JaxpflError: if there are no files (the message says what to put where, or how to unpack an archive), or if a
+        batch is missing or damaged.
     """
     kind, place = _locate(name, root)
     if kind == "npz":
@@ -81,7 +83,8 @@ def load_cifar(name: str, root: Path) -> Source:
     sizes = [len(images) for images, _ in batches[:-1]]
     if len(set(sizes)) > 1:
         raise JaxpflError(f"{place}: training batches of {sizes} images: one of them is truncated")
-    check_fits(place, 6 * sum(images.nbytes for images, _ in batches))  # together, as floats, standardized
+    # All images as bytes, concatenated, as floats and standardised.
+    check_fits(place, 6 * sum(images.nbytes for images, _ in batches))
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]
     test_images, test_labels = batches[-1]
@@ -93,12 +96,12 @@ def load_cifar(name: str, root: Path) -> Source:
 
 
 def describe_cifar(name: str, root: Path) -> str:
-    """Description of one of `CIFAR_SETS`, whose files are looked for and not read."""
+    """Describe one of `CIFAR_SETS`, after locating its files without reading them."""
     return f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}"
 
 
 def _locate(name: str, root: Path) -> tuple[str, Path]:
-    """Kind and place of the files: ("python" or "binary", the folder) or ("npz", the file)."""
+    """Return the kind and place of the files: ("python" or "binary", folder) or ("npz", file)."""
     known = CIFAR_SETS[name]
     places = [root / name, root / known.archive, root]
     for place in places:
@@ -107,7 +110,7 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
             ("binary", known.binary, f"{known.train[0]}.bin"),
         ):
             for holder in (place / folder, place):
-                # A bare file called "train" in the data directory says nothing.
+                # A file that is just called "train" in the data directory may belong to another data set.
                 if (holder / file).is_file() and (holder != root or name == "cifar10"):
                     return kind, holder
         if (place / f"{name}.npz").is_file():
@@ -124,7 +127,7 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
 
 
 def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Images [N, 32, 32, 3] uint8 and their label columns, [N] int32 each, the classes last."""
+    """Read images [N, 32, 32, 3] uint8 and their label columns, [N] int32 each; the last column is the class."""
     flat, columns = read(known, path)
     if any(len(column) != len(flat) for column in columns):
         raise JaxpflError(f"{path}: {len(flat)} images but {', '.join(str(len(c)) for c in columns)} labels")
@@ -181,7 +184,7 @@ def _load_npz(name: str, path: Path) -> Source:
 
 
 def _superclasses(place: Path, coarse: np.ndarray, fine: np.ndarray, num_classes: int) -> np.ndarray:
-    """The superclass of each class, [num_classes] int32."""
+    """Return the superclass of each class, [num_classes] int32."""
     table = np.zeros(num_classes, np.int32)
     table[fine] = coarse
     if (table[fine] != coarse).any():

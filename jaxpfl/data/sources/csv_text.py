@@ -1,8 +1,7 @@
-"""Tables in CSV text, whose first line names the columns, and the column that names the clients.
+"""Tables in CSV text: the first line names the columns, and one column names the clients.
 
-The separator is the mark that divides the first line into the most names; the decimal mark is detected from the
-numbers. Separator and decimal mark may be given instead. The meaning of a column is never guessed from its cells: its
-name determines it.
+By default, the separator is the character that divides the first line into the most names, and the decimal mark is
+detected from the numbers. The role of a column is never guessed from its cells: only its name counts.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ Decimal: TypeAlias = Literal["point", "comma"]
 
 SEPARATORS: dict[Separator, str] = {"tab": "\t", "semicolon": ";", "bar": "|", "comma": ",", "whitespace": " "}
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
-"""Cells without a value, in any case."""
+"""Words for a cell without a value, in any case."""
 CLIENT_NAMES = ("client", "id")
-"""Names (in upper or lower case) of columns that are taken as the clients' names if no column is given."""
+"""Names, in any case, of the columns that hold the clients' names unless the user names one; the first found counts."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
-_PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without a step back: cells may be long
+_PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without backtracking, because cells may be long
 _NUMBER: dict[Decimal, re.Pattern[str]] = {
     "point": re.compile(_PLAIN.replace("MARK", r"\."), re.ASCII),
     "comma": re.compile(_PLAIN.replace("MARK", ","), re.ASCII),
 }
 _THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_MEMORY = 30  # times its length that a table takes as cells of text
+_MEMORY = 30  # memory of a table as cells of text, relative to its length
 
 
 class Table(NamedTuple):
     """A table of text.
 
     Attributes:
-      path: file, for messages.
-      cells: text without surrounding space, "" where a row is too short; columns have the names in the first line, and
-        the index holds the line number of each row, counted from 1.
-      separator, decimal: the separator and the decimal mark of the text.
-      missing: words that mark a cell without a value, in lower case.
+      path: file that was read, for messages.
+      cells: text without surrounding space, "" where a row is too short. Columns have the names in the first line, and
+        the index has each row's line number, counted from 1.
+      separator, decimal: separator and decimal mark of the text.
+      missing: words for a cell without a value, in lower case.
     """
 
     path: Path
@@ -72,14 +71,14 @@ class Table(NamedTuple):
         return self.cells.index.tolist()
 
     def is_missing(self, cell: str) -> bool:
-        """True if a cell has no value: it is empty, or holds a word in ``missing``."""
+        """Return True if a cell has no value: it is empty or holds a word in ``missing``."""
         return cell.lower() in self.missing
 
     def find(self, name: str, what: str = "column") -> str:
-        """Find the column of a name; upper and lower case are equal unless two columns differ in case alone.
+        """Find a column by name, ignoring case unless two columns differ only in case.
 
         Raises:
-          JaxpflError: if the table has no column of that name.
+          JaxpflError: if the table has no such column.
         """
         near = [own for own in self.names if own.lower() == name.lower()]
         if name in self.names or len(near) != 1:
@@ -89,15 +88,14 @@ class Table(NamedTuple):
         return near[0]
 
     def clients(self, name: str | None, used: Collection[str] = ()) -> str:
-        """Find the column that names the clients: the column ``name`` if given, otherwise the column called client or
-        id.
+        """Find the column that names the clients: ``name`` if given, otherwise the column called client or id.
 
         Args:
-          name: column asked for.
-          used: columns that hold something else.
+          name: name of the column.
+          used: columns that are used for something else, which the error message does not suggest.
 
         Raises:
-          JaxpflError: if there is no such column; the message lists the columns and says what to write.
+          JaxpflError: if there is no such column; the message lists the columns and suggests what to write.
         """
         if name is not None:
             return self.find(name)
@@ -116,7 +114,7 @@ class Table(NamedTuple):
         return printable(", ".join(self.names), 300)
 
     def texts(self, name: str) -> list[str]:
-        """Cells of a column.
+        """Return the cells of a column.
 
         Raises:
           JaxpflError: if a cell has no value; the message names the line.
@@ -129,11 +127,11 @@ class Table(NamedTuple):
         return cells
 
     def parsed(self, name: str) -> np.ndarray:
-        """Numbers of a column, with 1 and 0 for TRUE and FALSE; NaN where a cell holds no number."""
+        """Return a column as numbers: TRUE and FALSE are 1 and 0, and a cell without a number is NaN."""
         return np.array([parse(cell, self.decimal) for cell in self.cells[name]], np.float64)
 
     def numbers(self, name: str, *, missing: bool = False) -> np.ndarray:
-        """Numbers of a column; if values may be ``missing``, NaN where a cell has no value.
+        """Return a column as numbers; if ``missing``, cells without a value are allowed and become NaN.
 
         Raises:
           JaxpflError: if a cell is not a finite number; the message names the line.
@@ -160,22 +158,21 @@ def read(
 
     Args:
       path: file to read.
-      separator: mark between cells; by default, the mark that divides the first line into the most names.
-      decimal: decimal mark; detected from the numbers unless given.
-      encoding: the encoding, as in `text_of`.
-      missing_words: words, separated by commas and in upper or lower case, that mark a cell without a value; `MISSING`
-        unless given.
+      separator: separator of cells; by default, the one that divides the first line into the most names.
+      decimal: decimal mark; by default, detected from the numbers.
+      encoding: encoding, as in `text_of`.
+      missing_words: words for a cell without a value, separated by commas, in any case; by default, `MISSING`.
 
     Raises:
-      JaxpflError: if the file cannot be read, has no column names, the same name twice or no rows, or if the commas in
-        its numbers may separate either decimals or thousands.
+      JaxpflError: if the file cannot be read, has no column names, the same name twice or no rows, or if it is unclear
+        whether the commas or points in its numbers separate decimals or thousands.
     """
     cells, separator = rows(path, separator, encoding)
     if cells.empty:
         raise JaxpflError(f"{path}: the file is empty: no line has any value")
     line, names = cells.index[0], cells.iloc[0].tolist()
     cells = cells.iloc[1:].set_axis(names, axis=1)
-    while names and not names[-1] and not cells.iloc[:, -1].any():  # a separator at the end of lines
+    while names and not names[-1] and not cells.iloc[:, -1].any():  # each line ends with a separator
         cells, names = cells.iloc[:, :-1], names[:-1]
     if all(parse(name, "point") is not None for name in names):
         raise JaxpflError(f"{path} line {line}: numbers where the names of the columns should be: put a header there")
@@ -193,9 +190,9 @@ def read(
 def rows(
     path: Path, separator: Separator | None = None, encoding: str | None = None
 ) -> tuple[pandas.DataFrame, Separator]:
-    """Read the rows of a file that are not empty, as text without surrounding space, and find the separator.
+    """Read the non-empty rows of a file as text without surrounding space, and find the separator.
 
-    The index holds the line of each row.
+    The index has the line number of each row.
 
     Raises:
       JaxpflError: if the file cannot be read, or has a row longer than the first row.
@@ -203,7 +200,7 @@ def rows(
     import pandas
 
     text = text_of(path, encoding).replace("\r\n", "\n").replace("\r", "\n")
-    excel = re.match(r'"?sep=(.)"?\n', text)  # Excel's own first line
+    excel = re.match(r'"?sep=(.)"?\n', text)  # optional first line, by which Excel names the separator
     if excel:
         separator = separator or next((name for name, mark in SEPARATORS.items() if mark == excel[1]), None)
         text = "\n" + text[excel.end() :]
@@ -222,7 +219,7 @@ def rows(
             raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
         line, what = int(more[2]) + skipped, f"{more[3]} cells, the header has {more[1]}"
         raise JaxpflError(f"{path} line {line}: {what}") from None
-    inside = sum(cells[place].str.count("\n") for place in cells)  # lines that quotes hold
+    inside = sum(cells[place].str.count("\n") for place in cells)  # line breaks inside quotes
     cells.index = skipped + 1 + np.arange(len(cells)) + np.cumsum(inside)
     for place in cells:
         cells[place] = cells[place].str.strip()
@@ -246,7 +243,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
     raw = files.contents(path, _MEMORY)
     try:
         name = codecs.lookup(encoding or "utf-8").name
-        "".encode(name)  # which is of bytes, as base64 is, and not of text
+        "".encode(name)  # raises LookupError for codecs of bytes, such as base64
     except (LookupError, ValueError):
         raise JaxpflError(f"unknown encoding {shown(encoding)}: such as latin-1, cp1252 or utf-8") from None
     if name == "utf-8":
@@ -261,11 +258,11 @@ def text_of(path: Path, encoding: str | None = None) -> str:
 
 
 def _separator(first: str) -> Separator:
-    """Return the mark that divides a first line into the most names; space only if no other mark divides it."""
+    """Return the separator that divides a first line into the most names; a space only if no other divides it."""
     marks: list[Separator] = ["tab", "semicolon", "bar", "comma"]
     counts = []
     for mark in (SEPARATORS[name] for name in marks):
-        quoted = rf'(?:(?<=^)|(?<={re.escape(mark)})) *"(?:[^"]|"")*+"'  # cells whose marks divide nothing
+        quoted = rf'(?:(?<=^)|(?<={re.escape(mark)})) *"(?:[^"]|"")*+"'  # separators inside quotes do not count
         counts.append(re.sub(quoted, "", first).count(mark))
     if max(counts) > 0:
         return marks[counts.index(max(counts))]
@@ -276,9 +273,9 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
     """Detect the decimal mark: a comma if some numbers have a comma and none has a point.
 
     Raises:
-      JaxpflError: if the mark may separate thousands in every number that has it: all numbers with a comma look like
-        1,234, or, in a text with semicolons or tabs, a column holds both 1.234 and 567, which is how Excel writes where
-        a point separates thousands.
+      JaxpflError: if the mark may separate thousands in every number that has it. Either all numbers with a comma look
+        like 1,234; or the separator is a semicolon or tab, and a column has both 1.234 and 567, as Excel writes
+        thousands with a point.
     """
     columns = [list(zip(cells.index, cells[name].tolist(), strict=True)) for name in cells]
     points = [_marked(column, "point") for column in columns]
@@ -300,6 +297,6 @@ def _decimal(path: Path, cells: pandas.DataFrame, separator: Separator) -> Decim
 
 
 def _marked(column: list[tuple[int, str]], mark: Decimal) -> list[tuple[int, str]]:
-    """Numbers of a column that have the mark, with their lines."""
+    """Return the numbers in a column that contain the decimal mark, with their line numbers."""
     sign = "." if mark == "point" else ","
     return [(line, cell) for line, cell in column if sign in cell and _NUMBER[mark].fullmatch(cell)]

@@ -1,7 +1,7 @@
-"""The IDX format of MNIST and its kin, and folders of such files: a big-endian header, then raw numbers.
+"""The IDX format of MNIST and similar sets, and folders of such files: a big-endian header, then raw numbers.
 
-Header: two zero bytes, a type code (0x08: unsigned byte), the number of dimensions, then one 32-bit size
-each. Reference: http://yann.lecun.com/exdb/mnist (section "FILE FORMATS").
+The header is two zero bytes, a type code (0x08: unsigned byte), the number of dimensions, and one 32-bit size for each
+dimension. Reference: http://yann.lecun.com/exdb/mnist (section "FILE FORMATS").
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from jaxpfl.data.sources.base import Entry, Source, entry, pixels, where_to_put_
 from jaxpfl.support.errors import JaxpflError
 from jaxpfl.support.files import check_fits, opened
 
-_MOST_INFLATED = 1032  # times its length that deflate can make of a stream
+_MOST_INFLATED = 1032  # largest ratio of inflated to compressed bytes in deflate
 
 
 def read_idx(path: str | Path, ndim: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes, gzip-compressed or not (detected by content, not by name).
+    """Read an IDX file of unsigned bytes. Gzip compression is detected from the content, not from the name.
 
     Args:
-      path: the file.
-      ndim: the number of dimensions it must have: 3 for images, 1 for labels.
+      path: file to read.
+      ndim: number of dimensions that the file must have: 3 for images, 1 for labels.
 
     Returns:
       uint8 array of the header's shape.
 
     Raises:
-      JaxpflError: for a missing file, damaged gzip, a wrong magic number, element type or number of dimensions,
-        and truncated or over-long data; the line has the file, what was found and what is expected.
+      JaxpflError: for a missing file, damaged gzip, a wrong magic number, element type or number of dimensions, and
+        truncated or over-long data. The message names the file, the wrong value and the expected value.
     """
     path = Path(path)
     with _inflated(path) as (file, most):
@@ -55,7 +55,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     """Read images [N, H, W] and their labels [N], both uint8.
 
     Raises:
-      JaxpflError: as in `read_idx`; if the two files' counts differ, or there are no images.
+      JaxpflError: as in `read_idx`; also if there are no images, or not one label for each image.
     """
     shape, (count,) = _shape_of(Path(images), 3), _shape_of(Path(labels), 1)
     if shape[0] != count:
@@ -67,7 +67,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
 
 @contextmanager
 def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """A file's bytes, inflated as they are read if it is compressed, and an upper bound on their number."""
+    """Open a file, inflated while it is read if it is compressed, and return an upper bound on its number of bytes."""
     try:
         with opened(path) as raw:
             size = os.fstat(raw.fileno()).st_size
@@ -87,7 +87,7 @@ def _shape_of(path: Path, ndim: int) -> tuple[int, ...]:
 
 
 def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
-    """Array shape given by a header."""
+    """Check a header and return the array shape in it."""
     expected_magic = bytes((0, 0, 0x08, ndim))
     magic = header[:4]
     if len(magic) < 4 or magic[:2] != b"\0\0":
@@ -115,7 +115,7 @@ IDX_SETS = {
     "fashion-mnist": "Fashion-MNIST, articles of clothing",
     "kmnist": "Kuzushiji-MNIST, cursive Japanese characters",
 }
-"""Sets known by name, each in the folder of its name in the data directory."""
+"""Sets known by name. Each is in the folder of that name in the data directory."""
 
 _TRAIN, _TEST = ("train",), ("t10k", "test")
 _Pair: TypeAlias = tuple[Path, Path]
@@ -127,17 +127,17 @@ def load_idx_set(name: str, root: Path) -> Source:
 
 
 def load_idx_folder(name: str, folder: Path) -> Source:
-    """Load the IDX files of any folder; the test set is optional."""
+    """Load the IDX files of any folder; a test set is optional."""
     return _load(name, [folder], f"IDX files in {folder}", needs_test=False)
 
 
 def describe_idx_set(name: str, root: Path) -> str:
-    """Description of one of `IDX_SETS`, whose files are looked for and not read."""
+    """Describe one of `IDX_SETS`, after locating its files without reading them."""
     return f"{IDX_SETS[name]}: {_locate(name, _folders(name, root), True)[0][0].parent}"
 
 
 def idx_folder_entries(root: Path) -> list[Entry]:
-    """Lines of ``jaxpfl data list`` for other folders of the data directory with IDX files."""
+    """Return the lines of ``jaxpfl data list`` for other folders of IDX files in the data directory."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     others = [folder for folder in folders if folder.name not in IDX_SETS and folder.is_dir()]
     entries = [
@@ -148,7 +148,7 @@ def idx_folder_entries(root: Path) -> list[Entry]:
 
 
 def has_idx_files(folder: Path) -> bool:
-    """True if the folder holds training images in IDX files."""
+    """Return True if the folder has training images in an IDX file."""
     return _find(folder, _TRAIN, "images") is not None
 
 
@@ -175,7 +175,7 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
-    """The file of one part, preferably unzipped; EMNIST's names have a prefix, which must not be ambiguous."""
+    """Find one file, preferably unzipped. EMNIST's file names have a prefix; two different prefixes are an error."""
     names = [file for part in parts for file in _names(part, kind)]
     for file in names:
         if (folder / file).is_file():
@@ -190,8 +190,8 @@ def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
 
 
 def _locate(name: str, folders: list[Path], needs_test: bool) -> list[_Pair]:
-    """The training and any test files, (images, labels) each, or an error with advice on missing ones."""
-    # The first folder with training images is meant; if there is none, the error names all of them.
+    """Return the (images, labels) files of the training set and of the test set, or raise an error with advice."""
+    # Use the first folder with training images; if there is none, the error names all folders.
     holder = next((folder for folder in folders if _find(folder, _TRAIN, "images")), None)
     tried = [holder] if holder else folders
     has_test = needs_test or any(_find(tried[0], _TEST, kind) for kind in ("images", "labels"))

@@ -1,20 +1,21 @@
 """LEAF's JSON files (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings"): data sets with users.
 
-A folder holds ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's own repository), each with one
-or several files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
+A folder contains ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's own repository), each with
+one or more files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
 without ``test``, such as ``all_data``, has no official test set. All files are read into memory. The kind of inputs is
-detected from the first one:
+detected from the first example:
 
-- "images", numbers (FEMNIST, synthetic): float32 (float64 where that loses digits); 784 become an image [28, 28, 1];
-- "text", a string of characters and the next one (Shakespeare): tokens of `ALL_LETTERS`;
-- "sequences" of tokens (Reddit): see `windows`.
+- "images", numbers (FEMNIST, synthetic): float32 (float64 if float32 loses digits); 784 numbers become an image [28,
+  28, 1];
+- "text", a string of characters and the next character (Shakespeare): tokens, as defined by `ALL_LETTERS`;
+- "sequences" of tokens (Reddit), as described in `windows`.
 
-A classification has one label per example, as in LEAF's Shakespeare: a window of context, and the one token that
-follows it. For the task next-token an example has a label at each of its positions, -1 where there is none.
+For a classification, each example has one label: in LEAF's Shakespeare, the token that follows a window of context. For
+the task next-token, an example has a label at each of its positions, and -1 means no label.
 
-Only ``train`` and ``test`` are read, not the ``val`` of Reddit: use ``validation_share`` to hold examples out.
-``num_samples`` is not read: LEAF's own Shakespeare test files state it wrongly (its ``split_data.py`` counts the 79
-examples that overlap the training text, and leaves them out).
+Only ``train`` and ``test`` are read, not Reddit's ``val``: use ``validation_share`` to hold examples out.
+``num_samples`` is not read, because it is wrong in LEAF's own Shakespeare test files (``split_data.py`` counts the 79
+examples that overlap the training text, although it leaves them out).
 """
 
 from __future__ import annotations
@@ -40,35 +41,35 @@ LEAF_SETS = {
     "shakespeare": ("text", 80, "Shakespeare, the next of 80 characters, by speaking role (LEAF)"),
     "reddit": ("sequences", None, "Reddit, the next word of comments, by author (LEAF)"),
 }
-"""Sets known by name: their kind of inputs, number of classes, and a line for display."""
+"""Sets known by name: kind of inputs, number of classes, and one line for display."""
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of 80 characters; a character's token is its index."""
 
 PAD, UNKNOWN = 0, 1
-"""The tokens of padding and of words outside the vocabulary, as in LEAF."""
+"""Tokens for padding and for words outside the vocabulary, as in LEAF."""
 
 MOST_WORDS = 10_000
-"""The size of LEAF's vocabulary, `PAD` and `UNKNOWN` included."""
+"""Size of LEAF's vocabulary, including `PAD` and `UNKNOWN`."""
 
 _VOCABULARY_FILE = "reddit_vocab.pck"
 _IMAGE = (784,)
 _ASCII = 128
 _LARGEST = 2**31 - 1
-_MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists
+_MEMORY = 8  # memory of JSON as Python numbers and lists, relative to its length
 
 Users: TypeAlias = dict[str, tuple[Any, list]]
-"""Users' inputs and labels by name, as in the files; numeric inputs are an array already."""
+"""Inputs and labels of users by name, as in the files; numeric inputs are already an array."""
 
 
 class Tally(NamedTuple):
     """Counts over users' sequences of tokens.
 
     Attributes:
-      tokens: the number of occurrences of each word or token.
-      longest: length of the longest sequence (LEAF pads all to 10).
-      sequences: their number.
-      places: tokens of all sequences together.
+      tokens: number of occurrences of each word or token.
+      longest: length of the longest sequence (LEAF pads all sequences to 10).
+      sequences: number of sequences.
+      places: total number of tokens in all sequences.
     """
 
     tokens: Counter[str | int]
@@ -78,16 +79,16 @@ class Tally(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """Words and their tokens; ``words`` is None if the files already hold tokens."""
+    """Words and their tokens; ``words`` is None if the files already contain tokens."""
 
     words: dict[str, int] | None
     size: int
 
     def tokens(self, sequence: list, whose: str) -> np.ndarray:
-        """Tokens of a sequence, [n] int32.
+        """Convert a sequence to tokens, [n] int32.
 
         Raises:
-          JaxpflError: for tokens in the files that are not integers in 0 .. size - 1.
+          JaxpflError: if a token in the files is not an integer in 0 .. size - 1.
         """
         if self.words is None:
             if any(not isinstance(token, int) or not 0 <= token < self.size for token in sequence):
@@ -107,14 +108,14 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     """Load a data set in LEAF's format.
 
     Args:
-      name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
-      folder: see the module's docstring.
-      every: label each position of text and sequences (the task next-token) instead of the end of each window.
-      tokens: treat inputs that are whole numbers as tokens.
+      name: one of `LEAF_SETS`, or any other name for any of the three kinds of inputs.
+      folder: folder of the files, as described in the module's docstring.
+      every: label each position of text and sequences (for the task next-token) instead of only the end of each window.
+      tokens: treat whole-number inputs as tokens.
 
     Raises:
-      JaxpflError: for missing files, text that is not JSON, a user without data or with data twice, inputs and labels
-        that do not fit each other or other users', and inputs of an unknown kind.
+      JaxpflError: for missing files, text that is not JSON, a user without data or with data in two files, inputs that
+        do not match their labels or other users' inputs, and inputs of an unknown kind.
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
     train_folder, test_folder = locate(name, folder)
@@ -155,12 +156,12 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
 
 
 def describe_leaf(name: str, root: Path) -> str:
-    """Description of one of `LEAF_SETS`, whose files are looked for and not read."""
+    """Describe one of `LEAF_SETS`, after locating its files without reading them."""
     return f"{LEAF_SETS[name][2]}: {locate(name, root / name)[0].parent}"
 
 
 def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Folders of the training and of the test files."""
+    """Return the folders of the training files and of the test files, None if there are no test files."""
     for base in (folder, folder / "data"):
         if _files(base / "train"):
             return base / "train", base / "test" if _files(base / "test") else None
@@ -175,10 +176,13 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_users(folder: Path) -> Users:
-    """Read the users in a folder's files, sorted by name: the users' order and division into files do not matter.
+    """Read the users in a folder's files, sorted by name.
+
+    The order of the users and their division into files do not matter.
 
     Raises:
-      JaxpflError: for a damaged file, files that do not fit into memory, a user in two files, and no example at all.
+      JaxpflError: for a damaged file, files that do not fit into memory, a user in two files, and if no user has an
+        example.
     """
     check_fits(folder, _MEMORY * sum(file.stat().st_size for file in _files(folder)))
     origin: dict[str, Path] = {}
@@ -196,7 +200,7 @@ def read_users(folder: Path) -> Users:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Data of a file's users, by name."""
+    """Return the data of a file's users, by name."""
     try:
         content = files.parse_json(contents(file))
     except (ValueError, RecursionError) as error:
@@ -218,19 +222,19 @@ def _read(file: Path) -> dict[str, Any]:
 def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
     x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
     if isinstance(y, dict) and all(isinstance(values, list) for values in y.values()):
-        # one dictionary of lists for all of a user's examples
+        # One dictionary of lists for all of a user's examples becomes a list of one dictionary per example.
         y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
     if not isinstance(x, list) or not isinstance(y, list):
         raise JaxpflError(f"{whose}: needs lists 'x' and 'y'")
     if len(x) != len(y):
         raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
     if x and isinstance(x[0], list) and x[0] and isinstance(x[0][0], int | float) and not isinstance(y[0], dict):
-        return _array(x, whose), y  # at once: as Python numbers they take ten times the memory
+        return _array(x, whose), y  # converted at once, because Python numbers take ten times the memory
     return x, y
 
 
 def _array(x: list, whose: str) -> np.ndarray:
-    """Convert to an array: int32, or float64."""
+    """Convert inputs to an array of int32 or float64."""
     try:
         array = np.asarray(x)
         integers = np.issubdtype(array.dtype, np.integer)
@@ -246,10 +250,10 @@ def _array(x: list, whose: str) -> np.ndarray:
 
 
 def kind_of(users: Users, folder: Path) -> str:
-    """Kind of the first example: "images" (numbers), "text" or "sequences".
+    """Return the kind of the first example: "images" (numbers), "text" or "sequences".
 
     Raises:
-      JaxpflError: for any other kind.
+      JaxpflError: if it is of another kind.
     """
     x, label = next((x, y[0]) for x, y in users.values() if y)
     if isinstance(x, np.ndarray):
@@ -267,7 +271,7 @@ def kind_of(users: Users, folder: Path) -> str:
 def _concatenate(
     users: Users, encode: Callable[..., Any], names: list[str], folder: Path, usual: _Encoded | None
 ) -> _Encoded:
-    """All users' examples in the order of their names, whose inputs must be like the usual ones."""
+    """Encode all users' examples in the order of their names; one input must have the shape and dtype of ``usual``."""
     parts: list[_Encoded] = []
     for number, name in enumerate(names):
         own_x, own_y = users.get(name, ([], []))
@@ -287,8 +291,10 @@ def _concatenate(
 def _number_labels(
     parts: dict[str, _Encoded], classes: int | None, folder: Path
 ) -> tuple[dict[str, _Encoded], int, np.ndarray | None]:
-    """The parts with labels in 0 .. classes - 1, the number of classes, and their own names, None where labels were
-    tokens or numbered already."""
+    """Convert labels to 0 .. classes - 1, and return the parts, the number of classes and the original labels.
+
+    The original labels are None if they were tokens or already numbered.
+    """
     largest = max(int(part.y.max(initial=0)) for part in parts.values())
     if classes is not None and largest >= classes:
         raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
@@ -307,22 +313,22 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
         raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {_LARGEST}")
     if tokens and not np.issubdtype(x.dtype, np.integer):
         raise JaxpflError(f"{whose}: tokens are whole numbers, got {x.dtype}")
-    kept = x.dtype if tokens else np.float32 if x.shape[1:] == _IMAGE else np.float64  # until all users are known
+    kept = x.dtype if tokens else np.float32 if x.shape[1:] == _IMAGE else np.float64  # `load_leaf` narrows float64
     return x.astype(kept, copy=False), np.array(y, np.int32)
 
 
 def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Encode strings of one length, and the character after each, as tokens of `ALL_LETTERS`.
+    """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
-    LEAF's strings of a speech follow each other by one character. With ``every`` each L-th string of such a run is
-    kept, L their length, and its last one: there the characters that others have as labels have none, so that each
-    counts once.
+    In LEAF, a speech of length n is stored as a string for each position, so neighbouring strings of length L overlap
+    in L - 1 characters. With ``every``, only each L-th string of such a run and its last string are kept. The last
+    string is then labelled only where the strings before it are not, so that each character counts once.
 
     Returns:
-      [n, L] int32 (80 in LEAF), [n] int32; with ``every`` labels [n, L] int32, -1 for none.
+      Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for none.
 
     Raises:
-      JaxpflError: for inputs other than strings, strings of several lengths, or a character outside LEAF's alphabet.
+      JaxpflError: for inputs other than strings, strings of different lengths, or a character outside LEAF's alphabet.
     """
     if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
         raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
@@ -336,7 +342,7 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
     length = inputs.shape[1]
     starts = np.flatnonzero(np.append(True, (labels[:-1] != inputs[1:]).any(axis=1)))
     kept: list[int] = []
-    fresh: list[int] = []  # number of labels of each, its last ones
+    fresh: list[int] = []  # number of labelled positions in each kept string, counted from its end
     for start, end in zip(starts, np.append(starts[1:], len(inputs)), strict=True):
         whole = range(start, end, length)
         kept += whole
@@ -349,7 +355,7 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
 
 
 def tally(users: Users) -> Tally:
-    """Count the tokens of users' sequences; inputs of other kinds have none."""
+    """Count the tokens in users' sequences; other kinds of inputs have none."""
     comments = (comment for x, _ in users.values() if isinstance(x, list) for comment in x)
     sequences = [sequence for comment in comments for sequence in _sequences(comment)]
     tokens = Counter(token for sequence in sequences for token in sequence if isinstance(token, str | int))
@@ -358,14 +364,14 @@ def tally(users: Users) -> Tally:
 
 
 def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
-    """Vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
+    """Return the vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
 
-    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is built as LEAF's
-    ``build_vocab.py`` does: the most frequent words, ties alphabetically.
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it, the vocabulary has the most frequent
+    words, ties in alphabetical order, as in LEAF's ``build_vocab.py``.
 
     Args:
-      folder: the data set's folder.
-      training: counts of the users' training inputs.
+      folder: folder of the data set.
+      training: counts over the users' training inputs.
     """
     for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
         if file.is_file():
@@ -385,12 +391,12 @@ def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
 
 
 def check_windows(places: int, length: int, folder: Path) -> None:
-    """Check that windows fit in memory: one long sequence makes every window as long.
+    """Check that windows fit in memory. Every window is as long as the longest sequence.
 
     Args:
-      places: number of tokens in all sequences.
-      length: tokens in a window.
-      folder: the data set's folder, for the message.
+      places: number of windows.
+      length: number of tokens in a window.
+      folder: folder of the data set, for the message.
 
     Raises:
       JaxpflError: if they do not fit.
@@ -401,24 +407,24 @@ def check_windows(places: int, length: int, folder: Path) -> None:
 def windows(
     x: list, y: list, whose: str, vocabulary: Vocabulary, length: int, every: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one user's comments to (context, next token) examples.
+    """Convert one user's comments to examples of a context and its next token.
 
     LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
-    is a separate example: the sequence up to it, padded with `PAD` in front, and the target. Positions whose target is
-    padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong). With ``every`` an
-    example is a sequence, padded behind, with its targets.
+    becomes a separate example: the sequence up to that position, padded with `PAD` in front, and its target. Positions
+    whose target is padding or an unknown word are left out, because there is nothing to predict (LEAF counts them as
+    wrong). With ``every``, an example is a whole sequence, padded at the end, with all its targets.
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.
-      y: one dictionary for each comment with its ``target_tokens``, in the same shape, and optionally
-        ``count_tokens``, 0 where a sequence is padded.
-      whose: the owner of the comments, for errors.
-      vocabulary: the words' tokens.
-      length: tokens in a window, as many as in the longest sequence.
+      y: one dictionary per comment with its ``target_tokens`` in the same shape, and optionally ``count_tokens``, 0
+        where a sequence is padded.
+      whose: owner of the comments, for errors.
+      vocabulary: tokens of the words.
+      length: number of tokens in a window, which is the length of the longest sequence.
       every: label each position of a sequence.
 
     Returns:
-      [n, length] int32, [n] int32; with ``every`` [n, length] int32, -1 where there is nothing to predict.
+      Inputs [n, length] int32 and labels [n] int32; with ``every``, labels [n, length] int32, -1 for none.
     """
     contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros((0, length) if every else 0, np.int32)]
     for sequence, target, counted in _aligned(x, y, whose):
@@ -437,7 +443,7 @@ def windows(
 
 
 def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndarray]]:
-    """Sequences of a user's comments, with their targets and the mask of the places that count."""
+    """Iterate over the sequences of a user's comments, with their targets and the mask of positions that count."""
     for comment, label in zip(x, y, strict=True):
         targets = label.get("target_tokens") if isinstance(label, dict) else None
         if not isinstance(comment, list) or not isinstance(targets, list):
@@ -453,7 +459,7 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
 
 
 def _sequences(comment: Any) -> list[list]:
-    """Sequences of a comment, which may itself be one sequence; none if it is not a list, or is a mixed one."""
+    """Return the sequences of a comment, which may be a single sequence; [] if it is no list, or mixes both forms."""
     if not isinstance(comment, list):
         return []
     nested = [isinstance(part, list) for part in comment]
@@ -477,7 +483,7 @@ def _text(value: Any) -> str:
 
 
 def _codes(text: str, whose: str) -> np.ndarray:
-    table = np.full(_ASCII, -1, np.int32)  # the last character, DEL, is no letter: it represents all others too
+    table = np.full(_ASCII, -1, np.int32)  # index 127 (DEL) is no letter, so it also stands for all higher codes
     table[[ord(letter) for letter in ALL_LETTERS]] = np.arange(len(ALL_LETTERS))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     codes = table[np.minimum(points, _ASCII - 1)]

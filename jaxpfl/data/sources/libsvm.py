@@ -1,11 +1,13 @@
-"""Text files of the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
+"""Text files in the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
 
-``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``, and PATH.t beside it as the
-official test set if there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
-them. Labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1),
-unless the task is another; any others are real labels of a regression. Of the task multilabel a line begins with its
-labels, ``2,5 index:value ...``, or with none, and the distinct ones become columns of 0 and 1 in the order of their
-values. Inputs become dense float32 and are not scaled.
+``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``. If there is a file PATH.t, it
+becomes the official test set (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses the
+files.
+
+By default, labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 /
+1), and other labels are those of a regression. For the task multilabel, a line begins with any number of labels, ``2,5
+index:value ...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense
+float32 and are not scaled.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from jaxpfl.support.files import check_fits, opened
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""
 
-_MEMORY = 4  # times its length that a text takes more, as sparse numbers
-_MOST_INFLATED = 100  # times its length that a text of numbers may have been; bzip2 makes 15 kB of 3 GB of empty lines
-_SHORT = 2**26  # bytes that any file may inflate to
+_MEMORY = 4  # additional memory of a text as sparse numbers, relative to its length
+_MOST_INFLATED = 100  # largest ratio of inflated to compressed text: bzip2 can inflate 15 kB to 3 GB of empty lines
+_SHORT = 2**26  # number of bytes to which any file may inflate
 _COMPRESSED = (".gz", ".bz2")
 
 
@@ -38,13 +40,13 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
 
     Args:
       name: name of the data set.
-      path: the training file; see the module's docstring.
-      root: the data directory.
-      task: the labels' task; inferred from their values unless given.
+      path: training file, as described in the module's docstring.
+      root: data directory.
+      task: task of the labels; by default, inferred from their values.
 
     Raises:
-      JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a test file with a
-        class that the training file lacks, or too many features for a dense array.
+      JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a class in the test
+        file that the training file lacks, or too many features for a dense array.
     """
     train, test = _locate(name, path, root)
     files = [train] if test is None else [train, test]
@@ -77,7 +79,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
 
 
 def describe_libsvm(name: str, root: Path) -> str:
-    """Description of one of `LIBSVM_SETS`, whose files are looked for and not read."""
+    """Describe one of `LIBSVM_SETS`, after locating its files without reading them."""
     return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
 
 
@@ -94,7 +96,8 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
 
 
 def _parse(files: list[Path], several: bool) -> list[tuple]:
-    """Sparse inputs and labels of each file, all with the same features; with several labels a tuple for each line."""
+    """Parse sparse inputs and labels of each file, with the same features; if ``several``, a line's labels are a
+    tuple."""
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
@@ -102,7 +105,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     texts = [_text(file) for file in files]
     try:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
-    except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
+    except Exception as error:  # scikit-learn's parser and the codecs raise many types
         hint = "" if several else " (for several labels on a line set task = multilabel)"
         raise JaxpflError(f"{' or '.join(map(str, files))}: not LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
@@ -113,7 +116,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
 
 
 def _text(file: Path) -> IO[bytes]:
-    """The text of a file in memory, inflated a piece at a time as long as it fits."""
+    """Read a file into memory, inflating it piece by piece as long as it fits."""
     inflate: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
     text = io.BytesIO()
     try:
@@ -132,7 +135,7 @@ def _text(file: Path) -> IO[bytes]:
 
 
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
-    """Distinct labels, which must be whole numbers."""
+    """Return the distinct labels, which must be whole numbers."""
     values = np.unique(labels)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]
@@ -141,7 +144,7 @@ def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
 
 
 def _numbers(labels: np.ndarray, classes: np.ndarray, file: Path) -> np.ndarray:
-    """Numbers of the labels among the training classes, [n] int32."""
+    """Return the index of each label among the training classes, [n] int32."""
     places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     if (classes[places] != labels).any():
         raise JaxpflError(f"{file}: label {labels[classes[places] != labels][0]:g} is not among the training labels")
@@ -149,7 +152,7 @@ def _numbers(labels: np.ndarray, classes: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _marks(labels: list[tuple[float, ...]], classes: np.ndarray, file: Path) -> np.ndarray:
-    """Labels 0 and 1 of each line's classes, [n, K]."""
+    """Return 1 for each class among a line's labels and 0 for the others, [n, K] int32."""
     marks = np.zeros((len(labels), len(classes)), np.int32)
     for row, own in enumerate(labels):
         marks[row, _numbers(np.asarray(own, float), classes, file)] = 1

@@ -1,7 +1,7 @@
-"""Reader of cell arrays of numbers in MATLAB 5 files (``.mat``, also as version 7 writes them).
+"""Reader for cell arrays of numbers in MATLAB 5 files (``.mat``; version 7 writes the same format).
 
-SciPy's reader ends the process on some damaged files, and restores objects that a cell array of numbers never holds.
-Here every length is checked against what is left before it is read, and nothing but numbers is made.
+SciPy's reader crashes the process on some damaged files, and creates objects that are not needed here. This reader
+checks every length against the remaining bytes before it reads, and creates only arrays of numbers.
 
 Reference: MathWorks, "MAT-File Format", https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf
 """
@@ -22,13 +22,13 @@ _HEADER = 128
 _ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
 _MATRIX, _COMPRESSED, _NAME = 14, 15, 1
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-"""Types of the file's numbers."""
+"""NumPy dtypes of the numbers in a file, by type code."""
 _CELL = 1
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
-"""Types of arrays, whose numbers may be stored in smaller ones."""
+"""NumPy dtypes of arrays, by class code; a file may store their numbers in smaller types."""
 _COMPLEX = 0x08
 _MOST_DIMENSIONS = 8
-_MOST_INFLATED = 1032  # bytes that zlib can make of one
+_MOST_INFLATED = 1032  # largest ratio of inflated to compressed bytes in zlib
 
 
 class _Matrix(NamedTuple):
@@ -40,19 +40,19 @@ class _Matrix(NamedTuple):
 
 
 class _Elements:
-    """The data elements in some bytes, from the first to the last."""
+    """A sequence of data elements in some bytes, read in order."""
 
     def __init__(self, content: memoryview, order: str):
         self.content, self.order, self.at = content, order, 0
 
     def next(self) -> tuple[int, memoryview]:
-        """Type and bytes of the next element.
+        """Read the type and bytes of the next element.
 
         Raises:
-          ValueError: where it ends beyond the others' end.
+          ValueError: if the element ends after the last byte.
         """
         small = self._number(self.at)
-        if small >> 16:  # type and length share the tag's first half, and up to four bytes follow
+        if small >> 16:  # a small element: 16 bits each for type and length, then up to four bytes of data
             kind, length, start, end = small & 0xFFFF, small >> 16, self.at + 4, self.at + 8
             if length > 4:
                 raise ValueError(f"a small element of {length} bytes")
@@ -65,10 +65,10 @@ class _Elements:
         return kind, self.content[start : start + length]
 
     def numbers(self) -> np.ndarray:
-        """The next element as an array of numbers, [n].
+        """Read the next element as an array of numbers, [n].
 
         Raises:
-          ValueError: for anything else.
+          ValueError: if it is not an array of numbers.
         """
         kind, content = self.next()
         if kind not in _NUMBERS:
@@ -76,10 +76,10 @@ class _Elements:
         return np.frombuffer(content, f"{self.order}{_NUMBERS[kind]}")
 
     def matrix(self) -> _Matrix:
-        """The head of the next element, which must be a matrix, and what follows it.
+        """Read the head of the next element, which must be a matrix; its content stays unread.
 
         Raises:
-          ValueError: for anything else.
+          ValueError: if it is not a matrix.
         """
         kind, content = self.next()
         if kind != _MATRIX:
@@ -101,8 +101,8 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
     """Read cell arrays of numbers by name, each as a list of arrays in the file's order (by columns).
 
     Raises:
-      JaxpflError: for a file that cannot be read or is not a MATLAB 5 file, a name that is missing or occurs twice, and
-        a variable that is not a cell array of real numbers.
+      JaxpflError: if the file cannot be read or is not a MATLAB 5 file, if a name is missing or occurs twice, or if a
+        variable is not a cell array of real numbers.
     """
     content = contents(path, 2)
     order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
@@ -126,7 +126,7 @@ def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray
 
 
 def _top(elements: _Elements, path: Path, order: str) -> _Matrix:
-    """The next matrix of the file, inflated if it is compressed."""
+    """Read the next matrix of the file, inflated if it is compressed."""
     before = elements.at
     kind, content = elements.next()
     if kind != _COMPRESSED:
@@ -145,11 +145,11 @@ def _top(elements: _Elements, path: Path, order: str) -> _Matrix:
 
 
 def _cells(matrix: _Matrix) -> list[np.ndarray]:
-    """Arrays of a cell array."""
+    """Read the arrays in a cell array."""
     if matrix.kind != _CELL:
         raise ValueError(f"{matrix.name} must be a cell array")
     cells = []
-    for i in range(math.prod(matrix.shape)):  # each takes bytes, so that a large number ends early
+    for i in range(math.prod(matrix.shape)):  # reading fails at the end of the bytes, even if the shape is huge
         cell = matrix.rest.matrix()
         if cell.kind not in _CLASSES or cell.flags & _COMPLEX:
             raise ValueError(f"{matrix.name} of cell {i} must be real numbers")
