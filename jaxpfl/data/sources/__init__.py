@@ -1,1 +1,1 @@
-"""Readers of data sets; `registry` has them by name."""
+"""Readers of data sets; `registry` lists them by name."""

@@ -1,18 +1,18 @@
-"""Data sets with natural clients, each in a file of its own: MNIST by writer, pupils by school, elections by county.
+"""Data sets with natural clients: MNIST by writer, exam scores by school, and elections by county.
 
-MNIST's writers were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST Digits"). The test set has
-other writers than the training set: `unseen` makes new clients of them, and the clients of the partition "natural" are
-split by ``test_share``.
+The writers of MNIST's digits were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST Digits"). The
+writers of the test set are not in the training set. `unseen` makes new clients of them, and the partition "natural"
+splits each training writer's digits by ``test_share``.
 
-School has exam scores of 15,362 pupils of 139 London schools, a regression from 28 features. ``school/school.mat`` is
-the file of the multi-task literature: a MATLAB 5 file with a cell for each school in ``X`` (pupils x 28) and in ``Y``
+School has the exam scores of 15,362 pupils of 139 London schools, a regression from 28 features. ``school/school.mat``
+is the file of the multi-task literature: a MATLAB 5 file with one cell per school in ``X`` (pupils x 28) and in ``Y``
 (pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
-Regularization"; used under privacy by Liu et al. 2022, https://arxiv.org/abs/2206.07902.
+Regularization". Liu et al. 2022 use it under differential privacy, https://arxiv.org/abs/2206.07902.
 
-Elections are the winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples
-each. ``elections/county_winners_2000_2020.csv`` has a header and the columns ``fips`` (a county's five digits) and
-``win_YYYY`` (R or D) for two elections or more; other columns are ignored. From the MIT Election Lab's county returns
-(doi:10.7910/DVN/VOQCHQ).
+Elections has the winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients with six samples
+each. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a county), and
+columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns of the MIT
+Election Lab (doi:10.7910/DVN/VOQCHQ).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _WRITERS_NOTE = "MNIST by its writers, each a natural client"
 
 
 def load_writers(root: Path, *, in_files: bool = False) -> Source:
-    """Load ``mnist-writers``, with inputs in memory-mapped files if asked to.
+    """Load ``mnist-writers``, with inputs in memory-mapped files if ``in_files``.
 
     Raises:
-      JaxpflError: if the file is missing (with where to put it) or damaged.
+      JaxpflError: if the file is missing (the message says where to put it) or damaged.
     """
     return load_npz(WRITERS, _writers_file(root), _WRITERS_NOTE, in_files=in_files)
 
 
 def describe_writers(name: str, root: Path) -> str:
-    """Description of the set, whose file is looked for and not read."""
+    """Describe the data set, after locating its file without reading it."""
     return f"{_WRITERS_NOTE}: {_writers_file(root)}"
 
 
@@ -63,10 +63,10 @@ _SCHOOL_NOTE = "exam scores of pupils, a regression; the schools are the users"
 
 
 def load_school(root: Path) -> Source:
-    """Load the data set from the data directory.
+    """Load the school data from the data directory.
 
     Raises:
-      JaxpflError: for a missing or damaged file, and one of another format.
+      JaxpflError: if the file is missing, damaged, or in another format.
     """
     path = _school_file(root)
     x, y = read_cells(path, ("X", "Y")).values()
@@ -91,7 +91,7 @@ def load_school(root: Path) -> Source:
 
 
 def describe_school(name: str, root: Path) -> str:
-    """Description of the set, whose file is looked for and not read."""
+    """Describe the data set, after locating its file without reading it."""
     return f"{_SCHOOL_NOTE}: {_school_file(root)}"
 
 
@@ -110,8 +110,8 @@ class Elections(NamedTuple):
 
     Attributes:
       counties: [m] FIPS codes, in the order of the file.
-      years: [e], ascending.
-      republican: [m, e], 1 where the Republican won.
+      years: [e] years of the elections, ascending.
+      republican: [m, e], 1 where the Republican won, else 0.
     """
 
     counties: np.ndarray
@@ -120,13 +120,14 @@ class Elections(NamedTuple):
 
 
 def load_elections(data_dir: str | None = None) -> Elections:
-    """Read the winners.
+    """Read the winners of the elections.
 
     Args:
-      data_dir: see `data_directory`.
+      data_dir: data directory, as in `data_directory`.
 
     Raises:
-      JaxpflError: if the file is missing (with advice), or not of the format (with the line and the reason).
+      JaxpflError: if the file is missing (the message says where to put it), or in another format (the message gives
+        the line and the reason).
     """
     path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
     if not path.is_file():

@@ -1,12 +1,15 @@
-"""NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` form.
+"""NumPy archives, ``npz:FILE``, and single arrays in ``.npy`` files.
 
-An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
-position of tokens [N, T], where -1 means no label. The archive may hold ``x_test`` and ``y_test``, ``users_train`` and
-``users_test`` (or ``writer_...``), which say who made each example. Bytes [N, H, W] or [N, H, W, channels] are pixels.
-Integers [N, T] are tokens if the loader is told so, if the array ``vocabulary`` holds the number of tokens, or for the
-task next-token; all other inputs are numbers. Classes are numbered in the order of their labels, unless inputs are
-tokens. Nothing in a file is ever executed, arrays of Python objects are refused, and no array is inflated before its
-header has been read and there is memory for it.
+An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats for a regression [N] or [N, d], or a token at
+each position of tokens [N, T], where -1 means no label. An archive may also have ``x_test`` and ``y_test``, and
+``users_train`` and ``users_test`` (or ``writer_...``) with the user who made each example.
+
+Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if the loader is told so, if the array
+``vocabulary`` gives the number of tokens, or if the task is next-token. All other inputs are features. Classes are
+numbered in the order of their labels, unless inputs are tokens.
+
+Nothing in a file is ever executed, and arrays of Python objects are refused. An array is inflated only after its header
+has been read and there is enough memory.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ _BYTES = 2**22
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """Read the headers of all arrays of an archive.
+    """Read the headers of all arrays in an archive.
 
     Raises:
-      JaxpflError: if there is no such file, or it is not an archive, is damaged, holds Python objects, or holds more or
-        less data than its headers say.
+      JaxpflError: if the file is missing, is not an archive, is damaged, contains Python objects, or has more or less
+        data than its headers say.
     """
     found = {}
     with _archive(path) as archive:
@@ -64,12 +67,12 @@ def read_headers(path: Path) -> dict[str, Header]:
 def read_npz(
     path: Path, names: Iterable[str] | None = None, *, in_files: bool = False, more: int = 0
 ) -> dict[str, np.ndarray]:
-    """Read arrays of an archive.
+    """Read arrays from an archive.
 
     Args:
-      path: the file.
-      names: names of the arrays to read; all arrays unless given. Names that the archive lacks are left out.
-      in_files: inflate the arrays into temporary memory-mapped files, a block of bytes at a time.
+      path: archive to read.
+      names: names of the arrays to read; by default, all. Names that the archive lacks are left out.
+      in_files: inflate the arrays into temporary memory-mapped files, block by block.
       more: number of bytes for which there must be room in addition to the arrays.
 
     Raises:
@@ -88,7 +91,7 @@ def read_npz(
 
 
 def npz_keys(path: Path) -> list[str]:
-    """Names of an archive's arrays, without reading them; none if it is not an archive."""
+    """Return the names of an archive's arrays without reading them; [] if the file is not an archive."""
     try:
         with _archive(path) as archive:
             return [name.removesuffix(_ENDING) for name in archive.namelist()]
@@ -106,23 +109,21 @@ def load_npz(
     tokens: bool = False,
     in_files: bool = False,
 ) -> Source:
-    """Load a data set from an archive (see the module's docstring).
+    """Load a data set from an archive, in the form that the module's docstring describes.
 
     Args:
       name: name of the data set.
-      path: the file.
+      path: archive to read.
       description: one line for display.
-      num_classes: the number of classes. If given, the labels must already be the numbers 0 to num_classes - 1;
-        otherwise the classes are inferred from the labels.
-      task: the labels' task; inferred from the values of the labels unless given.
+      num_classes: number of classes. If given, the labels must already be 0 to num_classes - 1; otherwise the classes
+        are inferred from the labels.
+      task: task of the labels; by default, inferred from their values.
       tokens: treat integer inputs as tokens.
-      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated a block of bytes at a
-        time.
+      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated block by block.
 
     Raises:
-      JaxpflError: as in `read_npz`; also if an array is missing, if shapes do not match one another, if no task is
-        given and the labels are floats that are all whole numbers, if tokens or their labels exceed 32 bits, and for
-        NaN.
+      JaxpflError: as in `read_npz`; also if an array is missing, if shapes do not match, if no task is given and the
+        labels are floats that are all whole numbers, if tokens or their labels exceed 32 bits, and for NaN.
     """
     headers = read_headers(path)
     description = description or f"arrays in {path}"
@@ -151,7 +152,8 @@ def load_npz(
     if _are_tokens(path, first, arrays, tokens, task):
         inputs = "tokens"
     if task != "multilabel" and not (inputs == "tokens" and _is_by_position(arrays["y_train"], first)):
-        labels = {part: y[:, 0] if y.shape[1:] == (1,) else y for part, y in labels.items()}  # a column is one label
+        # A single column of labels [N, 1] is one label per example.
+        labels = {part: y[:, 0] if y.shape[1:] == (1,) else y for part, y in labels.items()}
     names_of_classes = None
     if task == "regression":
         labels = {part: y.astype(np.float64) if y.dtype.kind != "f" else y for part, y in labels.items()}
@@ -182,9 +184,9 @@ def load_npz(
 def _number_labels(
     path: Path, labels: dict[str, np.ndarray], task: str | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Return labels [N] as the numbers of their classes, and the names of the classes.
+    """Return the class number of each label [N], and the names of the classes.
 
-    The names are None if they are the numbers themselves. Labels that are not classes are returned as they are.
+    The names are None if they equal the numbers. Labels that are not classes are returned unchanged.
     """
     real = [part for part, y in labels.items() if y.dtype.kind == "f"]
     whole = all(
@@ -208,7 +210,7 @@ def _number_labels(
 
 
 def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bool, task: str | None) -> bool:
-    """True for integers [N, T] that are declared to be tokens."""
+    """Return True for integers [N, T] that the caller, the archive or the task declares to be tokens."""
     y = arrays["y_train"]
     if not (x.holds_integers and len(x.shape) == 2):
         if tokens or _VOCABULARY in arrays:
@@ -225,21 +227,22 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
 
 
 def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
-    """Return the declared number of tokens, after a check."""
+    """Return the declared number of tokens, which must exceed the largest token."""
     if size.shape or size.dtype.kind not in "iu" or size <= largest:
         raise JaxpflError(f"{path}: {_VOCABULARY} must be the number of tokens, above the largest, {largest}")
     return int(size)
 
 
 def _is_by_position(y: np.ndarray, x: Header) -> bool:
-    """True for integer labels at each position of the tokens x."""
+    """Return True for integer labels at each position of the tokens x."""
     return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
 
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive. Any damage is reported in one line, as zipfile, its codecs and NumPy's parser raise all kinds of
-    errors.
+    """Open an archive, and convert any error while it is used to one line.
+
+    zipfile, its codecs and NumPy's parser raise many types of errors for damaged files.
     """
     try:
         with opened(path) as file:
@@ -247,7 +250,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise JaxpflError(f"{path}: a single array, not an .npz archive")
             with zipfile.ZipFile(file) as archive:
                 yield archive
-    except JaxpflError:  # a full disk, too
+    except JaxpflError:  # errors of our own keep their message, also for a full disk
         raise
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
@@ -256,7 +259,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
-    """Inflate an array, whose header has been checked, into a temporary file."""
+    """Inflate an array into a temporary file; its header has been checked before."""
     first = np.lib.format.read_magic(member) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(member)
@@ -281,7 +284,7 @@ def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
 
 
 def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> str | None:
-    """Check the arrays of users, and return the prefix of their names; None if the archive has no such arrays."""
+    """Check the arrays of users, and return the prefix of their names, or None if there are none."""
     key = next((key for key in _USERS if f"{key}_train" in headers), None)
     for part in parts if key is not None else ():
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
@@ -307,7 +310,7 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
 
 
 class Header(NamedTuple):
-    """Shape and dtype of an archive's array, known before it is read."""
+    """Shape and dtype of an array in an archive, known before the array is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -325,7 +328,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     """Read the header of an array that must fill a file of ``size`` bytes.
 
     Raises:
-      Exception: of any kind, if the header is damaged.
+      Exception: of any type, if the header is damaged.
     """
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -341,11 +344,11 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
 
 
 def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarray:
-    """Read the array of a plain ``.npy`` file, whose header must match the file's size before memory is allocated.
+    """Read the array in a ``.npy`` file; its header must match the file's size before memory is allocated.
 
     Args:
-      path: the file.
-      mode: map the array into memory in this mode instead of reading it; an empty array is always read.
+      path: file to read.
+      mode: mode in which to memory-map the array instead of reading it; an empty array is always read.
 
     Raises:
       OSError: if the file is missing or cannot be read.
@@ -357,6 +360,6 @@ def read_npy(path: Path, *, mode: Literal["r", "r+"] | None = None) -> np.ndarra
             if mode is None or not header.nbytes:
                 file.seek(0)
                 return np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as error:  # NumPy's parser of headers raises nearly anything
+        except Exception as error:  # NumPy's parser of headers raises many types
             raise JaxpflError(f"{path} is missing or damaged: {one_line(error)}") from error
     return np.load(path, mmap_mode=mode, allow_pickle=False)

@@ -1,8 +1,8 @@
-"""Pickled arrays and containers, read without executing anything from the file.
+"""Reader for pickled arrays and containers that executes nothing from the file.
 
-A pickle is a program: it may call any function that it names. Here it can name only what NumPy arrays need, and even
-those names resolve to stand-ins that record their arguments; the arrays are built afterwards, from raw bytes and a
-plain element type. NumPy's own reconstruction is never run at a file's request.
+A pickle is a program that may call any function by name. This reader allows only the names that NumPy arrays need. Each
+name resolves to a stand-in that records its arguments, and the arrays are built afterwards from raw bytes and a plain
+dtype. A file can never call NumPy's own reconstruction functions.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from jaxpfl.support.errors import JaxpflError, printable
 from jaxpfl.support.files import contents
 
 _PLAIN_TYPES = frozenset("buif")
-"""Supported element kinds: booleans, unsigned and signed integers, floats."""
+"""Supported kinds of dtypes: booleans, unsigned and signed integers, and floats."""
 
 _KEYS = (str, bytes, int, float, bool, type(None))
-"""Types of dictionary keys: hashing tuples that hold themselves twice, repeatedly nested, would take for ever."""
+"""Types of dictionary keys. Tuples are not allowed: hashing deeply nested tuples with shared parts would never end."""
 
-_MEMORY = 4  # times its length that a pickle may take: its bytes, its opcodes' copies, and lists of small numbers
-_MOST_SHARED = 8  # parts of the object for each byte; a part that occurs several times counts each time
+_MEMORY = 4  # memory of a pickle relative to its length: its bytes, copies by opcodes, and lists of small numbers
+_MOST_SHARED = 8  # largest number of parts per byte; a part that occurs several times counts each time
 _LEAST_PARTS = 100_000
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of builtin containers, numbers, strings and plain NumPy arrays (also of Python 2).
+    """Read a pickle of builtin containers, numbers, strings and plain NumPy arrays (also from Python 2).
 
     Strings of Python 2 are returned as bytes.
 
     Raises:
-      JaxpflError: if the file is missing, truncated or damaged, or asks for anything else: the refused global is named,
-        and none of it was executed.
+      JaxpflError: if the file is missing, truncated or damaged, or needs any other global. The message then names the
+        global, and nothing has been executed.
     """
     content = contents(path, _MEMORY)
     try:
@@ -48,16 +48,16 @@ def read_pickle(path: Path) -> Any:
             f"{path}: refused: the pickle asks for {printable(str(refused))}, and only plain NumPy arrays and "
             "containers are read; nothing was executed"
         ) from None
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle raises many types
         raise JaxpflError(f"{path}: truncated or damaged pickle of {len(content)} bytes: {one_line(error)}") from error
 
 
 class _RefusedError(Exception):
-    """A global that is not on the list of supported ones."""
+    """A global that is not in `_KNOWN`."""
 
 
 class _Callable:
-    """Stand-in for a global of a pickle, created anew each time since a pickle may try to modify it."""
+    """Stand-in for a global. It is created anew for each use, because a pickle may try to modify it."""
 
     __slots__ = ("make",)
 
@@ -69,7 +69,7 @@ class _Callable:
 
 
 class _Type:
-    """Stand-in for a ``numpy.dtype``: its code and byte order."""
+    """Stand-in for a ``numpy.dtype``: type code and byte order."""
 
     __slots__ = ("code", "order")
 
@@ -87,7 +87,7 @@ class _Type:
 
 
 class _Array:
-    """Stand-in for a ``numpy.ndarray``: shape, element type, order and raw bytes."""
+    """Stand-in for a ``numpy.ndarray``: shape, dtype, memory order and raw bytes."""
 
     __slots__ = ("state",)
 
@@ -102,7 +102,7 @@ class _Array:
 
 
 class _Scalar:
-    """Stand-in for a NumPy number."""
+    """Stand-in for a NumPy scalar."""
 
     __slots__ = ("dtype", "raw")
 
@@ -118,7 +118,10 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
 class _Reader(_Unpickler):
-    """Python's unpickler in Python: the one in C allocates any size that seven bytes ask for, and hashes any key."""
+    """Python's unpickler written in Python, with checks.
+
+    The unpickler in C allocates as many bytes as a file demands, and hashes keys of any type.
+    """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_Unpickler.dispatch)
 
@@ -195,20 +198,20 @@ def _text(value: Any) -> str:
 
 
 class _Finish:
-    """Last step of reading a pickle: `_Array` and `_Scalar`, in place of NumPy's own classes, become NumPy's arrays.
+    """Last step of reading a pickle: conversion of `_Array` and `_Scalar` to arrays and numbers.
 
-    An object that stands in several places is converted once.
+    An object that occurs several times is converted once.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._done: dict[int, tuple[Any, Any, int]] = {}  # the object too: its id must stay its own
+        self._done: dict[int, tuple[Any, Any, int]] = {}  # also keeps the object alive, so that its id stays unique
 
     def convert(self, value: Any) -> tuple[Any, int]:
-        """The value without stand-ins, and its number of parts.
+        """Return the value without stand-ins, and its number of parts.
 
         Raises:
-          ValueError: for an object that contains itself, or shares parts so often that reading it would never end.
+          ValueError: if an object contains itself, or has more parts than allowed because it shares them.
         """
         if isinstance(value, _Callable | _Type):
             raise ValueError("a bare type")
@@ -235,14 +238,14 @@ class _Finish:
 
 
 _OPEN = object()
-"""Marker of a value that is not finished yet."""
+"""Marker for an object whose conversion has not finished."""
 
 
 _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "ndarray"): lambda *_: _Array(),
     ("numpy", "dtype"): _Type,
     ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): lambda: b"",  # how Python 3 writes empty bytes for Python 2
+    ("__builtin__", "bytes"): lambda: b"",  # Python 3 writes empty bytes like this in protocols for Python 2
     ("collections", "OrderedDict"): _dictionary,
     ("collections", "Counter"): _dictionary,
 }

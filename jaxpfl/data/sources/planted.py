@@ -1,10 +1,10 @@
-r"""Synthetic clients in planted clusters, each with its own logistic regression of known coefficients.
+r"""Synthetic clients in planted clusters; each cluster has a logistic regression with known coefficients.
 
 .. math:: \theta_c = r\, u_c, \quad u_c \text{ uniform on the sphere}, \qquad x \sim N(0, I_d), \qquad
    P(y = 1 \mid x) = \frac{1}{1 + \exp(-x^T \theta_{c(i)})}
 
 Clusters differ in the conditional distribution of labels, not in their inputs: x alone does not identify a cluster.
-Clusters are of nearly equal size. The numbers are the same on every platform (`portable`).
+Clusters have nearly equal sizes. The numbers are the same on every platform (`portable`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class PlantedSettings:
     clusters: int = setting(5, range=COUNT)
     """Number of clusters k, at most m."""
     examples: int = setting(40, range=COUNT)
-    """Training examples n of each client."""
+    """Number of training examples n of each client."""
     test_examples: int = setting(100, range=COUNT)
-    """Test examples of each client."""
+    """Number of test examples of each client."""
     dim: int = setting(10, range=COUNT)
     """Number of features d."""
     strength: float = setting(3.0, range=Range(0, math.inf, False, True))
-    """Norm r of every cluster's coefficients; large values give almost noiseless labels."""
+    """Norm r of each cluster's coefficients; large values give almost noiseless labels."""
     seed: int = setting(0, range=Range(0))
     """Seed of all draws."""
 
@@ -47,7 +47,7 @@ class PlantedSettings:
         """Check that the settings are valid.
 
         Raises:
-          JaxpflError: if a setting is not valid; the message gives its name, its value, and what is allowed.
+          JaxpflError: if a setting is not valid; the message gives its name, its value, and the allowed values.
         """
         settings.check(self, prefix="planted:")
         if self.clusters > self.clients:
@@ -58,9 +58,9 @@ class Planted(NamedTuple):
     """Synthetic data with their true clusters and coefficients.
 
     Attributes:
-      source: binary examples with the clients 0 .. m - 1 as users, for the partition "natural".
+      source: examples with binary labels; the users are the clients 0 .. m - 1, for the partition "natural".
       member: [m], the cluster of each client, in 0 .. k - 1.
-      theta: [k, d] float64, the clusters' coefficients.
+      theta: [k, d] float64, the coefficients of each cluster.
     """
 
     source: Source
@@ -77,7 +77,7 @@ def draw_planted(given: PlantedSettings) -> Planted:
     given.check()
     m, d, most = given.clients, given.dim, max(given.examples, given.test_examples)
     host_memory.check(
-        8 * (6 * m * most * d + given.clusters * d),  # uniforms, their transforms and products, in double precision
+        8 * (6 * m * most * d + given.clusters * d),  # uniform draws, their transforms and products, in float64
         f"planted: {m} clients with {most} examples in {d} dimensions need",
         "set fewer clients, examples, test_examples or dim",
     )
@@ -94,10 +94,10 @@ def draw_planted(given: PlantedSettings) -> Planted:
 def parse(text: str) -> PlantedSettings:
     """Parse a text such as ``planted:clients=60,clusters=3``.
 
-    Settings that the text does not name keep their defaults, so that ``planted`` alone gives the defaults of all.
+    Settings that the text does not name have their defaults, so ``planted`` alone gives all defaults.
 
     Raises:
-      JaxpflError: if a name is unknown or repeated, or a value has another type than its setting.
+      JaxpflError: if a name is unknown or repeated, or if a value has the wrong type.
     """
     fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
     _, given = choices.parse("data set", text, ["planted"])
@@ -110,9 +110,9 @@ def parse(text: str) -> PlantedSettings:
 
 
 def enlarged(text: str, clients: int) -> str:
-    """Return the name of a data set.
+    """Return the name of a data set, with at least ``clients`` clients if it is planted.
 
-    If it is a planted data set that does not state its number of clients, the returned name states ``clients`` or more.
+    Other names, and planted sets that state their number of clients, are returned unchanged.
     """
     name, colon, rest = text.partition(":")
     if name != "planted" or "clients=" in rest or clients <= parse(text).clients:
@@ -121,17 +121,17 @@ def enlarged(text: str, clients: int) -> str:
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw n examples of each client, given theta [m, d]: users [m n], inputs [m n, d] float32 and labels [m n]."""
+    """Draw n examples per client for theta [m, d]: users [m n], inputs [m n, d] float32 and labels [m n]."""
     m, d = theta.shape
     users = np.repeat(np.arange(m, dtype=np.int32), n)
     x = portable.normal(rng, m * n * d).reshape(m * n, d)
     odds = _sums(x * theta[users])
     u = portable.uniform(rng, m * n)
-    # u < 1 / (1 + exp(-odds)), without the exponential of a large number.
+    # u < 1 / (1 + exp(-odds)), rearranged so that no large number is exponentiated.
     y = portable.log(u) - portable.log(1 - u) < odds
     return users, x.astype(np.float32), y.astype(np.int32)
 
 
 def _sums(x: np.ndarray) -> np.ndarray:
-    """Sum of each row, added in the order of the row's elements."""
+    """Sum each row in the order of its elements."""
     return np.add.accumulate(x, axis=1)[:, -1]

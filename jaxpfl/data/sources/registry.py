@@ -44,33 +44,33 @@ def load(
           ``idx:FOLDER``;
         - ``mnist-writers``: MNIST with the writer of each digit;
         - ``cifar10``, ``cifar100``;
-        - ``femnist``, ``shakespeare``, ``reddit``, or ``leaf:FOLDER``: the JSON files of LEAF;
+        - ``femnist``, ``shakespeare``, ``reddit``, or ``leaf:FOLDER``: JSON files in LEAF's format;
         - ``a9a`` or ``libsvm:PATH``;
-        - ``school``: exam scores of pupils of 139 schools, a regression (`school`);
+        - ``school``: exam scores of pupils of 139 schools, a regression (`natural`);
         - ``npz:FILE``: your own arrays;
-        - ``csv:FILE``: a table of your own, with columns for the label and the client (``table``);
-        - ``text:FOLDER``: texts of your own, a file or subfolder for each client (`text`);
+        - ``csv:FILE``: your own table, with columns for the label and the client (``table``);
+        - ``text:FOLDER``: your own texts, one file or subfolder per client (`text`);
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
         Paths are relative to the data directory, or absolute.
-      data_dir: see `data_directory`.
-      standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307
-        and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
-        [0, 1]. Inputs other than pixels are not changed.
-      in_files: keep the inputs in temporary memory-mapped files. An .npz archive is then read some bytes at a time, so
-        that it may be larger than memory; other sets are read at once. What is made of the source (`federate`,
-        `set_apart`) is in files too. The numbers are the same.
-      task: task for the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; inferred from
-        their values unless given. With ``next-token``, LEAF's text has a label at each position instead of one after
+      data_dir: data directory, as in `data_directory`.
+      standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307 and 0.3081
+        for MNIST), for each channel, as is customary; both count as public. Otherwise pixels are in [0, 1]. Inputs
+        other than pixels are not changed.
+      in_files: keep the inputs in temporary memory-mapped files. An .npz archive is then read block by block, so it may
+        be larger than memory; other sets are read at once. Results of `federate` and `set_apart` are in files too. The
+        values do not change.
+      task: task for the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by default,
+        inferred from their values. With ``next-token``, LEAF's text has a label at each position instead of one after
         each window.
-      table: columns of the labels and of the clients of ``csv:``, and the treatment of rows with missing values.
-      window: length of the windows of ``text:`` in bytes; 64 unless given.
-      tokens: treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens; they are numbers unless given.
+      table: columns of labels and clients in ``csv:``, and the treatment of rows with missing values.
+      window: length in bytes of the windows of ``text:``; by default, 64.
+      tokens: treat integer inputs [N, T] of ``npz:`` and ``leaf:`` as tokens instead of numbers.
 
     Raises:
-      JaxpflError: for an unknown name (the message has the nearest known one), a missing file (where to put it), or a
-        damaged one (what it holds and what is expected).
+      JaxpflError: for an unknown name (the message suggests the nearest name), a missing file (it says where to put
+        it), or a damaged file (it says what was found and what is expected).
 
     Examples:
       >>> source = load("digits")
@@ -81,7 +81,7 @@ def load(
         source = _load(name, data_directory(data_dir), _How(in_files, task, table, window, tokens))
         source = _file_source(source) if in_files else source
         return standardized(source) if standardize else source
-    except (MemoryError, RecursionError, OSError) as error:  # a file too large or too deep is no program error
+    except (MemoryError, RecursionError, OSError) as error:  # caused by the file: it is too large or too deeply nested
         raise JaxpflError(f"data set {name!r}: cannot be read: {one_line(error)}") from error
 
 
@@ -113,7 +113,7 @@ def _load(name: str, root: Path, how: _How) -> Source:
 
 
 def _file_source(source: Source) -> Source:
-    """The source with its inputs in temporary files, wherever they were."""
+    """Return the source with its inputs in temporary files."""
 
     def file_array(x: np.ndarray) -> np.ndarray:
         if host_memory.is_mapped(x):
@@ -128,12 +128,12 @@ def _file_source(source: Source) -> Source:
 
 
 def source_names() -> list[str]:
-    """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
+    """Return the names known to `load`, without the folders of IDX files in the data directory."""
     return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
-    """All data sets known to `load`, and whether they are present. Looks for files; reads none."""
+    """Return all data sets known to `load`, and whether their files are present; no file is read."""
     root = data_directory(data_dir)
     entries = [entry(name, describe, root) for name, (_, describe) in _NAMED.items()]
     try:
@@ -144,7 +144,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
 
 
 def _load_digits(name: str, argument: str, root: Path, how: _How) -> Source:
-    # scikit-learn's file, without scikit-learn: its import takes as long as training does.
+    # Read scikit-learn's file without importing scikit-learn, whose import takes as long as training does.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise JaxpflError("the data set 'digits' comes with scikit-learn: pip install scikit-learn")
@@ -197,8 +197,8 @@ _NAMED: dict[str, tuple[_Load, Callable[[str, Path], str]]] = {
     natural.SCHOOL: (_SCHOOL, natural.describe_school),
     "planted": (_load_planted, lambda name, root: _PLANTED),
 }
-"""Data sets with a fixed name: the function of `_PREFIXED`, with the name for an argument, and (name, data directory)
--> description."""
+"""Data sets with a fixed name: a loader as in `_PREFIXED`, whose argument is the name, and (name, data directory) ->
+description."""
 
 _PREFIXED: dict[str, tuple[str, _Load]] = {
     "csv": ("FILE", _load_table),
@@ -210,4 +210,4 @@ _PREFIXED: dict[str, tuple[str, _Load]] = {
     "planted": ("SETTINGS", _load_planted),
     "tfds": ("NAME", lambda name, argument, root, how: tensorflow_sets.load_tfds(argument, root)),
 }
-"""Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory, options) -> source."""
+"""Data sets ``PREFIX:ARGUMENT``: kind of the argument, and (name, argument, data directory, options) -> source."""

@@ -1,9 +1,9 @@
-"""Tables of your own: ``csv:FILE`` with a column of labels and, if clients are known, a column that names the clients.
+"""Your own tables, ``csv:FILE``, with columns of labels and, if clients are known, a column with the clients' names.
 
-The first line names the columns. Each column of numbers is a feature; each column of text becomes one feature of 0 and
-1 for each text that occurs in the column. Labels that are texts, or whole numbers with few distinct values, are
-classes, in the order of the values; all other labels are real numbers for a regression, unless the task is named.
-Several columns of labels must hold numbers: if all are 0 or 1 the task is multilabel, else regression.
+The first line names the columns. Each column of numbers becomes a feature. Each column of text becomes several features
+of 0 and 1, one for each distinct text. A single column of labels is a classification if it has texts, or whole numbers
+with few distinct values, and otherwise a regression, unless the task is named. Classes are in the order of the values.
+Several columns of labels must have numbers: if all are 0 or 1 the task is multilabel, otherwise regression.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _FEW = 20
 """Largest number of distinct whole numbers that count as classes."""
 _MOST_TEXTS = 1000
 _MARKED = re.compile(r"[-+]?\s*[$€£¥]\s*[-+]?\d[\d.,' ]*|[-+]?\d[\d.,' ]*[%$€£¥]")
-"""Cells with a number and a mark for per cent or a currency, which would otherwise be categories."""
-_FREE = 0.5  # of the rows: a column with as many different texts is no category
+"""Cells with a number and a percent or currency sign, which would otherwise become categories."""
+_FREE = 0.5  # share of the rows: a column with more distinct texts is not a category
 
 
 class TableOptions(NamedTuple):
     """Columns of a table by name, and the treatment of its missing values.
 
     Attributes:
-      target: column of labels; several names with commas between them.
+      target: column of labels; several names are separated by commas.
       client: column of the clients' names; None if there is no such column.
-      missing: a name in `MISSING`, which says whether rows with a missing value are refused or left out with a warning.
-      ignore: columns to leave out of the table, whatever they hold.
+      missing: "refuse" to raise an error for rows with a missing value, or "drop" to leave them out with a warning.
+      ignore: columns to leave out of the table.
       missing_words, encoding: arguments of `csv_text.read`.
     """
 
@@ -50,14 +50,14 @@ class TableOptions(NamedTuple):
     encoding: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Label columns in a table with the columns ``names``; the name of a single column may hold commas."""
+        """Return the label columns, for a table with the columns ``names``; the name of one column may have commas."""
         if self.target is None or self.target in names or "," not in self.target:
             return () if self.target is None else (self.target,)
         return tuple(part.strip() for part in self.target.split(","))
 
     @property
     def changed(self) -> str:
-        """The first option that differs from its default; empty if none does."""
+        """Return the name of the first option that differs from its default, or ""."""
         pairs = zip(self._fields, self, TableOptions._field_defaults.values(), strict=True)
         return next((name for name, value, default in pairs if value != default), "")
 
@@ -67,14 +67,14 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
     Args:
       name: name of the data set.
-      path: the file.
+      path: file to read.
       options: columns of the table, and the treatment of missing values.
-      task: the labels' task. Unless given, it is inferred from the values of the labels, and a warning says so.
+      task: task of the labels; by default, inferred from their values, with a warning.
 
     Raises:
       JaxpflError: if the file is not such a table (the message names the line and the column), if a column is unknown,
-        if a value is missing, if a column holds neither numbers nor categories, if the labels do not suit the task, or
-        if there are fewer than two clients.
+        if a value is missing, if a column has neither numbers nor categories, if the labels do not suit the task, or if
+        there are fewer than two clients.
     """
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
@@ -115,7 +115,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
 
 
 def _without_missing(table: Table, missing: str) -> Table:
-    """Return the rows without missing values; raise an error if rows have missing values and are not to be left out."""
+    """Return the table without rows with missing values, or raise an error if ``missing`` is "refuse"."""
     gaps = table.cells.map(table.is_missing)
     lacking = gaps.any(axis=1).to_numpy()
     if not lacking.any():
@@ -136,7 +136,7 @@ def _without_missing(table: Table, missing: str) -> Table:
 
 
 class _Labels(NamedTuple):
-    """Labels [N] or [N, d], their task, the number of classes or of labels, and the classes' names."""
+    """Labels [N] or [N, d], their task, the number of classes or label columns, and the names of the classes."""
 
     y: np.ndarray
     task: str
@@ -147,7 +147,7 @@ class _Labels(NamedTuple):
 def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     """Read the labels in one or several columns.
 
-    Unless the task is named, it follows from the labels' values, and a warning says so.
+    If the task is not named, it is inferred from the labels' values, with a warning.
     """
     if len(targets) > 1:
         return _several_labels(table, targets, task)
@@ -206,7 +206,7 @@ def _warn_of_task(task: str, holds: str) -> None:
 
 
 def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
-    """Check that single precision holds the numbers of a column."""
+    """Check that the numbers of a column are in the range of float32."""
     with np.errstate(over="ignore"):
         held = np.isfinite(numbers.astype(np.float32))
     if not held.all():
@@ -215,7 +215,7 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
 
 
 def _inputs(table: Table, names: list[str]) -> np.ndarray:
-    """Features [N, d]: the columns of numbers, and a column of 0 and 1 for each text in the other columns."""
+    """Return features [N, d]: the columns of numbers, and 0 and 1 for each distinct text in the other columns."""
     columns: list[np.ndarray] = []
     for name in names:
         numbers = _numbers(table, name)
@@ -235,10 +235,10 @@ def _inputs(table: Table, names: list[str]) -> np.ndarray:
 
 
 def _numbers(table: Table, name: str) -> np.ndarray | None:
-    """Return the numbers of a column, [N]; None for a column of text.
+    """Return a column as numbers, [N], or None if it has text.
 
     Raises:
-      JaxpflError: if a column of numbers has text in some cells, or marks for per cent or a currency.
+      JaxpflError: if a column of numbers has text in some cells, or percent or currency signs.
     """
     found = table.parsed(name)
     wrong = np.flatnonzero(np.isnan(found))

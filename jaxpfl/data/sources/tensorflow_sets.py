@@ -1,12 +1,12 @@
-"""Image sets of tensorflow-datasets, ``tfds:NAME``, read with random access by NumPy, without TensorFlow.
+"""Image sets of tensorflow-datasets, ``tfds:NAME``, read by NumPy with random access, without TensorFlow.
 
-Only sets prepared on this machine are read; nothing is downloaded. A set is prepared once, elsewhere if need be, by
-TFDS's own command (which does need TensorFlow), in a format with random access::
+Nothing is downloaded: a set must have been prepared before, on this machine or another. TFDS's own command, which needs
+TensorFlow, prepares a set in a format with random access::
 
     tfds build NAME --file_format=array_record --data_dir=DIR
 
-DIR is the data directory, or else TFDS's own (``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``).
-See https://www.tensorflow.org/datasets/tfless_tfds.
+DIR is the data directory, or TFDS's own directory (``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``). See
+https://www.tensorflow.org/datasets/tfless_tfds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def load_tfds(name: str, root: Path) -> Source:
 
     Args:
       name: ``SET``, ``SET/CONFIG`` or ``SET:VERSION``, as TFDS writes them.
-      root: the data directory, searched before TFDS's own directory.
+      root: data directory, searched before TFDS's own directory.
 
     Raises:
-      JaxpflError: tensorflow-datasets is not installed; an unknown name (the nearest is suggested); a set that is not
-        prepared here, or not at random access (the command that prepares it); one without a training split, without
-        one image and one label per example, or with images of several sizes.
+      JaxpflError: if tensorflow-datasets is not installed, the name is unknown (the message suggests the nearest name),
+        the set is not prepared with random access (it gives the command to prepare it), or the set has no training
+        split, not one image and one label per example, or images of different sizes.
     """
     try:
         import tensorflow_datasets as tfds
@@ -57,7 +57,7 @@ def load_tfds(name: str, root: Path) -> Source:
             splits = list(builder.info.splits)
         except JaxpflError:
             raise
-        except Exception as error:  # a damaged description: TFDS raises many kinds
+        except Exception as error:  # TFDS raises many types for a damaged description
             raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
         if "train" not in splits:
             raise JaxpflError(f"tfds:{name}: no split 'train' (it has {listed(splits, 'train')})")
@@ -73,21 +73,21 @@ def load_tfds(name: str, root: Path) -> Source:
 
 
 def tfds_entry() -> Entry:
-    """The line of ``jaxpfl data list`` for all these sets."""
+    """Return the line of ``jaxpfl data list`` for all sets of tensorflow-datasets."""
     present = importlib.util.find_spec("tensorflow_datasets") is not None
     lacking = "" if present else ": pip install tensorflow-datasets"
     return Entry("tfds:NAME", present, f"any prepared image set of tensorflow-datasets{lacking}")
 
 
 def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
-    """Builder of the prepared set: in the data directory, else in TFDS's own."""
+    """Return the builder of a prepared set, in the data directory or else in TFDS's own directory."""
     builder = None
     for place in (str(root), None):
         try:
             builder = tfds.builder(name, data_dir=place)
         except tfds.core.DatasetNotFoundError:
             continue
-        except Exception as error:  # an unknown config or version, a damaged folder: TFDS raises many kinds
+        except Exception as error:  # TFDS raises many types for unknown configs or versions, and damaged folders
             raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
         if builder.is_prepared():
             return builder
@@ -103,7 +103,7 @@ def _how_to_prepare(name: str, root: Path) -> str:
 
 
 def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
-    """Names of the image and label features, and the number of classes."""
+    """Return the names of the image feature and the label feature, and the number of classes."""
     features = dict(info.features)
     images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, tfds.features.ClassLabel)]
@@ -133,11 +133,11 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         for record in (records[i] for i in range(len(records))):
             images.append(np.asarray(record[image]))
             labels.append(int(record[label]))
-            if len(images) == 1:  # all bytes: separate, stacked, as floats, and standardized
+            if len(images) == 1:  # room for all images as bytes, stacked, as floats, and standardised
                 check_fits(whose, 10 * images[0].nbytes * len(records))
     except JaxpflError:
         raise
-    except Exception as error:  # a damaged record: array_record, protobuf and Pillow raise many kinds
+    except Exception as error:  # array_record, protobuf and Pillow raise many types for a damaged record
         raise JaxpflError(f"{whose}: cannot be read: {one_line(error)}") from error
     shapes = {array.shape for array in images}
     if len(shapes) != 1:
@@ -151,7 +151,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
 
 @contextmanager
 def _own_classes(tfds: Any) -> Iterator[None]:
-    """Take classes of TFDS itself alone: it imports whatever module a set's ``features.json`` names."""
+    """Allow only TFDS's own classes: TFDS would import any module that a set's ``features.json`` names."""
     connector = tfds.features.FeatureConnector
     found = connector.__dict__["cls_from_name"]
 

@@ -1,12 +1,12 @@
-"""Texts of your own, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
+"""Your own texts, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
 
-Tokens are the 256 byte values of UTF-8 text, so that the vocabulary reveals nothing about any client's text. A client's
-text (in a subfolder, all files joined in the order of their paths) is cut into windows of T + 1 bytes: the first T are
-an input, the last T its labels. Windows share no byte; a tail shorter than a window is left out. Test and validation
-examples are each user's last windows (`Source.ordered`), also where a client has several users, never windows between
-training windows.
+Tokens are the 256 byte values of UTF-8 text, so the vocabulary reveals nothing about any client's text. A client's text
+(in a subfolder, all files joined in the order of their paths) is cut into windows of T + 1 bytes. The first T bytes of
+a window are an input, and the last T bytes are its labels. Windows do not overlap, and a tail shorter than a window is
+left out. Test and validation examples are always each user's last windows (`Source.ordered`), even if a client has
+several users.
 
-Names that begin with a dot, and ``__pycache__``, are passed over.
+Names that begin with a dot, and ``__pycache__``, are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpfl.support.errors import JaxpflError, shown
 from jaxpfl.support.files import check_fits, contents
 
 WINDOW = 64
-"""Length T of windows unless given."""
+"""Default length T of windows."""
 
 BYTES = 256
 """Number of tokens."""
@@ -30,12 +30,12 @@ _SKIPPED = "__pycache__"
 
 
 def load_text(name: str, folder: Path, window: int | None = None) -> Source:
-    """Load the texts of a folder.
+    """Load the texts in a folder.
 
     Args:
       name: name of the data set.
       folder: folder of files, subfolders or both.
-      window: T, `WINDOW` unless given.
+      window: length T of windows; by default, `WINDOW`.
 
     Raises:
       JaxpflError: for a missing folder, a folder without text, a text shorter than a window, and bytes that are not
@@ -51,7 +51,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
     if not clients:
         raise JaxpflError(f"{folder}: holds no file or subfolder: each is a client")
     size = sum(file.stat().st_size for files in clients.values() for file in files)
-    check_fits(folder, 10 * size)  # the text, and four bytes a token twice
+    check_fits(folder, 10 * size)  # the text, and its tokens twice as int32
     texts = {client: b"".join(map(_read, files)) for client, files in clients.items()}
     warn_of_empty(folder, [client for client, text in texts.items() if not text])
     texts = {client: text for client, text in texts.items() if text}
@@ -71,17 +71,17 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files(entry: Path) -> Iterator[Path]:
-    """Files of a client, in the order of their paths."""
+    """Yield the files of a client, in the order of their paths."""
     if not entry.is_dir():
         yield entry
         return
     for inner in _entries(entry):
-        if not inner.is_symlink() or not inner.is_dir():  # a link may lead back here
+        if not inner.is_symlink() or not inner.is_dir():  # a link to a folder may form a cycle
             yield from _files(inner)
 
 
 def _windows(client: Path, text: bytes, window: int) -> np.ndarray:
-    """Bytes of a client, [n, window + 1]."""
+    """Cut a client's text into windows of bytes, [n, window + 1]."""
     if len(text) <= window:
         raise JaxpflError(
             f"{client}: {len(text)} bytes, and a window of {window} needs {window + 1}: give a shorter window, or "

@@ -1,10 +1,10 @@
-r"""Token counts by user, in compressed rows: splits of the counts, synthetic users, and files.
+r"""Token counts by user in compressed sparse rows: splits of the counts, synthetic users, and files.
 
-Synthetic users have histograms from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1):
+The histograms of synthetic users are drawn from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1):
 
 .. math:: c_u \sim w, \quad Q_u \sim Dir(\alpha P_{c_u}), \quad counts_u \sim Multinomial(m_u, Q_u)
 
-Files are ``user,token,count`` text, the IRC users' archive, and LEAF's Reddit.
+Files are ``user,token,count`` text, an archive of IRC users, and LEAF's Reddit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jaxpfl.support.files import check_fits
 
 
 class TokenCounts(NamedTuple):
-    """Token counts of n users over a vocabulary of d tokens.
+    """Token counts of n users over a vocabulary of d tokens, in compressed sparse rows.
 
     Attributes:
       indptr: [n + 1] int64; user u's entries are ``indptr[u] ... indptr[u + 1] - 1``.
       indices: [nnz] int32, tokens, ascending for each user.
       counts: [nnz] int32, positive.
-      users: [n], the users' names or numbers in the data.
-      vocabulary: [d], the tokens as text.
+      users: [n], names or numbers of the users in the data.
+      vocabulary: [d], tokens as text.
     """
 
     indptr: np.ndarray
@@ -41,17 +41,17 @@ class TokenCounts(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """m_u, the number of tokens of each user, [n] int64."""
+        """Number of tokens m_u of each user, [n] int64."""
         ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         return ends[self.indptr[1:]] - ends[self.indptr[:-1]]
 
     @property
     def rows(self) -> np.ndarray:
-        """The user of each entry, [nnz]."""
+        """Return the user of each entry, [nnz]."""
         return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
 
     def select_users(self, chosen: np.ndarray) -> TokenCounts:
-        """Return the counts of the users with the given indices, in the order of the indices."""
+        """Return the counts of the users with the indices ``chosen``, in that order."""
         lengths = np.diff(self.indptr)[chosen]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.indptr[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -60,11 +60,12 @@ class TokenCounts(NamedTuple):
         )
 
     def most_frequent(self, tokens: int) -> TokenCounts:
-        """Restrict the counts to the most frequent tokens, ``tokens`` in number.
+        """Restrict the vocabulary to its most frequent ``tokens`` tokens.
 
-        Tokens are sorted, the most frequent first; ties keep their order in the vocabulary.
+        Tokens are sorted by decreasing frequency; ties keep their order in the vocabulary.
 
-        The choice of tokens depends on all users; a privacy claim does not cover it and needs a public vocabulary.
+        The choice of tokens depends on all users, and no privacy claim covers it: private estimates need a public
+          vocabulary.
         """
         totals = np.bincount(self.indices, self.counts, len(self.vocabulary))
         chosen = np.argsort(-totals, kind="stable")[:tokens]
@@ -74,13 +75,11 @@ class TokenCounts(NamedTuple):
         return build(self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen])
 
     def active_users(self, least: int) -> TokenCounts:
-        """Return the counts of the users with at least ``least`` tokens."""
+        """Return the counts of the users who have at least ``least`` tokens."""
         return self.select_users(np.flatnonzero(self.sizes >= least))
 
     def divided(self, rng: np.random.Generator, train: np.ndarray) -> tuple[TokenCounts, TokenCounts]:
-        """Divide every user's tokens in two parts: ``train[u]`` tokens drawn without replacement, and the remaining
-        tokens.
-        """
+        """Divide each user's tokens into ``train[u]`` tokens drawn without replacement, and the remaining tokens."""
         own = np.zeros_like(self.counts)
         for u, (low, high) in enumerate(zip(self.indptr, self.indptr[1:], strict=False)):
             own[low:high] = rng.multivariate_hypergeometric(self.counts[low:high], train[u], method="marginals")
@@ -95,7 +94,7 @@ class TokenCounts(NamedTuple):
 def build(
     rows: np.ndarray, indices: np.ndarray, counts: np.ndarray, users: np.ndarray, vocabulary: np.ndarray
 ) -> TokenCounts:
-    """Build token counts from entries (user, token, count) in any order; each pair of user and token occurs once."""
+    """Build token counts from entries (user, token, count) in any order, with one entry per user and token."""
     order = np.lexsort((indices, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(users)))])
     return TokenCounts(
@@ -104,14 +103,14 @@ def build(
 
 
 class Part(NamedTuple):
-    """Users' tokens in two parts: the tokens from which users estimate, and held-out tokens for scoring."""
+    """Each user's tokens in two parts: one from which the user estimates, and one held out for scoring."""
 
     own: TokenCounts
     held_out: TokenCounts
 
 
 class HistogramSplit(NamedTuple):
-    """Users that estimate together, validation users, and unseen users."""
+    """Users who estimate together, validation users, and unseen users."""
 
     users: Part
     validation: Part
@@ -119,9 +118,9 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """Divide 0 ... n - 1 at random into the rest and a group for each share, in this order.
+    """Divide 0 ... n - 1 at random into one group per share; the first group in the result is the rest.
 
-    Each group has at least one number, in ascending order.
+    Each group is ascending and has at least one number.
 
     Raises:
       JaxpflError: if there are too few numbers to divide, or if shares are not positive or leave no rest.
@@ -136,7 +135,7 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
 
 
 def shares_of(number: int, *shares: float) -> list[int]:
-    """Number of users in each share, at least one."""
+    """Return the number of users in each share, at least one."""
     return [max(1, int(share * number)) for share in shares]
 
 
@@ -148,14 +147,14 @@ def split(
     train_share: float = 0.5,
     seed: int = 0,
 ) -> HistogramSplit:
-    """Set shares of the users apart, and divide every user's tokens.
+    """Split users into three groups, and each user's tokens into two parts.
 
     Args:
       counts: token counts of the users, at least two tokens each.
-      validation, unseen: shares of the users, drawn at random.
-      train_share: share of a user's tokens from which the user estimates; rounded, at least one token and at most all
-        but one.
-      seed: seed for both draws.
+      validation, unseen: shares of the users in these groups, drawn at random.
+      train_share: share of a user's tokens from which the user estimates, rounded; at least one token is on either
+        side.
+      seed: seed of both draws.
 
     Raises:
       JaxpflError: for fewer than three users, a user with a single token, or shares out of range.
@@ -173,7 +172,7 @@ def split(
 
 
 class DirichletMixture(NamedTuple):
-    """A mixture of Dirichlet distributions: centers P [k, d], shares w [k], and the concentration alpha."""
+    """A mixture of Dirichlet distributions with centres P [k, d], shares w [k], and concentration alpha."""
 
     centers: np.ndarray
     shares: np.ndarray
@@ -181,7 +180,7 @@ class DirichletMixture(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Users drawn from a `DirichletMixture`: their counts, true histograms [n, d] float32, and clusters [n]."""
+    """Users drawn from a `DirichletMixture`: their counts, true histograms [n, d] float32, and true clusters [n]."""
 
     counts: TokenCounts
     histograms: np.ndarray
@@ -191,9 +190,9 @@ class Drawn(NamedTuple):
 def zipf_mixture(
     rng: np.random.Generator, tokens: int, clusters: int, alpha: float, spread: float = 1.0
 ) -> DirichletMixture:
-    """Return a mixture with equal shares, whose centers ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
+    """Return a mixture with equal shares, whose centres ``P_k`` are proportional to ``exp(spread N(0, 1)) / rank``.
 
-    The centers are word frequencies by Zipf's law, perturbed on the logarithmic scale in each cluster.
+    The centres are word frequencies by Zipf's law, with log-normal noise for each cluster.
 
     Raises:
       JaxpflError: if alpha is not positive, or the spread is negative.
@@ -210,7 +209,7 @@ def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np
     clusters = rng.choice(len(population.shares), size=n, p=population.shares)
     truth = np.empty((n, d), np.float32)
     rows, indices, counts = [], [], []
-    for low in range(0, n, 1000):  # a gamma variable for each token: no more than 8 MB at a time
+    for low in range(0, n, 1000):  # in blocks of users, because each needs a gamma draw for every token
         part = slice(low, low + 1000)
         gammas = rng.standard_gamma(population.alpha * population.centers[clusters[part]])
         q = gammas / gammas.sum(axis=1, keepdims=True)
@@ -235,12 +234,12 @@ _MOST = 2**31 - 1
 def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     """Read counts from a CSV file with the columns ``user``, ``token`` and ``count``, one row per nonzero count.
 
-    Columns may be in any order; those without a name, such as R's numbers of rows, are ignored. Users and tokens are
+    Columns may be in any order. Columns without a name, such as R's row numbers, are ignored. Users and tokens are
     numbered in order of first appearance.
 
     Raises:
       JaxpflError: if the file cannot be read or has another header, if a row does not have three cells, if a count is
-        not a positive whole number, or if a user has a token twice; the message gives the line and the reason.
+        not a positive whole number, or if a user has a token twice. The message gives the line and the reason.
     """
     import pandas
 
@@ -266,13 +265,13 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:
-    """Load token counts of a public chat's users from ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
+    """Load token counts of the users of a public chat, ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
 
-    The archive has ``indptr``, ``indices``, ``counts`` (compressed rows) and ``vocab``. Users without tokens are left
-    out.
+    The archive has ``indptr``, ``indices``, ``counts`` (compressed sparse rows) and ``vocab``. Users without tokens are
+    left out.
 
     Raises:
-      JaxpflError: if the file is missing (the message says where to put it), damaged, or of another format.
+      JaxpflError: if the file is missing (the message says where to put it), damaged, or in another format.
     """
     from scipy import sparse
 
@@ -288,7 +287,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: indptr, indices and counts must be integers")
     try:
         matrix = sparse.csr_array((counts, indices, indptr), shape=(len(indptr) - 1, len(vocabulary)))
-        matrix.check_format()  # of an indptr that ends with 0 it asks nothing
+        matrix.check_format()  # does not check an indptr that ends with 0
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("indptr decreases")
     except (TypeError, ValueError) as error:
@@ -306,14 +305,14 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 def read_leaf_counts(folder: Path) -> TokenCounts:
     """Count each user's target tokens in LEAF's Reddit files, training and test together.
 
-    Padding, words outside the vocabulary and begin and end marks do not count. Users without tokens are left out,
-    with a warning.
+    Padding, words outside the vocabulary, and marks of beginning and end are not counted. Users without tokens are left
+    out, with a warning.
 
     Args:
       folder: folder of the files, as in `leaf.load_leaf`.
 
     Raises:
-      JaxpflError: if files are missing or damaged, or inputs are not sequences of tokens.
+      JaxpflError: if files are missing or damaged, or if inputs are not sequences of tokens.
     """
     parts = [leaf.read_users(part) for part in leaf.locate("reddit", folder) if part is not None]
     if leaf.kind_of(parts[0], folder) != "sequences":
@@ -321,7 +320,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     tallies = [leaf.tally(users) for users in parts]
     vocabulary, length = leaf.vocabulary_of(folder, tallies[0]), max(found.longest for found in tallies)
     check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)
-    words = np.arange(vocabulary.size).astype(object)  # tokens without a known word are named by their number
+    words = np.arange(vocabulary.size).astype(object)  # a token without a known word has its number as name
     for word, token in (vocabulary.words or {}).items():
         words[token] = word
     marks = np.isin(words.astype(str), _MARKS)
