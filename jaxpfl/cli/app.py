@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
@@ -159,14 +159,17 @@ def _choose(
     args: list[str],
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run the command named by the first argument.
+    """Run the command named by the first argument, or print its help on request.
 
     Args:
-      commands: functions, one for each command.
+      commands: functions, one for each command, whose parameters are its flags (see `parsing.flags_of`).
       prog: words before the arguments, such as ``jaxpfl data``.
       description: purpose of the commands together.
       args: the arguments.
       others: commands dispatched earlier, with their descriptions.
+
+    Raises:
+      JaxpflError: if there is no such command, or the arguments are not its own; and any that it raises.
     """
     known = {command.__name__.replace("_", "-"): command for command in commands}
     names = [*known, *others]
@@ -182,20 +185,7 @@ def _choose(
         raise JaxpflError(f"{prog} needs a command before {args[0]}: {', '.join(names)}")
     if name not in known:
         raise unknown_name(f"command of {prog}", args[0], names)
-    _call(known[name], f"{prog} {name}", args[1:])
-
-
-def _call(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
-    """Call a command with its parsed arguments, or print its help on request.
-
-    Args:
-      command: a function whose parameters are its flags (see `parsing.flags_of`).
-      name: name of the command, ``jaxpfl run``.
-      args: the arguments after it.
-
-    Raises:
-      JaxpflError: if the arguments are not the command's; and any that the command raises.
-    """
+    command, name, args = known[name], f"{prog} {name}", args[1:]
     flags = parsing.flags_of(command)
     if {*parsing.HELP, parsing.HELP_ALL} & {*args}:
         from jaxpfl.cli import help

@@ -21,13 +21,12 @@ def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ..
         have a name and a text for ``--help``, no more.
     """
     named = [argument.replace("_", "-") for argument in args[:1]] if args is not None else list(registry.STUDIES)
-    return tuple(_command(name) if name in named else _titled(lambda: None, name) for name in registry.STUDIES)
-
-
-def _titled(command: Callable[..., None], name: str) -> Callable[..., None]:
-    """A command with the name and the text of a study."""
-    command.__name__, command.__doc__ = name.replace("-", "_"), registry.STUDIES[name]
-    return command
+    found: list[Callable[..., None]] = []
+    for name, text in registry.STUDIES.items():
+        command = _command(name) if name in named else lambda: None
+        command.__name__, command.__doc__ = name.replace("-", "_"), text
+        found.append(command)
+    return tuple(found)
 
 
 def _command(name: str) -> Callable[..., None]:
@@ -37,13 +36,15 @@ def _command(name: str) -> Callable[..., None]:
     def command(settings: Any, to: Output, options: Any = None) -> None:
         from jaxpfl.runs import compile_cache
 
-        claim(to.output, name)
+        if to.output is not None:
+            claim(to.output, name)
         compile_cache.enable()
         results = study.run(settings, options)
         if not to.json:
             _print(results, to)
-        again = ["jaxpfl", "estimate", name, *study.arguments(settings, options)]
-        write(results.json, to, results.plots, results.files, again)
+        if to.json or to.output is not None:
+            again = ["jaxpfl", "estimate", name, *study.arguments(settings, options)]
+            write(results.json, to, results.plots, results.files, again)
 
     defaults = {"settings": study.settings(), "to": Output()}
     if study.options is not None:
@@ -54,7 +55,7 @@ def _command(name: str) -> Callable[..., None]:
         inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kinds[part])
         for part, value in defaults.items()
     ])  # fmt: skip
-    return _titled(command, name)
+    return command
 
 
 def _print(results: Results, to: Output) -> None:

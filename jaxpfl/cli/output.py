@@ -128,10 +128,8 @@ def write(
         print(f"results: {to.output} ({files})")
 
 
-def claim(folder: Path | None, study: str) -> None:
+def claim(folder: Path, study: str) -> None:
     """Refuse a folder with anything but earlier results of the study, which may be replaced."""
-    if folder is None:
-        return
     try:
         others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:

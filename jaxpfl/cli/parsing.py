@@ -34,16 +34,18 @@ REGISTRY = ConstructorRegistry()
 def fields_of(settings: type, given: Any) -> list[StructFieldSpec]:
     """The fields of a dataclass in their form as text, with an instance's defaults if one is passed."""
     types, texts = _types(settings), _texts(settings)
-    return [
-        StructFieldSpec(
-            f.name,
-            f.metadata.get("text") or types[f.name],
-            _default(f, given),
-            f.metadata.get("help") or texts.get(f.name),
-        )
-        for f in dataclasses.fields(settings)
-        if f.init
-    ]
+    found = []
+    for f in dataclasses.fields(settings):
+        if not f.init:
+            continue
+        default = MISSING if f.default is dataclasses.MISSING else f.default
+        if given is not None:
+            default = getattr(given, f.name)
+        elif f.default_factory is not dataclasses.MISSING:
+            default = f.default_factory()
+        form, text = f.metadata.get("text") or types[f.name], f.metadata.get("help") or texts.get(f.name)
+        found.append(StructFieldSpec(f.name, form, default, text))
+    return found
 
 
 @REGISTRY.struct_rule
@@ -55,18 +57,8 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
     return StructConstructorSpec(info.type, tuple(fields_of(info.type, given)))
 
 
-def _default(field: dataclasses.Field[Any], given: Any) -> Any:
-    if given is not None:
-        return getattr(given, field.name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return MISSING if field.default is dataclasses.MISSING else field.default
-
-
-@functools.cache
-def _types(settings: type) -> dict[str, Any]:
-    """The annotations of the fields of a dataclass."""
-    return get_type_hints(settings, include_extras=True)
+_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
+"""The annotations of the fields of a dataclass."""
 
 
 @functools.cache  # a docstring is found by parsing the source of its class
@@ -136,16 +128,13 @@ def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
     found: list[Flag] = []
     for field in fields_of(settings, None if given is REQUIRED else given):
         if dataclasses.is_dataclass(_bare(field.type)):
-            found += _fields(_bare(field.type), field.default, f"{prefix}{_dashed(field.name)}.")
+            found += _fields(_bare(field.type), field.default, f"{prefix}{field.name.replace('_', '-')}.")
         else:
             flag = _flag(prefix, field.name, field.type, field.default, str(field.helptext or ""))
-            found.append(dataclasses.replace(flag, owner=_owner(settings, field.name)))
+            # The most basic class that declares the field.
+            declares = (cls for cls in reversed(settings.__mro__) if field.name in vars(cls).get("__annotations__", ()))
+            found.append(dataclasses.replace(flag, owner=next(declares)))
     return found
-
-
-def _owner(settings: type, field: str) -> type:
-    """The most basic class in a dataclass's hierarchy that declares the field."""
-    return next(cls for cls in reversed(settings.__mro__) if field in vars(cls).get("__annotations__", ()))
 
 
 def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
@@ -159,9 +148,9 @@ def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
     if metavar.startswith("{"):
         choices = tuple(metavar.strip("{}").split(","))
     positional = Positional in notes
-    shown = metavar or _dashed(name).upper()
+    shown = metavar or name.replace("_", "-").upper()
     if not positional:
-        shown = prefix + _dashed(named.name or name)
+        shown = prefix + (named.name or name).replace("_", "-")
     return Flag(
         name=shown.strip("[]").split(" ")[0],
         kind=str if choices else kind,
@@ -172,10 +161,6 @@ def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
         positional=positional,
         place=next((note for note in notes if isinstance(note, Place)), None),
     )
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _bare(hint: Any) -> Any:
@@ -215,6 +200,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
         flag.off: flag for flag in flags if flag.kind is bool
     }
     places = [flag for flag in flags if flag.positional]
+    most = math.inf if any(place.many for place in places) else len(places)
     queue, given, canonical = deque(args), set[Flag](), list[str]()
     loose: list[str] = []
     switch = None  # the last argument, where it was a switch
@@ -224,7 +210,7 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
             loose += queue
             break
         if not _is_flag(token):
-            if switch is not None and _places_left(places, loose) < 1:
+            if switch is not None and len(loose) >= most:
                 raise JaxpflError(f"{switch} takes no value, got {shown(token)}")
             loose.append(token)
             switch = None
@@ -250,14 +236,13 @@ def check_arguments(flags: Sequence[Flag], args: Sequence[str], command: str) ->
         for text in values:
             _check(flag, text)
         canonical += [f"{name}={values[0]}", *values[1:]] if values else [name]
-    _check_loose(places, loose, command)
+    if len(loose) > most:
+        takes = " ".join(place.name for place in places) or "flags"
+        raise JaxpflError(f"{command} takes only {takes}, got also {shown(loose[len(places)])}")
+    for i, text in enumerate(loose):
+        _check(places[min(i, len(places) - 1)], text)
     _check_given(flags, given, loose, command)
     return [*canonical, "--", *loose] if loose else canonical
-
-
-def _places_left(places: Sequence[Flag], loose: Sequence[str]) -> float:
-    """Number of further arguments that can be given by position."""
-    return float("inf") if any(place.many for place in places) else len(places) - len(loose)
 
 
 def _is_flag(token: str) -> bool:
@@ -267,22 +252,19 @@ def _is_flag(token: str) -> bool:
 
 
 def _check(flag: Flag, text: str) -> None:
-    wanted = _value_words(flag)
-    refused = JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{_suggestion(text, flag.choices, 0.6)}")
-    if not text.strip() or (flag.choices and text not in flag.choices):
-        raise refused
+    wrong = not text.strip() or (flag.choices and text not in flag.choices) or (flag.kind is Path and "\0" in text)
+    value = 0.0
     if flag.kind in _NUMBERS:
         try:
             value = _NUMBERS[flag.kind][1](text)
         except ValueError:
-            raise refused from None
-        if math.isnan(value):
-            raise refused
-        most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
-        if flag.kind is int and not -most <= value <= most:
-            raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
-    if flag.kind is Path and "\0" in text:
-        raise refused
+            value = math.nan
+    if wrong or math.isnan(value):
+        wanted, suggested = _value_words(flag), _suggestion(text, flag.choices, 0.6)
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}{suggested}")
+    most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
+    if flag.kind is int and not -most <= value <= most:
+        raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
     try:
         trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
     except OSError as error:
@@ -299,14 +281,6 @@ def _value_words(flag: Flag) -> str:
     return "a path" if flag.kind is Path else "some text"
 
 
-def _check_loose(places: Sequence[Flag], loose: Sequence[str], command: str) -> None:
-    if _places_left(places, loose) < 0:
-        takes = " ".join(place.name for place in places) or "flags"
-        raise JaxpflError(f"{command} takes only {takes}, got also {shown(loose[len(places)])}")
-    for i, text in enumerate(loose):
-        _check(places[min(i, len(places) - 1)], text)
-
-
 def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], command: str) -> None:
     places = [flag for flag in flags if flag.positional]
     lacking = [flag for flag in flags if flag.default is REQUIRED and flag not in given and flag not in places]
@@ -319,7 +293,7 @@ def _check_given(flags: Iterable[Flag], given: set[Flag], loose: Sequence[str], 
 def _unknown(name: str, named: Iterable[str], places: Sequence[Flag], command: str) -> JaxpflError:
     names = sorted(named)
     bare = name.strip("-").replace("-", "_")
-    meant = f"--{_dashed(NAMES_ELSEWHERE.get(bare, bare))}"
+    meant = f"--{NAMES_ELSEWHERE.get(bare, bare).replace('_', '-')}"
     if meant in names:  # also -lr for --lr
         note = NAME_NOTES.get(NAMES_ELSEWHERE.get(bare, ""), "")
         hint = f": did you mean {meant}{f' ({note})' if note else ''}?"

@@ -122,12 +122,9 @@ def estimate(
     ids = jnp.arange(m) if client_ids is None else client_ids
     uploads = jnp.ones(m, bool) if sent is None else sent
 
-    def messages(round: Array | int, shared: PyTree) -> tuple[PyTree, PyTree]:
-        keys = jax.vmap(lambda i: stream(key, Purpose.LOCAL_WORK, round, i))(ids)
-        return jax.vmap(estimator.summarize, in_axes=(0, None, 0))(keys, shared, clients)
-
     def one_round(round: Array | int, shared: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        message, local = messages(round, shared)
+        keys = jax.vmap(lambda i: stream(key, Purpose.LOCAL_WORK, round, i))(ids)
+        message, local = jax.vmap(estimator.summarize, in_axes=(0, None, 0))(keys, shared, clients)
         return estimator.combine(stream(key, Purpose.SERVER_UPDATE, round), shared, message, uploads), message, local
 
     shared = estimator.start

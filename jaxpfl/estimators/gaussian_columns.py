@@ -67,16 +67,13 @@ class Variances(NamedTuple):
     def client_variance(self, scatter: Array, degrees: Array) -> Array:
         """Shrunken variance of clients, from their summed squared deviations and degrees of freedom (broadcast)."""
         some = degrees * (scatter > 0)
-        own = (self._finite * self.scale + scatter) / (self._finite + some)
+        prior = jnp.where(jnp.isinf(self.degrees), 1, self.degrees)
+        own = (prior * self.scale + scatter) / (prior + some)
         return jnp.where(jnp.isinf(self.degrees), self.pooled, own)
 
     def client_degrees(self, scatter: Array, degrees: Array) -> Array:
         """Degrees of freedom of `client_variance`; infinite if all clients have the pooled variance."""
         return self.degrees + degrees * (scatter > 0)
-
-    @property
-    def _finite(self) -> Array:
-        return jnp.where(jnp.isinf(self.degrees), 1, self.degrees)
 
 
 class Broadcast(NamedTuple):
@@ -196,8 +193,10 @@ def _trigamma_inverse(value: Scalar) -> Array:
     value = jnp.clip(value, 1e-7, 1e7)
 
     def step(_: Array, y: Array) -> Array:
-        at = _trigamma(y)
-        return y + at * (1 - at / value) / _tetragamma(y)
+        at, far = _trigamma(y), y + _FAR
+        slope = -1 / far**2 - 1 / far**3 - 1 / (2 * far**4) + 1 / (6 * far**6) - 1 / (6 * far**8) + 3 / (10 * far**10)
+        slope = sum((-2 / (y + k) ** 3 for k in range(_FAR)), slope)
+        return y + at * (1 - at / value) / slope
 
     return jax.lax.fori_loop(0, _STEPS, step, 0.5 + 1 / value)
 
@@ -207,9 +206,3 @@ def _trigamma(x: Array) -> Array:
     y = x + _FAR
     far = 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5) + 1 / (42 * y**7) - 1 / (30 * y**9)
     return sum((1 / (x + k) ** 2 for k in range(_FAR)), far)
-
-
-def _tetragamma(x: Array) -> Array:
-    y = x + _FAR
-    far = -1 / y**2 - 1 / y**3 - 1 / (2 * y**4) + 1 / (6 * y**6) - 1 / (6 * y**8) + 3 / (10 * y**10)
-    return sum((-2 / (x + k) ** 3 for k in range(_FAR)), far)

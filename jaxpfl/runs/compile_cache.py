@@ -41,8 +41,9 @@ def enable() -> Path | None:
     from jaxpfl.engine import compiled
     from jaxpfl.support import processes
 
-    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir") is not None
-    if chosen or not _setting("jax_enable_compilation_cache"):
+    settings: Any = jax.config  # JAX defines their names as it runs
+    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or settings.jax_compilation_cache_dir is not None
+    if chosen or not settings.jax_enable_compilation_cache:
         return None
     try:
         folder = _folder(jaxlib.version.__version__)
@@ -76,8 +77,11 @@ def repair(warning: str) -> bool:
     Returns:
       True if the warning was about this cache, and needs no attention.
     """
+    import jax
+
     match = re.match(TROUBLE, warning)
-    folder = Path(_setting("jax_compilation_cache_dir") or "")
+    settings: Any = jax.config
+    folder = Path(settings.jax_compilation_cache_dir or "")
     if match is None or not re.fullmatch("xla-[0-9a-f]{16}", folder.name):
         return False
     # The warning names the program, not the entry.
@@ -118,12 +122,6 @@ def _folder(jaxlib: str) -> Path:
     root = given if given.is_absolute() else Path.home() / ".cache"  # as the specification has it
     name = hashlib.sha256("\n".join((jaxlib, *_machine())).encode()).hexdigest()[:16]
     return root / "jaxpfl" / f"xla-{name}"
-
-
-def _setting(name: str) -> Any:
-    import jax
-
-    return getattr(jax.config, name)  # JAX defines them as it runs
 
 
 def _machine() -> tuple[str, ...]:

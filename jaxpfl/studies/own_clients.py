@@ -408,12 +408,12 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
             train = Samples(data.x, data.mask & ~held)
             scored = held & train.mask.any(axis=1, keepdims=True)
 
-            def score(estimator: Estimator) -> Array:
+            scores = {}
+            for name, estimator in estimators.items():
                 made = base.estimate(estimator, jax.random.fold_in(key, f), train, sent=train.mask.any(axis=1))
                 square = ((data.x - made.estimates[:, None]) ** 2).reshape(m, n, -1)
-                return jnp.where(scored[:, :, None], square, 0).sum(axis=1)
-
-            return {name: score(estimator) for name, estimator in estimators.items()}, scored.sum(axis=1)
+                scores[name] = jnp.where(scored[:, :, None], square, 0).sum(axis=1)
+            return scores, scored.sum(axis=1)
 
         sums, counts = jax.lax.map(fold, jnp.arange(folds))
         scatter = jax.vmap(lambda own: own.scatter)(data).reshape(m, -1)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _LEAST_EXPECTED = 5.0  # Cochran's rule for the chi-square approximation
+_MOST_DEGREES = 1e9  # SciPy's F distribution takes no infinite ones
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 
@@ -56,7 +57,7 @@ def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float,
     if not pooled:
         correction, degrees = _welch(s2, degrees)
         statistic /= correction
-    p_value = special.fdtrc(m - 1, _finite(degrees), statistic)
+    p_value = special.fdtrc(m - 1, np.minimum(degrees, _MOST_DEGREES), statistic)
     return Test("analysis of variance" if pooled else "Welch's analysis of variance", float(statistic), float(p_value))
 
 
@@ -68,7 +69,7 @@ def spread(
 
     free = len(mean) - 1
     scale = 1.0 if pooled else _welch(s2, degrees)[0]
-    degrees = _finite(degrees if pooled else _welch(s2, degrees)[1])
+    degrees = np.minimum(degrees if pooled else _welch(s2, degrees)[1], _MOST_DEGREES)
     ends = []
     for tail in ((1 + level) / 2, (1 - level) / 2):
         f, chi = special.fdtri(free, degrees, tail), special.chdtri(free, 1 - tail) / free
@@ -146,7 +147,3 @@ def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
     m, w = len(s2), 1 / s2
     off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
     return 1 + 2 * (m - 2) * off, 1 / (3 * off)
-
-
-def _finite(degrees: np.ndarray | float) -> float:
-    return float(np.minimum(degrees, 1e9))
