@@ -1,11 +1,13 @@
-"""Empirical Bayes beyond the papers: an annex with one door, which imports core and support only.
+"""Empirical Bayes beyond the papers: an annex that imports only core and support.
 
-One summary of each client: estimates with standard errors (`ebnm`; about covariates `fay_herriot`; in groups
-`ebnm_groups`), successes of trials and events in exposures (`ebbinomial`,
-`ebpoisson`, and `ebbinomial_regression`, `ebpoisson_regression` about covariates). Long samples about covariates:
-`unit_level`, and `random_coefficients` and `common_representation` where each client has coefficients of its own.
-Intervals that integrate over the population: `learned_gaussian`, `learned_rates`; for any population:
-`robust_intervals`. Tests that clients differ: `homogeneity`, `differences`.
+- One estimate with a standard error per client: `ebnm`, with covariates `fay_herriot`, with groups `ebnm_groups`.
+- Counts per client: `ebbinomial` for successes in trials, `ebpoisson` for events in an exposure, with covariates
+  `ebbinomial_regression` and `ebpoisson_regression`.
+- Individual samples with covariates: `unit_level`. If every client has its own coefficients: `random_coefficients` and
+  `common_representation`.
+- Intervals that account for the population's uncertainty: `learned_gaussian`, `learned_rates`. Intervals for any
+  population: `robust_intervals`.
+- Tests of whether clients differ: `homogeneity`, `differences`.
 """
 
 from jaxpfl.estimators.empirical_bayes import (

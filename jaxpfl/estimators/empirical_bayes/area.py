@@ -1,28 +1,31 @@
-r"""Normal means about a regression on covariates: the area model of Fay and Herriot, by ML or REML.
+r"""Normal means with a regression on covariates: the area model of Fay and Herriot, fitted by ML or REML.
 
-Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. With
-:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i`, :math:`C = \sum_i z_i z_i^\top / V_i` and beta by generalised least
-squares, the empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i - z_i^\top \hat\beta)`. To
-the order 1/m its mean squared error is :math:`g_1 + g_2 + g_3`,
+Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. Let
+:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i` and :math:`C = \sum_i z_i z_i^\top / V_i`, with beta by generalised
+least squares. The empirical best linear unbiased predictor is
+:math:`\hat\theta_i = x_i - B_i (x_i - z_i^\top \hat\beta)`. To the order 1/m its mean squared error is
+:math:`g_1 + g_2 + g_3`,
 
 .. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
    g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
 
-of theta_i itself, of beta, and of A. At the fitted A the first is too small by g_3, for REML; for ML also by
-:math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A by the slope of g_1.
+the contributions of theta_i itself, of the estimated beta, and of the estimated A. If g_1 is computed at the fitted A,
+it is too small by g_3 on average. For ML it is also too small by
+:math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A times the slope of
+g_1.
 
-A is the likeliest: the best of a grid, as it may have several maxima, then the root of its
-derivative; a step needs the sums over clients of p^2 products, so that fixed-size messages suffice for each, but none
-for the whole fit.
+The fitted A maximises the likelihood. As the likelihood may have several maxima, the search starts from the best value
+on a grid, and then finds the root of the derivative. A step of the search needs sums over clients of p^2 products. So
+fixed-size messages suffice for each step, but not for the whole fit.
 
-The interval of plus and minus a normal quantile times the root of the mean squared error is right to the order 1/m for
-an A well above zero. Where A is small beside the errors, its likeliest value is zero for a good part of all files, and
-so is the first term of the error: such intervals cover too little. For intervals A has the flat prior on
-:math:`(0, \infty)`, and beta one on all of :math:`R^p`. Given A, theta_i is a posteriori normal with the mean
-:math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and the variance :math:`g_{1i} + g_{2i}`; A has the density of the
-restricted likelihood, which is integrable for m - p >= 3. Ends are quantiles of the mixture over A, by Gauss and
-Legendre's quadrature in :math:`\log(A + d)`, d the errors' typical variance, over the range in which the density is
-above exp(-16) of its greatest.
+The interval ``mean`` plus and minus a normal quantile times the root of the mean squared error is right to the order
+1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood value is often zero. The first
+term of the error is then zero too, and these intervals cover too little. The default intervals therefore integrate over
+a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`. Given A, the posterior of theta_i is
+normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance :math:`g_{1i} + g_{2i}`. The posterior
+density of A is the restricted likelihood, which is integrable for m - p >= 3. The interval's ends are quantiles of the
+mixture over A. It is computed by Gauss-Legendre quadrature in :math:`\log(A + d)`, where d is the errors' typical
+variance, over the range in which the density exceeds exp(-16) times its maximum.
 
 References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
 mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best
@@ -52,41 +55,41 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 Likelihood: TypeAlias = Literal["reml", "ml"]
 By: TypeAlias = Literal["integrated", "mse"]
-"""Kind of interval: integrated over the spread, or from the mean squared error."""
+"""Kind of interval: integrated over A and beta, or from the mean squared error."""
 
 LEAST_FREE = 3
-"""Least excess of clients over coefficients with which the likelihood of A can be integrated."""
+"""Least number by which clients must exceed coefficients, so that the likelihood of A can be integrated."""
 
-_SCALES = 32  # places of the grid of A, of which the best is refined
-_NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
+_SCALES = 32  # grid points of A; the best one is refined
+_NARROWEST = 1e-3  # least positive spread on the grid, relative to the smallest error
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
-_SCANNED, _SCANS = 32, 2  # places of a scan for the range of A, and scans
+_SCANNED, _SCANS = 32, 2  # grid points of each scan for the range of A, and number of scans
 _DROP = 16.0  # drop of the log density from its maximum to the ends of the range
 _REACH = 9.0  # standard deviations beyond which a normal has no mass in double precision
 
 
 class AreaMeans(NamedTuple):
-    """Predictions of m clients' means about their regression on p columns, the intercept first.
+    """Predictions of m clients' means by a regression on p columns (the intercept first) and the clients' estimates.
 
     Attributes:
-      x, s: the estimates and their standard errors, [m] each.
+      x, s: estimates and their standard errors, [m] each.
       basis: orthonormal columns that span the covariates, [m, p].
       beta: coefficients, [p].
       beta_covariance: covariance of the coefficients, for the fitted A, [p, p].
-      variance: A, []; zero where no spread is likelier than any, and then all predictions are on the regression.
+      variance: A, []. If zero maximises the likelihood, all predictions lie on the regression.
       mean: empirical best linear unbiased predictors, [m].
       regression: z beta, [m].
-      mse: estimated mean squared errors of ``mean``, [m]; above zero also if A is.
-      g1, g2, g3: the terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
-      shrinkage: B, the share of its distance to the regression that an estimate gives up, [m].
-      residual: standardised distances of x to the regression, [m]; N(0, 1) if the model holds, and zero for a client
+      mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
+      g1, g2, g3: terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
+      shrinkage: B, the fraction of the distance from the estimate to the regression by which ``mean`` is moved, [m].
+      residual: standardised distances of x from the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: the terms of ``risk``, [m].
-      log_likelihood: log likelihood, []; for REML the restricted one, for residuals in an orthonormal basis, to be
-        compared between fits with the same covariates only.
+      log_likelihood: log likelihood, []. For REML it is the restricted one, of residuals in an orthonormal basis, which
+        can be compared only between fits with the same covariates.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
-      p_value: probability of a Q at least as large, [].
-      labels: labels of the clients, where they came in a frame.
+      p_value: probability of a Q at least as large if A is zero, [].
+      labels: the clients' labels, if the data came in a data frame.
     """
 
     x: Array
@@ -115,17 +118,17 @@ class AreaMeans(NamedTuple):
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased risk estimate for ``mean``, [], which takes A as known."""
+        """Stein's unbiased risk estimate for ``mean``, [], which treats A as known."""
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95, by: By = "integrated") -> tuple[Array, Array]:
         """Ends of intervals of every client's theta, [m] each.
 
         Args:
-          level: probability inside.
-          by: "integrated" integrates over beta and A under flat priors, whatever ``fit`` was;
-            "mse" is ``mean`` plus and minus the normal quantile times the root of ``mse``, which covers too little
-            where A is small beside s^2.
+          level: coverage probability.
+          by: "integrated" integrates over beta and A under flat priors, for either choice of ``fit``. "mse" is
+            ``mean`` plus and minus the normal quantile times the root of ``mse``, which covers too little if A is small
+            compared to s^2.
 
         Raises:
           JaxpflError: for an unknown ``by``.
@@ -143,22 +146,22 @@ class AreaMeans(NamedTuple):
 
 
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
-    """Fit the regression and the spread about it, and predict every client's mean.
+    """Fit the regression and A, the spread about it, and predict every client's mean.
 
-    Jits, and vmaps over problems; ``fit`` and ``intercept`` are static.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
     Args:
-      x: the clients' estimates, [m]: an array, a list, or a column of a frame.
-      s: their standard errors, [m], or one for all; above zero.
-      z: the covariates, [m], [m, k], or columns of a frame.
-      fit: likelihood of A: "reml" (restricted), or "ml", whose A is too small on average, by the share p / m if all s
-        are equal.
-      intercept: whether a column of ones is put before the covariates.
+      x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
+      s: positive standard errors, [m], or one for all clients.
+      z: the covariates, [m], [m, k], or columns of a data frame.
+      fit: likelihood of A: "reml" (restricted), or "ml". The ML estimate of A is too small on average, by the fraction
+        p / m if all s are equal.
+      intercept: whether a column of ones precedes the covariates.
 
     Raises:
-      JaxpflError: as `ebnm` for x and s; for covariates that are not numbers, not finite, of other clients, or linearly
-        dependent; and for fewer than three clients more than coefficients. Under a transformation values are not
-        checked.
+      JaxpflError: as in `ebnm` for x and s; if covariates are not finite numbers, belong to other clients, or are
+        linearly dependent; and if there are not at least three more clients than coefficients. Under a transformation
+        of JAX, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -178,10 +181,11 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
 
 
 def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any:
-    """Covariates [m, k] of the clients, linearly independent where their values are known.
+    """Check and return the clients' covariates [m, k]; linear independence is checked if their values are known.
 
     Raises:
-      JaxpflError: as `covariates`; for fewer than ``least`` clients more than coefficients, and dependent columns.
+      JaxpflError: as for `covariates`; if there are not at least ``least`` more clients than coefficients; and for
+        linearly dependent columns.
     """
     columns = covariates(z, m, name)
     p = columns.shape[1] + intercept
@@ -192,10 +196,10 @@ def regressors(name: str, z: Any, m: int, least: int, *, intercept: bool) -> Any
 
 
 def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
-    """Refuse a column that those before it, and the intercept, determine, where values are known.
+    """Refuse a column that is a linear combination of the columns before it and the intercept, if values are known.
 
     Raises:
-      JaxpflError: its place.
+      JaxpflError: naming the column's index.
     """
     at = dependent(columns, intercept=intercept) if isinstance(columns, np.ndarray) else None
     if at is not None:
@@ -204,16 +208,16 @@ def refuse_dependent(name: str, columns: Any, *, intercept: bool) -> None:
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    """Ends of normal intervals of some mean squared errors about their means, [m] each."""
+    """Ends of normal intervals with these means and mean squared errors, [m] each."""
     inputs.level_within(level)
     reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
     return mean - reach, mean + reach
 
 
 def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
-    """Index of the first column [m, k] that those before it, and the intercept, determine; None without one."""
+    """Index of the first column [m, k] that depends linearly on the columns before it and the intercept, or None."""
     ones = np.ones((len(z), int(intercept)))
-    kind = jnp.result_type(float)  # in which the fit has to tell the columns apart
+    kind = jnp.result_type(float)  # the fit's dtype, in which the columns must be distinguishable
     bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > float(jnp.finfo(kind).eps) ** 0.75)
     return int(np.argmax(bad)) - int(intercept) if bad.any() else None
 
@@ -236,10 +240,11 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
     squares = (w**2).sum()
     g1, g2, g3 = A * B, B**2 * spread, B**2 * w * 2 / squares
     mse = g1 + g2 + 2 * g3 + (0 if restricted else B**2 * _trace(factor, Q, w) / squares)
-    within = 1 / w - spread  # of the residual
+    within = 1 / w - spread  # variance of the residual
+    # A residual variance of rounding size: the client alone determines a coefficient.
     seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
     residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
-    # B (1 - spread w) is the share of a small change of x that the prediction does not follow.
+    # B (1 - spread w) is one minus the derivative of the prediction by x.
     risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
     statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
     back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))
@@ -256,7 +261,7 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
 
 
 class _Fitted(NamedTuple):
-    """Weights 1 / V [m], the lower factor of C [p, p], the coefficients [p], and residuals [m], at one A."""
+    """Weights 1 / V [m], lower Cholesky factor of C [p, p], coefficients [p], and residuals [m], at one A."""
 
     weight: Array
     factor: Array
@@ -265,7 +270,7 @@ class _Fitted(NamedTuple):
 
 
 def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
-    """Generalised least squares of y on the columns Q [m, p], at one A; D are squared standard errors [m]."""
+    """Generalised least squares of y on the columns Q [m, p] at one A; D are squared standard errors [m]."""
     w = 1 / (A + D)
     factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
     b = cho_solve((factor, True), Q.T @ (w * y))
@@ -273,13 +278,13 @@ def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
 
 
 def _log_likelihood(A: Array, Q: Array, y: Array, D: Array, *, restricted: bool) -> Array:
-    """Log likelihood of one A, but for a constant, []."""
+    """Log likelihood at one A up to a constant, []."""
     w, factor, _, r = _least_squares(A, Q, y, D)
     return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
 
 
 def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array, Array]:
-    """The likeliest A, and its log likelihood but for a constant: the best of a grid, then the derivative's root."""
+    """Maximum-likelihood A and its log likelihood up to a constant: best grid point, then the derivative's root."""
     kind = y.dtype
     value = partial(_log_likelihood, Q=Q, y=y, D=D, restricted=restricted)
 
@@ -293,7 +298,7 @@ def _likeliest(Q: Array, y: Array, D: Array, *, restricted: bool) -> tuple[Array
     about = grid[jnp.argmax(jax.lax.map(lambda log_sd: value(jnp.exp(2 * log_sd)), grid))]
     best = jnp.exp(2 * bisect(rises, about - step, about + step))
     none, some = value(jnp.zeros((), kind)), value(best)
-    # A spread below the rounding error of the likelihood is none.
+    # A spread that raises the likelihood by no more than rounding counts as zero.
     alike = none >= some - 16 * jnp.finfo(kind).eps * (len(y) + jnp.abs(some))
     return jnp.where(alike, 0, best), jnp.where(alike, none, some)
 
@@ -309,9 +314,9 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
     Args:
       Q: orthonormal columns that span the covariates, [m, p].
-      y: the estimates, or what is left of them beside any combination of the columns, [m].
+      y: the estimates, possibly minus a linear combination of the columns, [m].
       D: squared standard errors, [m], about one.
-      level: probability inside.
+      level: coverage probability.
       free: m - p, at least 3.
     """
     kind = y.dtype
@@ -356,26 +361,26 @@ def _integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple
 
 
 def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
-    """A unit; the estimates less their ordinary least squares fit, and squared errors in it; the fit's coefficients."""
+    """A unit; least-squares residuals of the estimates and squared errors in this unit; the coefficients."""
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
     start = Q.T @ (x / unit)
     return unit, x / unit - Q @ start, (s / unit) ** 2, start
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """QR decomposition of the columns, and the share of each one's length that earlier columns do not explain, [p].
+    """QR decomposition of the columns, and the fraction of each column's length that earlier columns leave, [p].
 
-    ``xp`` is jax.numpy, or NumPy on the host.
+    ``xp`` is the array module: jax.numpy, or NumPy on the host.
     """
     most = xp.abs(z).max(axis=0)
-    z = z / xp.where(most > 0, most, 1)  # whose squares are within the range of floats
+    z = z / xp.where(most > 0, most, 1)  # keeps the squares within the range of floats
     length = xp.sqrt((z**2).sum(axis=0))
     Q, R = xp.linalg.qr(z / xp.where(length > 0, length, 1))
     return Q, R * length * most, xp.abs(xp.diag(R))
 
 
 def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
-    """Covariates [m, k] in double precision where their values are known; ``name`` and ``rows`` are for messages.
+    """Covariates [m, k], in double precision if their values are known; ``name`` and ``rows`` appear in messages.
 
     Raises:
       JaxpflError: if the covariates are not numbers, not finite, or have a different number of rows.

@@ -1,18 +1,19 @@
-r"""Linear regression of clients whose coefficients lie in one unknown subspace.
+r"""Linear regression for clients whose coefficients lie in one unknown subspace.
 
 .. math:: y_i = X_i B w_i + e_i, \quad e_i \sim N(0, \sigma^2 I), \quad B \in R^{d \times k}, \quad w_i \in R^k
 
-B is the common representation, w_i a client's own head on it; k is given, k <= d. A client sends a `Message`: sums of
-its examples. `em` takes :math:`w_i \sim N(0, I)` and maximises the marginal likelihood: with
+B is the common representation, and w_i is a client's own head on it. The rank k <= d is given. A client sends a
+`Message`: sums over its examples. `em` assumes :math:`w_i \sim N(0, I)` and maximises the marginal likelihood. With
 :math:`M_i = I + B^T A_i B / \sigma^2`, :math:`\hat w_i = M_i^{-1} B^T b_i / \sigma^2` and
-:math:`S_i = M_i^{-1} + \hat w_i \hat w_i^T` the new B solves
+:math:`S_i = M_i^{-1} + \hat w_i \hat w_i^T`, the new B solves
 
 .. math:: \sum_i A_i B S_i = \sum_i b_i \hat w_i^T
 
-and is multiplied by the root of the mean of S_i (parameter expansion: Liu, Rubin and Wu 1998), which speeds it up.
-`alternating` is the minimisation of the squared errors in turns that the papers on such representations take: heads by
-least squares, :math:`S_i = \hat w_i \hat w_i^T`, and orthonormal B. A client of fewer than k examples has no such head,
-and one of few a poor one; the shrunk heads of `em` have no such trouble.
+and is multiplied by the root of the mean of S_i, which accelerates EM (parameter expansion: Liu, Rubin and Wu 1998).
+
+`alternating` minimises the squared errors over heads and B in turn, as the papers on such representations do: heads by
+least squares, :math:`S_i = \hat w_i \hat w_i^T`, and orthonormal B. A client with fewer than k examples has no unique
+least-squares head, and a client with few examples has a poor one. The shrunk heads of `em` avoid both problems.
 
 References: Collins et al. 2021, "Exploiting shared representations for personalized federated learning",
 https://arxiv.org/abs/2102.07078; Tripuraneni, Jin and Jordan 2021, "Provable meta-learning of linear representations",
@@ -46,14 +47,14 @@ class Representation(NamedTuple):
 
 @full_precision.products
 def start(messages: Message, rank: int) -> Representation:
-    """Spectral start: the leading eigenvectors of sum_i b_i b_i', with half of y's variance for the noise.
+    """Initial representation: the leading eigenvectors of sum_i b_i b_i', with half of y's variance as noise.
 
     Args:
       messages: messages of all clients, leaves [m, ...].
       rank: k.
 
     Raises:
-      JaxpflError: for a rank outside 1 ... d.
+      JaxpflError: if the rank is not in 1 ... d.
     """
     d = messages.cross.shape[-1]
     if not 1 <= rank <= d:
@@ -67,9 +68,9 @@ def start(messages: Message, rank: int) -> Representation:
 
 @full_precision.products
 def head(at: Representation, sent: Message) -> Posterior:
-    """Posterior of one client's head, also of one that was not there for the fit.
+    """Posterior of one client's head; the client need not have taken part in the fit.
 
-    Its coefficients are ``basis @ mean``, its evidence is ``log N(y; 0, X B B' X' + sigma^2 I)``.
+    Its coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """
     seen = at.basis.T @ sent.cross / at.noise
     factor = jnp.linalg.cholesky(jnp.eye(at.basis.shape[1]) + at.basis.T @ sent.gram @ at.basis / at.noise)
@@ -81,13 +82,13 @@ def head(at: Representation, sent: Message) -> Posterior:
 
 @full_precision.products
 def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Representation:
-    """Fit the representation by steps of EM, which never lower the summed ``log_evidence``.
+    """Fit the representation by EM; no step lowers the summed ``log_evidence``.
 
     Args:
-      at: representation to start from.
+      at: initial representation.
       messages: messages of all clients, leaves [m, ...].
-      floor: the least sigma^2, positive.
-      steps: static.
+      floor: least sigma^2, positive.
+      steps: number of steps; static.
     """
 
     def step(_: Array, at: Representation) -> Representation:
@@ -104,13 +105,13 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
 
 @full_precision.products
 def least_squares_head(basis: Array, sent: Message) -> Array:
-    """A client's head by least squares, of least norm, [k]."""
+    """Least-squares head of a client, of least norm, [k]."""
     return jnp.linalg.pinv(basis.T @ sent.gram @ basis, hermitian=True) @ (basis.T @ sent.cross)
 
 
 @full_precision.products
 def alternating(basis: Array, messages: Message, steps: int) -> Array:
-    """Alternate least squares of heads and basis; orthonormal columns, [d, k].
+    """Alternate between least-squares heads and the basis; return its orthonormal columns, [d, k].
 
     Implements: Ozkara et al. 2023, appendix J.
     """
@@ -123,7 +124,7 @@ def alternating(basis: Array, messages: Message, steps: int) -> Array:
 
 
 def _basis(messages: Message, heads: Array, second: Array) -> Array:
-    """Solution B of ``sum_i A_i B S_i = sum_i b_i w_i'``, [d, k], of least norm where a direction is unseen."""
+    """Solution B of ``sum_i A_i B S_i = sum_i b_i w_i'``, [d, k]; of least norm if the data leave it undetermined."""
     (k, d), right = (heads.shape[1], messages.cross.shape[1]), messages.cross.T @ heads
     whole = jnp.einsum("ikl,ide->dkel", second, messages.gram).reshape(d * k, d * k)
     return (jnp.linalg.pinv(whole, hermitian=True) @ right.reshape(-1)).reshape(d, k)

@@ -1,15 +1,15 @@
-r"""Tests of equal client parameters, and a confidence interval for their spread. On the host, in SciPy.
+r"""Tests of equal client parameters, and a confidence interval for their spread; on the host, in SciPy.
 
 For Gaussian clients, let :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
-:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. At the true lambda, Q / (m - 1) has the F distribution with m - 1 and
-nu degrees of freedom if all s_i^2 are proportional to one variance that was pooled with nu degrees of freedom (exactly,
-for any sizes: Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of its own, the
-test is Welch's.
+:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. Suppose that all s_i^2 are proportional to one variance, pooled with
+nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distribution with m - 1 and nu degrees of freedom,
+exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of
+its own, the test is Welch's.
 
-The interval's ends are the lambda at which Q / (m - 1) is a quantile of F, times the ratio of that quantile to the
-same quantile of chi-square / (m - 1): if st2 is large, its uncertainty, unlike lambda's, does not include the pooled
-variance's. (For equal sizes this is the interval of Williams 1962; its coverage is at least, and close to, the nominal
-level.)
+For the interval's ends, the lambda is found at which Q / (m - 1) is a quantile of F. It is multiplied by the ratio of
+this quantile to the same quantile of chi-square / (m - 1), because lambda's uncertainty includes that of the pooled
+variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval of Williams 1962. Its
+coverage is at least the nominal level, and close to it.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
@@ -24,6 +24,7 @@ import numpy as np
 
 _LEAST_EXPECTED = 5.0  # Cochran's rule for the chi-square approximation
 _MOST_DEGREES = 1e9  # SciPy's F distribution takes no infinite ones
+# Most and fewest draws of a simulated p-value, and most random numbers, which bound its time.
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 
@@ -32,7 +33,7 @@ class Test(NamedTuple):
 
     Attributes:
       name: name of the test.
-      statistic: its value.
+      statistic: value of the test statistic.
       p_value: probability of a statistic at least as large if the parameters are equal.
     """
 
@@ -42,13 +43,13 @@ class Test(NamedTuple):
 
 
 def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
-    """Analysis of variance of the clients' means, for any sizes, or Welch's.
+    """Analysis of variance of the clients' means for any sizes, or Welch's version of it.
 
     Args:
       mean: the clients' means, [m].
-      s2: their estimated variances, [m], above zero.
-      degrees: degrees of freedom, of the pooled variance or of each client's own, [m].
-      pooled: whether all of ``s2`` is proportional to one estimate.
+      s2: positive estimated variances of these means, [m].
+      degrees: degrees of freedom: of the pooled variance, or of each client's own, [m].
+      pooled: whether all ``s2`` are proportional to one pooled estimate; otherwise Welch's test is used.
     """
     from scipy import special
 
@@ -78,12 +79,12 @@ def spread(
 
 
 def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
-    r"""Pearson's chi-square test of equal probabilities of Bernoulli clients:
+    r"""Pearson's chi-square test that Bernoulli clients have equal probabilities:
 
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
 
-    If an expected count is below five, the p-value is simulated conditionally on the total number of ones, with 199 to
-    9999 draws, which is valid for any counts.
+    If an expected count is below five, the p-value is simulated, given the total number of ones, with 199 to 9999
+    draws. This is valid for any counts.
 
     Args:
       ones: number of ones of each client, [m].
@@ -105,7 +106,7 @@ def compare_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
         return Test("chi-square", statistic, float(special.chdtrc(len(ones) - 1, statistic)))
     rng = np.random.default_rng(seed)
     draws = int(np.clip(_MOST_NUMBERS // len(ones), _FEWEST_DRAWS, _MOST_DRAWS))
-    below = statistic * (1 - 1e-9)  # equal counts in another order have the same value but for rounding
+    below = statistic * (1 - 1e-9)  # permuted counts give the same statistic up to rounding
     deals = (rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals") for _ in range(draws))
     as_much = sum(chi_square(deal) >= below for deal in deals)
     return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
@@ -132,7 +133,7 @@ def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:
 
 
 def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
-    """The lambda at which Q equals ``value``; zero if Q is smaller at zero."""
+    """Value of lambda at which Q equals ``value``; zero if Q at zero is smaller."""
     from scipy import optimize
 
     if _generalised_q(mean, s2, 0.0) <= value:
@@ -143,7 +144,7 @@ def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
 
 
 def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
-    """Divisor of Q / (m - 1), and the denominator's degrees of freedom."""
+    """Divisor of Q / (m - 1) in Welch's test, and the denominator's degrees of freedom."""
     m, w = len(s2), 1 / s2
     off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
     return 1 + 2 * (m - 2) * off, 1 / (3 * off)

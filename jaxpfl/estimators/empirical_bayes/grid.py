@@ -1,12 +1,12 @@
-r"""Maximum-likelihood weights on a grid of known components: a convex problem, solved by interior points.
+r"""Maximum-likelihood weights of known components on a grid: a convex problem, solved by an interior-point method.
 
 With :math:`L_{ik}` the density of client i's data under component k, the weights maximise :math:`\sum_i \log (L \pi)_i`
-over the simplex. The minimum of :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi \ge 0` is at
-the same weights, and is found by primal-dual Newton steps with a line search.
+over the simplex. They also minimise :math:`-\frac1m \sum_i \log (L \pi)_i + \sum_k \pi_k` over all :math:`\pi \ge 0`.
+This minimum is found by primal-dual Newton steps with a line search.
 
-The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the greatest directional derivative, certifies the
-weights that were found: their mean log likelihood is at most the slack below the best one, and a slack of zero is
-Kiefer and Wolfowitz's condition.
+The slack :math:`\max_k \frac1m \sum_i L_{ik} / (L \pi)_i - 1`, the largest directional derivative, certifies the
+result: the mean log likelihood of these weights is below its maximum by at most the slack. A slack of zero is the
+optimality condition of Kiefer and Wolfowitz.
 
 References: Kim, Carbonetto, Stephens and Anitescu 2020, "A fast algorithm for maximum likelihood estimation of mixture
 proportions using sequential quadratic programming", for the problem without the simplex; Koenker and Mizera 2014,
@@ -27,9 +27,9 @@ MANY = 2**14
 """Number of clients above which the weights on a grid are fitted to bins of clients."""
 _ESTIMATES, _ERRORS = 256, 16  # bins of estimates and of errors
 _STEPS = 80  # most Newton steps
-_KEEP = 0.995  # share of the way to the boundary, as interior points must not touch it
-_HALVINGS = 12  # of a step in the line search
-_CENTER = 0.1  # share of the duality gap that a step aims at
+_KEEP = 0.995  # fraction of the distance to the boundary that a step may cover: iterates must stay inside
+_HALVINGS = 12  # step sizes that the line search tries
+_CENTER = 0.1  # fraction of the duality gap that a step aims for
 
 
 class _Point(NamedTuple):
@@ -45,23 +45,23 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     """Maximum-likelihood weights of the components.
 
     Args:
-      log_density: log L, [m, K]; -inf where a component cannot have made a client's data.
-      w: weights of the clients, [m], which sum to one; equal weights unless given.
+      log_density: log L, [m, K]; -inf if a client's data are impossible under a component.
+      w: weights of the clients, [m], which sum to one; by default equal.
 
     Returns:
       The components' weights [K], which sum to one, and the slack [], an upper bound on how far the mean log likelihood
-      is below the best one.
+      is below its maximum.
     """
     m, count = log_density.shape
     w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
-    # In units of a client's likeliest component; a client's own factor does not matter.
+    # Each client's densities are divided by its largest one; a factor per client does not change the weights.
     L = jnp.exp(log_density - log_density.max(axis=1, keepdims=True))
     kind = L.dtype
     tolerance = float(jnp.finfo(kind).eps) ** 0.6
 
     def point(pi: Array, dual: Array, steps: Array, before: _Point | None = None) -> _Point:
         ratios = w @ (L / (L @ pi)[:, None])
-        # Ratios are inverse to the length of pi.
+        # ``ratios`` is inversely proportional to the scale of pi, hence the factor pi.sum().
         whole, slack = pi / pi.sum(), (ratios * pi.sum()).max() - 1
         if before is not None:
             better = slack < before.slack
@@ -77,7 +77,7 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
         root = jnp.sqrt(pi)
         half = jnp.sqrt(w)[:, None] * scaled * root
         curve = half.T @ half
-        # The matrix is singular to rounding where components are alike.
+        # Rounding makes the matrix singular if components are nearly equal.
         ridge = 4 * jnp.finfo(kind).eps * count
         factor = jax.scipy.linalg.cho_factor(curve + jnp.diag(dual + ridge))
         move = root * jax.scipy.linalg.cho_solve(factor, root * (mu / pi - gradient))
@@ -103,19 +103,19 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
 
 
 def _boundary_step(at: Array, move: Array) -> Array:
-    """Longest step, at most 1, that keeps all entries above zero."""
+    """Longest step, at most 1, that keeps all entries positive."""
     return jnp.minimum(1, _KEEP * jnp.where(move < 0, at / jnp.where(move < 0, -move, 1), jnp.inf).min())
 
 
 def binned(x: Array, s: Array, w: Array, estimates: int = _ESTIMATES, errors: int = _ERRORS) -> tuple[Array, ...]:
-    """Mean estimates, mean errors and total weights of bins of many clients, [estimates * errors] each.
+    """Group many clients into bins: mean estimates, mean errors and total weights, [estimates * errors] each.
 
-    Bins have equal length in asinh(x), so that bins far from zero are wide, and equal length in log(s). The clients of
-    a bin are replaced by their means, so that the error of a smooth likelihood is on the order of its second
+    Bins have equal length in asinh(x), which makes bins far from zero wide, and equal length in log(s). The clients of
+    a bin are replaced by their means. The error of a smooth likelihood is therefore of the order of its second
     derivatives times the variances within bins.
 
     Args:
-      x, s, w: estimates, errors above zero, and weights of the clients, [m] each, in units in which s is about one.
+      x, s, w: estimates, positive errors and weights of the clients, [m] each, in units in which s is about one.
     """
     place = _place(jnp.arcsinh(x), estimates) * errors + _place(jnp.log(s), errors)
     empty = jnp.zeros(estimates * errors, x.dtype)

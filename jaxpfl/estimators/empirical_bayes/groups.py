@@ -1,26 +1,26 @@
-r"""Normal means in groups, as pupils in schools: two levels of spread, fitted by REML.
+r"""Normal means in groups, such as pupils in schools, with a spread within and a spread between groups; fitted by REML.
 
-Client i of group g has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(\mu_g, A)`,
-:math:`\mu_g \sim N(\mu, B)`. With :math:`w_i = 1 / (A + s_i^2)`, sums :math:`W_k = \sum_{i \in g} w_i^k`, the weighted
-mean :math:`\bar x_g` of a group and :math:`q_g = B / (1 + B W_1)` (Woodbury's identity) the best linear unbiased
-predictors are
+Client i in group g has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(\mu_g, A)`,
+:math:`\mu_g \sim N(\mu, B)`. Let :math:`w_i = 1 / (A + s_i^2)` and :math:`W_k = \sum_{i \in g} w_i^k`, let
+:math:`\bar x_g` be the group's weighted mean, and :math:`q_g = B / (1 + B W_1)` (Woodbury's identity). The best linear
+unbiased predictors are
 
 .. math:: \hat\mu_g = \hat\mu + q_g W_1 (\bar x_g - \hat\mu), \qquad
    \hat\theta_i = x_i - b_i (x_i - \hat\mu_g), \quad b_i = s_i^2 w_i,
 
-with :math:`\hat\mu` by generalised least squares, of variance :math:`C^{-1}`, :math:`C = \sum_g W_1 / (1 + B W_1)`. The
-mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`, the errors of theta_i at known A, B and mu, of
-mu, and of A and B:
+with :math:`\hat\mu` by generalised least squares. Its variance is :math:`C^{-1}`, where
+:math:`C = \sum_g W_1 / (1 + B W_1)`. The mean squared error of theta_i is estimated by :math:`g_1 + g_2 + 2 g_3`. Here
+g_1 is the error at known A, B and mu, g_2 is due to mu, and g_3 is due to A and B:
 
 .. math:: g_1 = A b_i + b_i^2 q_g, \quad g_2 = \frac{b_i^2}{C (1 + B W_1)^2}, \quad
    g_3 = \mathrm{tr}\{\mathrm{Cov}(\partial \hat\theta_i / \partial (A, B))\, I^{-1}\},
 
-I the Fisher information of A and B; g_3 counts twice because g_1 at the fitted A and B is too small by it. For mu_g the
-same holds with b_i = 1 and without A b_i.
+where I is the Fisher information of A and B. g_3 is counted twice because g_1 at the fitted A and B is too small by
+g_3. The same holds for mu_g, with b_i = 1 and without the term A b_i.
 
-The greatest restricted likelihood is the best of a grid of A and B, then climbed to by Newton steps, beside fits with
-A = 0, with B = 0, and with both. A step needs a few sums over the clients of each group; no fixed-size message suffices
-for the whole fit.
+The restricted likelihood is maximised by Newton steps from the best point of a grid of A and B. The result is compared
+with fits that have A = 0, B = 0, or both. A step needs a few sums over the clients of each group; no fixed-size message
+suffices for the whole fit.
 
 References: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model"; Prasad and Rao
 1990, "The estimation of the mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of
@@ -48,35 +48,36 @@ from jaxpfl.estimators.empirical_bayes.normal_means import checked
 from jaxpfl.support.errors import JaxpflError
 
 LEAST_GROUPS = 3
-"""Least number of groups for which the spread between them is fitted."""
-_SCALES = 12  # places of the grid along A and along B
+"""Least number of groups from which the spread between them is fitted."""
+_SCALES = 12  # grid points along A and along B
 
 
 class GroupMeans(NamedTuple):
     """Predictions of m clients' means in G groups, and of the groups' means.
 
     Attributes:
-      x, s: the estimates and their standard errors, [m] each.
-      group: group of each client, [m], an index of the groups in their order.
+      x, s: estimates and their standard errors, [m] each.
+      group: index of each client's group, [m].
       overall, overall_stderr: mu, and its standard error at the fitted spreads, [].
-      within: A, the variance of clients about their group, [].
-      between: B, the variance of groups, [].
+      within: A, the variance of clients about their group's mean, [].
+      between: B, the variance of the groups' means, [].
       mean: predictors of theta_i, [m].
-      mse: their estimated mean squared errors, [m]; above zero also if A and B are not.
-      g1, g2, g3: the terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: b, the share of its distance to its group that an estimate gives up, [m].
-      residual: standardised distances of x to the predictions from all other clients, [m]; N(0, 1) if the model holds.
+      mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
+      g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
+      shrinkage: b, the fraction of the distance from the estimate to its group by which ``mean`` is moved, [m].
+      residual: standardised distances of x from its prediction by all other clients, [m]; N(0, 1) if the model holds.
       risks: the terms of ``risk``, [m].
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
-      group_shrinkage: 1 / (1 + B W_1), the share of its distance to mu that a group's weighted mean gives up, [G].
-      group_residual: standardised distances of the groups' weighted means to mu, [G]; N(0, 1) if the model holds.
+      group_shrinkage: 1 / (1 + B W_1), the fraction of the distance from a group's weighted mean to mu by which
+        ``group_mean`` is moved, [G].
+      group_residual: standardised distances of the groups' weighted means from mu, [G]; N(0, 1) if the model holds.
       log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
-      p_value: probability of a Q at least as large, [].
+      p_value: probability of a Q at least as large if A is zero, [].
       ratio: twice the log likelihood ratio to B = 0, [].
       group_p_value: probability of a ratio at least as large if B is zero, []. For many groups it is half the tail
-        probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
-      labels: labels of the clients, where they came in a frame.
+        probability of a chi-square with one degree of freedom. It is 1 if B = 0 maximises the likelihood.
+      labels: the clients' labels, if the data came in a data frame.
     """
 
     x: Array
@@ -112,35 +113,36 @@ class GroupMeans(NamedTuple):
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased risk estimate for ``mean``, [], which takes A and B as known."""
+        """Stein's unbiased risk estimate for ``mean``, [], which treats A and B as known."""
         return self.risks.mean()
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
+        """Ends of intervals, [m] each: ``mean`` plus and minus the normal quantile times the root of ``mse``."""
         return about(self.mean, self.mse, level)
 
     def group_interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the intervals of the groups' means, [G] each, as `interval`; too short for few groups."""
+        """Ends of intervals of the groups' means, [G] each, computed as in `interval`; too short for few groups."""
         return about(self.group_mean, self.group_mse, level)
 
 
 def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> GroupMeans:
     """Fit the spreads within and between groups, and predict every client's and every group's mean.
 
-    Jits, and vmaps over problems; ``groups`` is static. A million clients in 31,000 groups take seconds.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``groups`` is static. A million clients in 31,000
+    groups take seconds.
 
     Args:
-      x: the clients' estimates, [m]: an array, a list, or a column of a frame.
-      s: their standard errors, [m], or one for all; above zero.
-      group: each client's, [m]: numbers or names, of which the sorted distinct ones are the groups. With ``groups``
-        given, numbers of 0 ... groups - 1.
-      groups: G; to be given where the values of ``group`` are not known, under a transformation. A group without
-        clients has the prediction of a new one.
+      x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
+      s: positive standard errors, [m], or one for all clients.
+      group: group of each client, [m]: numbers or names. The sorted distinct values are the groups. If ``groups`` is
+        given, the values are numbers in 0 ... groups - 1.
+      groups: number of groups G. It is required under a transformation, where the values of ``group`` are not known. A
+        group without clients gets the prediction of a new group.
 
     Raises:
-      JaxpflError: as `ebnm` for x and s; for groups of other clients, that are not such numbers or names, or fewer than
-        three; and if no group has two clients, which leaves A and B indistinct. Under a transformation values are
-        not checked.
+      JaxpflError: as in `ebnm` for x and s; if groups belong to other clients, are not such numbers or names, or are
+        fewer than three; and if no group has two clients, because A and B then cannot be told apart. Under a
+        transformation of JAX, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -163,7 +165,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None) -> Gro
 
 
 class _Sums(NamedTuple):
-    """Parts of the likelihood that depend on A alone: w [m], W_1 and the weighted means [G], and the rest []."""
+    """Terms of the likelihood that depend only on A: w [m], W_1 and weighted means [G], and the remaining sum []."""
 
     w: Array
     total: Array
@@ -189,7 +191,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     group_mean = mu + q * W * (center - mu)
     information = jnp.stack([(W2 - 2 * q * W3 + (q * W2) ** 2).sum(), (W2 / F**2).sum(), (precision**2).sum()]) / 2
 
-    # What A and B cost a group's mean, then a client's.
+    # Errors due to A and B: g_3 of a group's mean, then of a client's.
     slopes = jnp.stack([q**2 * (W3 - q * W2**2), -q * W2 / F**2, W / F**3])
     group_g3 = _traced(slopes, information)
     b = D * w
@@ -202,7 +204,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     r = y - group_mean[group]
     variance = w - own_q * w**2 - (w / own_F) ** 2 / C
     alone = 1 / jnp.where(precision > 0, precision, jnp.inf) - 1 / C
-    # The share of a change of x that its group's predictor follows.
+    # Derivative of the group's predictor by x.
     follows = w * (own_q + 1 / (C * own_F**2))
     risks = (b * r) ** 2 + D * (1 - 2 * b * (1 - follows))
     zero = jnp.zeros_like(A)
@@ -222,7 +224,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
 
 
 def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Array, Array, Array]:
-    """The likeliest A and B, and the greatest log likelihoods with any B and with B = 0, but for a constant."""
+    """Maximum-likelihood A and B, and the largest log likelihoods with any B and with B = 0, up to a constant."""
     kind, m = y.dtype, len(y)
 
     def between(at: _Sums, B: Array) -> Array:
@@ -235,7 +237,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     def value(A: Array, B: Array) -> Array:
         return between(_sums(A, y, D, group, groups), B)
 
-    # A place on the grid of A needs all clients; a place on the grid of B needs the groups alone.
+    # A grid point of A needs a pass over all clients; a grid point of B only over the groups.
     low, high = jnp.log(jnp.sqrt(D.min()) / 16), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
     grid = low + (high - low) * jnp.arange(_SCALES, dtype=kind) / (_SCALES - 1)
     variances = jnp.concatenate([jnp.zeros(1, kind), jnp.exp(2 * grid)])
@@ -252,7 +254,7 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
     )
 
     def climbed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Climb from a place on the grid to spreads and their log likelihood; a spread that is zero stays zero."""
+        """Climb from a grid point to the spreads and their log likelihood; a spread of zero stays zero."""
         start = jnp.stack([jnp.log(variances[i]) / 2 for i in given])
         free = jnp.isfinite(start)
 
@@ -262,10 +264,10 @@ def _likeliest(y: Array, D: Array, group: Array, groups: int) -> tuple[Array, Ar
         at, best = climb(lambda at: value(*spreads(at)) / m, jnp.where(free, start, 0)[None])
         return spreads(at), best * m
 
-    # One after the other: compiled once.
+    # lax.map compiles ``climbed`` once for both starts.
     fits, reached = jax.lax.map(climbed, starts)
     found = jnp.concatenate([values[:1, 0], reached])
-    # A spread below the rounding error of the likelihood is none.
+    # A spread that raises the likelihood by no more than rounding counts as zero.
     enough = found >= found.max() - 16 * jnp.finfo(kind).eps * (m + jnp.abs(found.max()))
     best = jnp.argmax(enough)
     A, B = jnp.concatenate([jnp.zeros((1, 2), kind), fits])[best] + jnp.where(jnp.isnan(found[0]), jnp.nan, 0)
@@ -284,6 +286,6 @@ def _grouped(of: Array, group: Array, groups: int) -> Array:
 
 
 def _traced(slopes: Array, information: Array) -> Array:
-    """tr(S I^-1) of symmetric matrices of two by their upper triangles, [3, n] and [3]."""
+    """tr(S I^-1) for symmetric 2 x 2 matrices given by their upper triangles, [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)

@@ -1,8 +1,9 @@
-"""Clients' numbers as users hold them, in lists, arrays and columns of frames, and answers as frames.
+"""Conversion of clients' numbers from lists, arrays and data frames, and of results to data frames.
 
-Masked arrays are refused where an entry is masked, as NumPy's conversion would count what lies under the mask. Columns
-of frames are put together by their indexes: the same labels in another order are aligned to the first column, other
-labels are refused, as positions would pair the numbers of different clients. Answers keep these labels.
+Masked arrays with a masked entry are refused, because NumPy's conversion would use the value under the mask. Columns of
+data frames are matched by their index. If the labels are the same in another order, columns are aligned to the first
+one. Other labels are refused, because matching by position would pair numbers of different clients. Results keep the
+labels.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from jaxpfl.support.errors import JaxpflError, shown
 
 
 def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
-    """Numbers in double precision, unchanged where they are traced.
+    """Convert to numbers in double precision; traced values are returned unchanged.
 
     Args:
-      name: name of the argument.
-      value: an array, a list, or a column of a frame.
-      what: form of the numbers, for the message.
+      name: name of the argument, for the message.
+      value: an array, a list, or a column of a data frame.
+      what: expected form of the numbers, for the message.
 
     Raises:
-      JaxpflError: for values that are not numbers, and masked entries.
+      JaxpflError: for values that are not numbers, and for masked entries.
     """
     if isinstance(value, Tracer):
         return value
@@ -41,10 +42,10 @@ def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """Refuse a masked array of which an entry is masked.
+    """Refuse an array with a masked entry.
 
     Raises:
-      JaxpflError: with the first one's place.
+      JaxpflError: naming the index of the first masked entry.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
@@ -59,18 +60,18 @@ def is_frame(value: Any) -> bool:
 
 
 def aligned(**given: Any) -> tuple[Any, ...]:
-    """Values with all columns of frames in the order of the first one's index.
+    """Return the values, with all columns of data frames in the order of the first column's index.
 
     Args:
-      **given: arguments by name; anything but a column of a frame is taken by position and returned unchanged.
+      **given: arguments by name; a value that is not a column of a data frame is matched by position, unchanged.
 
     Raises:
-      JaxpflError: for indexes that differ in their labels, or in the order of labels that are there twice.
+      JaxpflError: if indexes have different labels, or repeated labels in a different order.
     """
     framed = [name for name, value in given.items() if is_frame(value)]
     for name in framed[1:]:
         first, own = given[framed[0]].index, given[name].index
-        if own.equals(first) or len(own) != len(first):  # lengths are checked where shapes are
+        if own.equals(first) or len(own) != len(first):  # other lengths are refused later, with the shapes
             continue
         pair = f"{framed[0]} and {name}"
         if not (own.is_unique and first.is_unique):
@@ -85,18 +86,18 @@ def aligned(**given: Any) -> tuple[Any, ...]:
 
 
 def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
-    """Index of a name for each row, and the sorted distinct names; None for these where their number is given.
+    """Convert names to indices: an index for each row, and the sorted distinct names (None if ``number`` is given).
 
     Args:
       name: name of the argument.
-      value: numbers or names, [m]; with ``number`` given, numbers of 0 ... number - 1.
-      number: number of the names; to be given where values are not known.
+      value: numbers or names, [m]; if ``number`` is given, numbers in 0 ... number - 1.
+      number: number of distinct names; required for traced values.
       m: number of rows.
-      rows: what they are, for messages.
+      rows: noun for the rows, for messages.
 
     Raises:
-      JaxpflError: for values with another number of rows or that are not such numbers or names; if number is missing
-        where it is needed.
+      JaxpflError: if ``value`` has another number of rows, or is not such numbers or names; if ``number`` is required
+        but missing.
     """
     if number is not None:
         checks.count(f"{name}s", number)
@@ -129,15 +130,15 @@ def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tupl
 
 
 def shares(weights: Any, m: int, least: int) -> Array:
-    """Weights of the clients in JAX's floating-point type, that sum to one, [m].
+    """Weights of the clients in JAX's floating-point type, scaled to sum to one, [m].
 
     Args:
-      weights: numbers of at least zero in any unit, [m]; None for equal ones.
+      weights: nonnegative numbers in any unit, [m]; None for equal weights.
       m: number of clients.
-      least: number of clients whose weights must be above zero.
+      least: least number of clients with a positive weight.
 
     Raises:
-      JaxpflError: for weights that are not such numbers, or leave too few clients.
+      JaxpflError: if weights are not such numbers, or positive for too few clients.
     """
     kind = jnp.result_type(float)
     if weights is None:
@@ -158,10 +159,10 @@ def shares(weights: Any, m: int, least: int) -> Array:
 
 
 def inside(name: str, value: Scalar) -> None:
-    """Check that a probability lies in (0, 1), where its value is known.
+    """Check that a probability lies in (0, 1), if its value is known.
 
     Raises:
-      JaxpflError.
+      JaxpflError: naming the argument and its value.
     """
     if not isinstance(value, Tracer):
         for one in np.ravel(np.asarray(value)):
@@ -169,14 +170,14 @@ def inside(name: str, value: Scalar) -> None:
 
 
 def level_within(value: Scalar, kind: Any = None) -> None:
-    """Check that an interval's level lies in (0, 1) and that rounding leaves its tails, where its value is known.
+    """Check that an interval's level lies in (0, 1) and that its tails survive rounding, if its value is known.
 
     Args:
-      value: one level or several.
-      kind: the floating-point type that quantiles are computed in; JAX's unless given.
+      value: one or several levels.
+      kind: floating-point type in which quantiles are computed; by default JAX's.
 
     Raises:
-      JaxpflError: for a level outside (0, 1), or with a tail of fewer than 16 rounding errors of 1.
+      JaxpflError: if a level is outside (0, 1), or has a tail smaller than 16 rounding errors of 1.
     """
     inside("level", value)
     if isinstance(value, Tracer):
@@ -190,7 +191,7 @@ def level_within(value: Scalar, kind: Any = None) -> None:
 
 @jax.tree_util.register_static
 class Labels:
-    """An index of clients, which transformations carry along unchanged; equal to another one of the same labels."""
+    """Index of the clients, a static pytree node that JAX's transformations keep; equal if the labels are equal."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -203,7 +204,7 @@ class Labels:
 
 
 def labels_of(*given: Any) -> Labels | None:
-    """Labels of the first column of a frame among some arguments; None without one."""
+    """Labels of the first argument that is a column of a data frame; None if there is none."""
     return next((Labels(value.index) for value in given if is_frame(value)), None)
 
 
@@ -214,17 +215,17 @@ def frame(
     *,
     leave: tuple[str, ...] = (),
 ) -> Any:
-    """Collect the per-client fields of an answer in a pandas frame, one row per client.
+    """Collect a result's per-client fields in a pandas frame, one row per client.
 
     Args:
-      answer: answer with arrays of clients, [m] or [m, K], for fields, and perhaps with ``labels``; has ``interval``
-        where a level is given.
+      answer: result whose fields include arrays [m] or [m, K], and perhaps ``labels``. If a level is given, it must
+        have a method ``interval``.
       m: number of clients.
-      level: level of the interval, whose ends are the columns ``low`` and ``high``; None for none.
+      level: level of the interval, whose ends become the columns ``low`` and ``high``; None for no interval.
       leave: fields to leave out although they have m rows.
 
     Raises:
-      JaxpflError: for a level outside (0, 1).
+      JaxpflError: if the level is outside (0, 1).
     """
     import pandas
 

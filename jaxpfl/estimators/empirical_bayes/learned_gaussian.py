@@ -1,8 +1,8 @@
-r"""Credible intervals for Gaussian clients with a population learned from the same, possibly few, clients.
+r"""Credible intervals for Gaussian clients, with a population learned from the same, possibly few, clients.
 
-The clients' means are normal about theta_i with variances :math:`\varphi s_i^2`, theta_i ~ N(mu, st2). mu and st2 are
-unknown, and so is the common factor :math:`\varphi` if the variance of the samples was pooled with few degrees of
-freedom. `posterior` integrates over all three; `morris` returns intervals from it.
+The clients' means are normal about theta_i with variances :math:`\varphi s_i^2`, and theta_i ~ N(mu, st2). mu and st2
+are unknown. The common factor :math:`\varphi` is unknown too if the variance of the samples was pooled with few degrees
+of freedom. `posterior` integrates over all three; `morris` returns intervals from it.
 
 References: Morris 1983, "Parametric empirical Bayes inference"; Tiao and Tan 1965, "Bayesian analysis of random-effect
 models in the analysis of variance", for the factor.
@@ -21,38 +21,39 @@ from jaxpfl.core import full_precision
 from jaxpfl.core.types import Array, Scalar
 
 _POINTS = 64  # cells of the grid of lambda
-_ZOOMS = 4  # times that the grid is narrowed to where the density is
-_NEGLIGIBLE = 20.0  # distance below the maximum of the log density
-_TINY = 1e-30  # in squared units
+_ZOOMS = 4  # times that the grid is narrowed to the region of high density
+_NEGLIGIBLE = 20.0  # log density this far below its maximum is left out
+_TINY = 1e-30  # least variance, in squared units
 
 
 @full_precision.jit
 def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tuple[Array, Array]:
     r"""Posterior means and scales of the theta_i, with flat priors on mu and st2 and :math:`1 / \varphi` on the factor.
 
-    With :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)`, :math:`B_i = s_i^2 w_i`, M the mean with
-    these weights and :math:`Q = \sum_i w_i |\bar X_i - M|^2`, theta_i given lambda has Student's t distribution with
-    :math:`N = \nu + (m - 1) d - 2` degrees of freedom, about :math:`\bar X_i - B_i (\bar X_i - M)` with the squared
-    scale :math:`\frac{\nu + Q}{N} (\lambda B_i + B_i^2 / \sum_j w_j)`; and lambda has the density
+    Let :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)` and :math:`B_i = s_i^2 w_i`, let M be the
+    mean with these weights, and :math:`Q = \sum_i w_i |\bar X_i - M|^2`. Given lambda, theta_i has Student's t
+    distribution with :math:`N = \nu + (m - 1) d - 2` degrees of freedom. Its center is
+    :math:`\bar X_i - B_i (\bar X_i - M)`, and its squared scale is
+    :math:`\frac{\nu + Q}{N} (\lambda B_i + B_i^2 / \sum_j w_j)`. The density of lambda is
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
-    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`, and if sizes are equal too, mean
-    and variance are Morris's. For (m - 1) d <= 2 a flat prior gives an improper posterior of st2; the prior is then
+    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`; if sizes are equal too, mean and
+    variance are Morris's. For (m - 1) d <= 2 a flat prior would give an improper posterior of st2. The prior is then
     flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
 
     Args:
       own: the clients' own means, [m, d].
-      s2: their estimated variances, [m] or one for all.
-      degrees: nu, the degrees of freedom of the pooled variance to which all of ``s2`` is proportional; infinite if it
-        is known.
+      s2: estimated variances of these means, [m], or one for all.
+      degrees: degrees of freedom nu of the pooled variance to which all ``s2`` are proportional; infinite if the
+        variance is known.
 
     Returns:
-      Means and scales, [m, d] each; an interval's half width is `student`, at `degrees_left`, times the scale.
+      Means and scales, [m, d] each. The half width of an interval is `student`, at `degrees_left`, times the scale.
     """
     m, d = own.shape
     mean = own.mean(axis=0)
-    # A power of two near the largest distance or error, by which numbers are divided without rounding.
+    # A power of two near the largest distance or error: division by it is exact.
     typical = jnp.maximum(jnp.abs(own - mean).max(), jnp.sqrt(jnp.max(s2)))
     unit = jnp.ldexp(jnp.ones_like(typical), jnp.where(typical > 0, jnp.frexp(typical)[1], 0))
     y = (own - mean) / unit
@@ -65,7 +66,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     def conditional(u: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Log density and conditional moments at u, where lambda = scale (1 / u^2 - 1).
 
-        In u the density is bounded for every m. Returns lambda, its log density, w, M, and the factor's posterior mean.
+        In u the density is bounded for every m. Returns lambda, its log density, w, M, and phi's posterior mean.
         """
         ratio = scale * (1 - u) * (1 + u) / u**2
         w = 1 / (ratio[:, None] + s2)
@@ -92,7 +93,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     EB, of_mean = (p * B).sum(axis=0)[:, None], (p * B).T @ off
     shrunken = ratio[:, None] * B + B**2 / w.sum(axis=1, keepdims=True)
     within = (p * factor[:, None] * shrunken).sum(axis=0)[:, None]
-    # The variance of B (y - off) over the grid.
+    # Variance of B (y - off) over the grid.
     spread = B - EB[:, 0]
     between = (p * spread**2).sum(axis=0)[:, None] * y**2 - 2 * y * ((p * spread * B).T @ off)
     between += (p * B**2).T @ off**2 - of_mean**2
@@ -100,12 +101,12 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
 
 def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
-    """N of `posterior`, its degrees of freedom."""
+    """Degrees of freedom N in `posterior`."""
     return degrees + (clients - 1) * dim - (0 if _few(clients, dim) else 2)
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Credible intervals from `posterior` (same arguments): its means and Student's quantile times its scales."""
+    """Credible intervals: the means of `posterior` (same arguments), plus and minus Student's quantile times scales."""
     mean, scale = posterior(own, s2, degrees)
     m, d = own.shape
     reach = student(level, degrees_left(m, d, degrees)) * scale
@@ -113,7 +114,7 @@ def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = mat
 
 
 def student(level: float, degrees: Any) -> np.ndarray:
-    """Half width of Student's interval in scales, the normal one for infinite degrees; on the host, in SciPy."""
+    """Half width of Student's interval in units of the scale; normal if degrees are infinite. Runs in SciPy."""
     from scipy import special
 
     tail = (1 + level) / 2
@@ -127,6 +128,6 @@ def _few(clients: int, dim: int) -> bool:
 
 
 def _cells(low: Array, high: Array) -> tuple[Array, Array]:
-    """Midpoints of `_POINTS` cells, and their width."""
+    """Midpoints of `_POINTS` cells between ``low`` and ``high``, and the cells' width."""
     step = (high - low) / _POINTS
     return low + step * (jnp.arange(_POINTS) + 0.5), step

@@ -1,32 +1,32 @@
-r"""Credible intervals for probabilities and rates with a population learned from the same clients, for rare events too.
+r"""Credible intervals for probabilities and rates, even of rare events, with a population learned from the clients.
 
-The counterpart of `learned_gaussian`. It runs on the host, in SciPy. Each population on a grid of two parameters is
-weighted by its prior and by the likelihood of all clients' counts. A client's posterior is a mixture of conjugate
-distributions, and the ends of the interval are its quantiles.
+This is the counterpart of `learned_gaussian` for counts. It runs on the host, in SciPy. Populations lie on a grid of
+two parameters. Each is weighted by its prior and by the likelihood of all clients' counts. A client's posterior is then
+a mixture of conjugate distributions, and the interval's ends are its quantiles.
 
-**Probabilities**: p_i ~ Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
+**Probabilities**: p_i is Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`.
 
 - The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`. It
-  is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, it
-  is proper on that scale. (A prior flat in rho would put nearly all mass on populations in which nearly all p_i are
-  zero.)
-- The prior of mu is :math:`1 / \mu` for the lower end and :math:`1 / (1 - \mu)` for the upper: for rho = 0 these give
-  the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
+  is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, the
+  prior is proper on the scale of :math:`\rho / \mu`. (A prior flat in rho would put nearly all mass on populations in
+  which nearly all p_i are zero.)
+- The prior of mu is :math:`1 / \mu` for the lower end and :math:`1 / (1 - \mu)` for the upper end. For rho = 0 these
+  priors give the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
 
 **Rates**, the limit of probabilities for rare events, are Gamma with mean mu and squared coefficient of variation c.
 
-- c has the prior density :math:`4 / (4 + c)^2`: flat in :math:`c / (4 + c)`, and almost flat in c where clients
-  are not much more different than their mean.
-- mu has the prior :math:`1 / \mu` for the lower end. For the upper it is flat where c = 0: both ends then agree with
-  Garwood's interval for all counts together, whose coverage is at least nominal. In general it is
+- c has the prior density :math:`4 / (4 + c)^2`. It is flat in :math:`c / (4 + c)`, and almost flat in c if clients do
+  not differ by much more than their mean.
+- mu has the prior :math:`1 / \mu` for the lower end. For the upper end the prior is flat at c = 0, so that both ends
+  agree with Garwood's interval for all counts together, whose coverage is at least nominal. In general it is
 
   .. math:: \frac{1 + c \bar e \hat\mu}{1 + c \bar e \mu},
 
   with the clients' mean exposure :math:`\bar e` and the pooled rate :math:`\hat\mu`. The numerator leaves the prior of
-  c unchanged at the pooled rate; without the denominator the posterior would be improper where c exceeds the number of
+  c unchanged at the pooled rate. Without the denominator the posterior would be improper for c above the number of
   clients.
 
-References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for such a prior of the shrinkage;
+References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for the prior of the shrinkage;
 Clopper and Pearson 1934; Garwood 1936, "Fiducial limits for the Poisson distribution".
 """
 
@@ -38,25 +38,25 @@ from typing import NamedTuple
 import numpy as np
 
 _CELLS = 24  # cells along each parameter of probabilities
-_RATE_CELLS = 40  # the posterior of few clients has a long tail towards large mu
-_MARGIN = 14.0  # margin in log odds or log rates, beyond one event among all clients
-_SPREAD = 4.0  # the constant of both priors of the spread
-_ZOOMS = 8  # times that the grid is narrowed to where the density is
-_NEGLIGIBLE = 16.0  # distance below the maximum of the log density
-_UNLIKELY = 1e-5  # probability of a cell relative to the likeliest one
-_HALVINGS = 45  # of the interval in which a quantile lies, also its half width in log odds or log rates
-_ENOUGH = 1e-4  # error of a quantile, on the same scale
-_OF_STDDEV = 1e-3  # error of a quantile in standard deviations
+_RATE_CELLS = 40  # cells for rates: few clients' posterior has a long tail towards large mu
+_MARGIN = 14.0  # margin of the grid in log odds or log rates, beyond one event among all clients
+_SPREAD = 4.0  # the constant in both priors of the spread
+_ZOOMS = 8  # times that the grid is narrowed to the region of high density
+_NEGLIGIBLE = 16.0  # log density this far below its maximum is left out
+_UNLIKELY = 1e-5  # cells less probable than this, relative to the most probable cell, are left out
+_HALVINGS = 45  # most bisections of a quantile, and the half width of its range in log odds or log rates
+_ENOUGH = 1e-4  # largest error of a quantile in log odds or log rates
+_OF_STDDEV = 1e-3  # largest error of a quantile in standard deviations
 _LARGE = 1e3  # parameter above which differences of log Gamma cancel
-_AT_ONCE = 256  # clients whose quantiles are found together
-_TERMS = 4096  # values that are summed over together, for the memory
+_AT_ONCE = 256  # clients whose quantiles are computed together
+_TERMS = 4096  # values summed together, which bounds the memory
 
 
 class Intervals(NamedTuple):
     """Ends of the intervals, and posterior standard deviations, [m] each.
 
-    Without any events the posterior has nearly all its mass next to zero and a long tail: its standard deviation may
-    then exceed the interval's upper end.
+    Without any events the posterior has nearly all its mass near zero and a long tail. Its standard deviation may then
+    exceed the interval's upper end.
     """
 
     low: np.ndarray
@@ -65,18 +65,18 @@ class Intervals(NamedTuple):
 
 
 def probabilities(ones: np.ndarray, size: np.ndarray, level: float) -> Intervals:
-    """Every client's credible interval for its probability.
+    """Credible interval of every client's probability.
 
     Args:
-      ones: number of ones Z of each client, [m].
-      size: n, [m].
-      level: probability inside, within (0, 1).
+      ones: number of ones Z_i of each client, [m].
+      size: number of samples n_i of each client, [m].
+      level: coverage probability, in (0, 1).
     """
     from scipy import special
 
     ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
     odds, alpha, beta, log_p = _betas(ones, size)
-    # Without any ones the lower end is 0 and its prior improper; likewise the upper end without any zeros.
+    # Without any ones the lower end is 0 (its posterior is improper); without any zeros the upper end is 1.
     lower = _shares(log_p + special.log_expit(-odds)) if ones.any() else None
     upper = _shares(log_p + special.log_expit(odds)) if (ones < size).any() else None
     middle = np.mean([end for end in (lower, upper) if end is not None], axis=0)
@@ -104,18 +104,19 @@ def probabilities(ones: np.ndarray, size: np.ndarray, level: float) -> Intervals
 
 
 def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Intervals:
-    """Every client's credible interval for its rate.
+    """Credible interval of every client's rate.
 
     Args:
-      count: Z_i, whole numbers, of which one is above zero, [m].
-      exposure: e_i, above zero, [m], or one for all.
-      level: probability inside, within (0, 1).
+      count: number of events Z_i of each client, whole numbers, at least one positive, [m].
+      exposure: positive e_i, [m], or one for all.
+      level: coverage probability, in (0, 1).
     """
     from scipy import special
 
     z = np.asarray(count, float)
     unit = float(z.sum() / np.broadcast_to(exposure, z.shape).sum())
-    e = unit * np.broadcast_to(np.asarray(exposure, float), z.shape)  # rates in the pooled one, exposures in events
+    # Rates in units of the pooled rate, exposures in units of expected events.
+    e = unit * np.broadcast_to(np.asarray(exposure, float), z.shape)
     log_mu, c, log_p = _gammas(z, e)
     shape, size = 1 / c, np.exp(-log_mu) / c
     lower, upper = _shares(log_p), _shares(log_p + _upper_prior(log_mu, c, e.mean()))
@@ -139,17 +140,17 @@ def rates(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Inte
 
 
 def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Log odds of mu, alpha, beta and the log density, flat in the log odds, over a grid, [cells] each."""
+    """Grid of populations: log odds of mu, alpha, beta, and the log density with respect to the log odds, [cells]."""
     from scipy import special
 
-    # Few distinct numbers of ones, of zeros and of samples, many clients.
+    # Many clients share few distinct numbers of ones, zeros and samples.
     counted = [np.unique(each, return_counts=True) for each in (ones, size - ones, size)]
 
     def grid(places: np.ndarray) -> tuple[np.ndarray, ...]:
         odds, share = places
         mu, rest = special.expit(odds), special.expit(-odds)
         kappa = _SPREAD * mu * rest
-        rho = share * kappa / (1 + kappa - share)  # its prior is flat in ``share``
+        rho = share * kappa / (1 + kappa - share)  # makes the prior of rho flat in ``share``
         total = (1 - rho) / rho
         alpha, beta = mu * total, rest * total
         log_p = sum(_log_rise(a, *count) for a, count in zip((alpha, beta), counted[:2], strict=True))
@@ -165,15 +166,15 @@ def _betas(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:
-    """Log ratio of the upper end's prior to the lower end's, for mu in units of the pooled rate, [cells]."""
+    """Log ratio of the upper end's prior to the lower end's, [cells]; mu is in units of the pooled rate."""
     return log_mu + np.log1p(c * expected) - np.log1p(c * expected * np.exp(log_mu))
 
 
 def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Log of mu, c and the log density, flat in log mu, over a grid, [cells] each; the pooled rate is one."""
+    """Grid of populations: log of mu (the pooled rate is one), c, and the log density in log mu, [cells] each."""
     counts = np.unique(z, return_counts=True)
     exposures = np.unique(e, return_counts=True)
-    # Clients with events have z log(e_0 + e) too.
+    # Only clients with events contribute the term z log(e_0 + e).
     at = np.unique(e[z > 0], return_inverse=True)
     events = at[0], np.bincount(at[1], weights=z[z > 0])
 
@@ -193,12 +194,12 @@ def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _zoomed(log_densities: Callable[[np.ndarray], Sequence[np.ndarray]], ends: np.ndarray, cells: int) -> np.ndarray:
-    """Midpoints of a grid over the part of a box where a density is not negligible, [2, cells].
+    """Midpoints of a grid over the region of a box in which a density is not negligible, [2, cells].
 
     Args:
-      log_densities: places [2, cells] to the logarithms of one or several densities there, [cells] each.
+      log_densities: function from points [2, cells] to the logarithms of one or several densities, [cells] each.
       ends: ends of the box, [2, 2], a row for each parameter.
-      cells: along each of them.
+      cells: number of cells along each parameter.
     """
     for _ in range(_ZOOMS):
         places = _midpoints(ends, cells)
@@ -216,7 +217,7 @@ def _midpoints(ends: np.ndarray, cells: int) -> np.ndarray:
 
 
 def _shares(log_density: np.ndarray) -> np.ndarray:
-    """Probabilities in proportion to a density, [cells]."""
+    """Probabilities proportional to a density, [cells]."""
     p = np.exp(log_density - log_density.max())
     return p / p.sum()
 
@@ -224,16 +225,16 @@ def _shares(log_density: np.ndarray) -> np.ndarray:
 def _quantile(
     below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, stddev: np.ndarray, q: float
 ) -> np.ndarray:
-    """Quantiles of clients' mixtures on an unbounded scale, by bisection, [number].
+    """Quantiles of clients' mixtures by bisection on an unbounded scale, [number].
 
-    They are right to 1e-4 of the scale, and to a thousandth of a standard deviation.
+    Their error is at most 1e-4 on this scale, and at most a thousandth of a standard deviation.
 
     Args:
-      below: places [number, 1] and the kept cells [cells] bool to the probabilities of each cell's posterior up to
-        there, [number, kept].
+      below: function from points [number, 1] and the kept cells [cells] bool to the distribution functions of the kept
+        cells' posteriors, [number, kept].
       p: probabilities of the cells.
-      stddev: a client's posterior standard deviation on the scale, about, [number].
-      q: the probability.
+      stddev: approximate posterior standard deviation of each client on this scale, [number].
+      q: probability of the quantile.
     """
     kept = p > _UNLIKELY * p.max()
     weights = p[kept] / p[kept].sum()
@@ -250,10 +251,10 @@ def _quantile(
 
 
 def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Answer each distinct pair of numbers once, in batches, and copy the answers to all clients, [k, m].
+    """Compute the answer once for each distinct pair of numbers, in batches, and copy it to all clients, [k, m].
 
     Args:
-      answer: pairs [2, some] to k numbers, [k, some].
+      answer: function from pairs [2, some] to k numbers each, [k, some].
       first, second: numbers of each client, [m].
     """
     pairs, place = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
@@ -264,7 +265,7 @@ def _each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second:
 def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Sum over clients of log Gamma(start + count) - log Gamma(start), [cells].
 
-    Stirling's series where the difference of large numbers would cancel.
+    Stirling's series is used where the difference of large numbers would cancel.
     """
     from scipy import special
 
@@ -278,6 +279,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum of ``of(values) [cells, some]`` over values that so many clients have, some at once, [cells]."""
+    """Sum of ``of(values) [cells, some]`` over values, weighted by the number of clients with each value, [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

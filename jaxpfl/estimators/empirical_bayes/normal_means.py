@@ -1,8 +1,8 @@
 r"""Empirical Bayes for normal means with known, unequal standard errors.
 
-Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own parameter, and a priori
-:math:`\theta_i \sim G`. G is fitted within a family by the marginal likelihood of all clients, and the personalised
-estimate is the posterior mean under it.
+Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own parameter, with the prior
+:math:`\theta_i \sim G`. G is fitted within a family by the marginal likelihood of all clients. The personalised
+estimate is the posterior mean under G.
 
 =============== ========================================================= ==================== =========
 prior           G                                                         center unless given  summable
@@ -13,17 +13,17 @@ scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0     
 npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none                 each step
 =============== ========================================================= ==================== =========
 
-No family has a single message of fixed size that suffices for unequal s (for equal s the normal one has: the sum of x
-and of x^2). What a step of any fit needs is a sum over clients: of the likelihood's derivatives by two or three
-parameters, or of K gradients and K^2 curvatures of weights on a grid. A client's log likelihood is unbounded in its x,
-so that these sums have no private form.
+For unequal s no family has a single fixed-size message that suffices for the fit. (For equal s the normal family has
+one: the sums of x and of x^2.) A step of a fit needs a sum over clients: of the likelihood's derivatives by two or
+three parameters, or of K gradients and K^2 curvatures for weights on a grid. A client's log likelihood is unbounded in
+x, so these sums have no private version.
 
-Every prior is a mixture of normals, atoms among them. Component k, N(c_k, t_k^2) with the weight pi_k, has the marginal
-N(c_k, t_k^2 + s^2) and the posterior
+Every prior is a mixture of normals, possibly with atoms. Component k, N(c_k, t_k^2) with the weight pi_k, has the
+marginal distribution N(c_k, t_k^2 + s^2) and the posterior
 
 .. math:: N\Big(c_k + \frac{t_k^2}{t_k^2 + s^2} (x - c_k),\; \frac{t_k^2 s^2}{t_k^2 + s^2}\Big)
 
-with a weight in proportion to pi_k times its marginal density. t_k = 0 is an atom.
+with a weight proportional to pi_k times its marginal density. A component with t_k = 0 is an atom.
 
 References: Efron and Morris 1973; Johnstone and Silverman 2004; Kiefer and Wolfowitz 1956; Koenker and Mizera 2014;
 Stephens 2017, "False discovery rates: a new deal"; Willwerscheid, Carbonetto and Stephens 2025, "ebnm: an R package for
@@ -50,17 +50,17 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name, warn
 Family: TypeAlias = Literal["normal", "point-normal", "scale-mixture", "npmle"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 COMPONENTS = {"scale-mixture": 41, "npmle": 300}
-"""Components of the families on a grid, unless another number is given."""
+"""Default number of components of the families on a grid."""
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
-"""Number of clients, and share of them on one side of zero, above which a warning doubts zero as the center."""
-_SCALES = 16  # starts of the normal prior's spread, as its likelihood may have several maxima
-_SLABS = 6  # starts of a slab's spread, each with every start of the spike's log odds
+"""Number of clients, and share of them on one side of zero, above which a warning questions zero as the center."""
+_SCALES = 16  # starting values of the normal prior's spread, as its likelihood may have several maxima
+_SLABS = 6  # starting values of a slab's spread, each combined with every start of the spike's log odds
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
-_FINEST = 10.0  # the least slab of a scale mixture, in parts of the smallest error, as in ashr
+_FINEST = 10.0  # smallest error over the least slab of a scale mixture, as in ashr
 AT_ONCE = 4096
-"""Number of clients whose posteriors, with as many components as the prior, are in memory at once."""
+"""Number of clients whose posteriors are in memory at once, each with as many components as the prior."""
 _FARTHEST = 9.0
 """Standard deviations beyond which a normal has no mass in double precision."""
 
@@ -91,7 +91,7 @@ class NormalMixture(NamedTuple):
         return jnp.sqrt(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2))
 
     def log_components(self, x: Array, s: Array) -> Array:
-        """Log marginal density of x under every component, [..., K]."""
+        """Log marginal density of x under each component, [..., K]."""
         spread = jnp.hypot(s[..., None], self.sds)
         return -(((x[..., None] - self.means) / spread) ** 2 + jnp.log(2 * jnp.pi)) / 2 - jnp.log(spread)
 
@@ -101,7 +101,7 @@ class NormalMixture(NamedTuple):
 
     @full_precision.products
     def marginal_below(self, t: Array, s: Array) -> Array:
-        """Marginal probability that an estimate of standard error s is at most t, [...]."""
+        """Marginal probability that an estimate with standard error s is at most t, [...]."""
         spread = jnp.hypot(s[..., None], self.sds)
         return ndtr((t[..., None] - self.means) / spread) @ self.weights
 
@@ -119,7 +119,7 @@ class NormalMixture(NamedTuple):
         return mean, jnp.sqrt((p * (deviations**2 + (centers - mean[..., None]) ** 2)).sum(axis=-1))
 
     def below(self, t: Array, x: Array, s: Array, *, strictly: bool = False) -> Array:
-        """Posterior probability that theta is at most t, or below it, [...]."""
+        """Posterior probability that theta is at most t (below t if ``strictly``), [...]."""
         p, centers, deviations = self.posterior(x, s)
         off = t[..., None] - centers
         smooth = deviations > 0
@@ -127,21 +127,21 @@ class NormalMixture(NamedTuple):
         return (p * jnp.where(smooth, share, off > 0 if strictly else off >= 0)).sum(axis=-1)
 
     def quantile(self, p: Scalar, x: Array, s: Array) -> Array:
-        """Posterior quantile, the least t with P(theta <= t) >= p, [...]."""
+        """Posterior quantile: the least t with P(theta <= t) >= p, [...]."""
         shares, centers, deviations = self.posterior(x, s)
         low, high = centers - _FARTHEST * deviations, centers + _FARTHEST * deviations
         margin = jnp.finfo(x.dtype).eps * (1 + _FARTHEST) * jnp.maximum(jnp.abs(low), jnp.abs(high))
         least = jnp.where(shares > 0, low - margin, jnp.inf).min(-1)
         most = jnp.where(shares > 0, high + margin, -jnp.inf).max(-1)
         near = bisect(lambda t: self.below(t, x, s) < p, least, most)
-        # Of an atom the place itself: beside it by a rounding error, an interval would miss it.
+        # A quantile at an atom is the atom itself: with a rounding error, an interval could miss it.
         atoms = jnp.where((self.sds == 0) & (self.weights > 0), self.means, jnp.inf)
         atom = atoms[jnp.abs(near[..., None] - atoms).argmin(axis=-1)]
         there = (self.below(atom, x, s, strictly=True) < p) & (self.below(atom, x, s) >= p)
         return jnp.where(there, atom, near)
 
     def sample(self, key: Key, x: Array, s: Array) -> Array:
-        """One posterior draw of every theta, [...]."""
+        """Draw of every theta from its posterior, [...]."""
         kind_key, place_key = jax.random.split(key)
         p, centers, deviations = self.posterior(x, s)
         kind = jax.random.categorical(kind_key, jnp.log(p))[..., None]
@@ -158,20 +158,20 @@ class NormalMixture(NamedTuple):
 
 
 class NormalMeans(NamedTuple):
-    """Empirical Bayes posteriors of m clients' means. The prior counts as known: its own uncertainty is left out.
+    """Empirical Bayes posteriors of m clients' means; the fitted prior is treated as known.
 
     Attributes:
-      x, s: the estimates and their standard errors, [m] each.
-      prior: the fitted one.
+      x, s: estimates and their standard errors, [m] each.
+      prior: the fitted prior.
       mean: posterior means, the personalised estimates, [m].
       sd: posterior standard deviations, [m].
       lfsr: local false sign rates, min(P(theta <= 0), P(theta >= 0)), [m].
-      shrinkage: 1 - sd^2 / s^2, [m]: the share of a small change of x that the posterior mean does not follow, and
-        s^2 / (s^2 + t^2) under a normal prior. Below zero where the mean moves by more than x, as between two atoms.
+      shrinkage: 1 - sd^2 / s^2, [m], which is one minus the derivative of the posterior mean by x. Under a normal prior
+        it is s^2 / (s^2 + t^2). It is negative where the mean moves by more than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
-      slack: upper bound on how far the mean log likelihood per client is below its maximum over the weights on a
-        grid, []; zero for priors without a grid.
-      labels: labels of the clients, where they came in a frame.
+      slack: upper bound on how far the mean log likelihood per client is below its maximum over the weights on a grid,
+        []; zero for priors without a grid.
+      labels: the clients' labels, if the data came in a data frame.
     """
 
     x: Array
@@ -190,15 +190,15 @@ class NormalMeans(NamedTuple):
         return inputs.frame(self, len(self.x), level)
 
     def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, the least t with P(theta <= t) >= p, [m]."""
+        """Posterior quantile: the least t with P(theta <= t) >= p, [m]."""
         inputs.inside("p", p)
         return blockwise(lambda x, s: self.prior.quantile(p, x, s), self.x, self.s)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each.
 
-        They are right on average over clients if the prior belongs to the fitted family and the clients are many;
-        `robust_intervals` does not need the first condition, `learned_gaussian` does not need the second.
+        They cover correctly on average over clients if the prior belongs to the fitted family and there are many
+        clients. `robust_intervals` does not need the first condition, `learned_gaussian` does not need the second.
         """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -209,12 +209,12 @@ class NormalMeans(NamedTuple):
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased risk estimate for `mean`, [], which takes the prior as known."""
+        """Stein's unbiased risk estimate for `mean`, [], which treats the prior as known."""
         return self.risks.mean()
 
     @property
     def risks(self) -> Array:
-        """Terms of `risk`, (mean - x)^2 + 2 sd^2 - s^2, as sd^2 / s^2 is the derivative of the posterior mean, [m]."""
+        """Terms of `risk`, (mean - x)^2 + 2 sd^2 - s^2, [m]; sd^2 / s^2 is the derivative of the posterior mean."""
         return (self.mean - self.x) ** 2 + 2 * self.sd**2 - self.s**2
 
     @property
@@ -222,16 +222,16 @@ class NormalMeans(NamedTuple):
         """Normal scores of the estimates under their fitted marginal distributions: N(0, 1) if the prior holds, [m]."""
         below = blockwise(self.prior.marginal_below, self.x, self.s)
         above = blockwise(self.prior.mirrored().marginal_below, -self.x, self.s)
-        tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # far out both round to zero
+        tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # both round to zero far out
         return jnp.where(below < above, 1, -1) * ndtri(tail)
 
 
 def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
-    """Posteriors under a known prior, for clients new to it as well."""
+    """Posteriors under a known prior; the clients need not have taken part in its fit."""
 
     def block(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
-        # Complementary sides each by itself: 1 - P would round a small probability away.
+        # Each tail is computed by itself: 1 - P would round a small probability away.
         sign = jnp.minimum(prior.below(zero, x, s), prior.mirrored().below(zero, -x, s))
         return *prior.moments(x, s), sign, prior.log_marginal(x, s)
 
@@ -240,7 +240,7 @@ def posterior(prior: NormalMixture, x: Array, s: Array, slack: Scalar = 0.0) -> 
 
 
 def blockwise(function: Any, *arrays: Array) -> Any:
-    """A function of [n] arrays over all m clients, `AT_ONCE` of them at a time."""
+    """Apply a function of [n] arrays to all m clients, `AT_ONCE` at a time."""
     m = len(arrays[0])
     if m <= AT_ONCE:
         return function(*arrays)
@@ -260,25 +260,27 @@ def ebnm(
 ) -> NormalMeans:
     """Fit the prior to all estimates, and return every client's posterior under it.
 
-    Jits, and vmaps over problems; the family, whether the center is learned, and the number of components are static.
-    Results have JAX's floating-point type; in double precision (``jax.enable_x64(True)``) the likelihood is maximised
-    to 1e-9, in single precision to about 1e-4. With more than 16384 clients, weights on a grid are fitted to 4096 bins.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems. The family, whether the center is learned, and the
+    number of components are static. Results have JAX's floating-point type. In double precision
+    (``jax.enable_x64(True)``) the likelihood is maximised to 1e-9, in single precision to about 1e-4. With more than
+    16384 clients, weights on a grid are fitted to 4096 bins of clients.
 
     Args:
-      x: the clients' estimates, [m]: an array, a list, or a column of a frame.
-      s: their standard errors, [m], or one for all; above zero.
-      prior: the family, as in the table above.
-      center: c, a number; "learned" fits it with the rest (not for scale-mixture and npmle).
-      components: components of a scale mixture or NPMLE; 41 and 300 unless given. Atoms of the NPMLE are to lie closer
-        than the least s.
-      weights: weights of the clients in the fit of the prior, [m], at least 0 and in any unit; equal unless given. With
-        populations as weights the prior describes a random person's client; a client of weight zero has no part in the
-        fit. ``log_marginal`` then has weights of mean one; ``risk`` has none.
+      x: the clients' estimates, [m]: an array, a list, or a column of a data frame.
+      s: positive standard errors, [m], or one for all clients.
+      prior: family of the prior, from the table above.
+      center: c, a number; or "learned" to fit it too (not for scale-mixture and npmle).
+      components: number of components of a scale mixture (by default 41) or an NPMLE (by default 300). The NPMLE's
+        atoms should be closer to each other than the least s.
+      weights: weights of the clients in the fit of the prior, [m], nonnegative and in any unit; by default equal. With
+        populations as weights, the prior describes the client of a random person. A client with weight zero does not
+        affect the fit. Weights are scaled to a mean of one in ``log_marginal``, and not used in ``risk``.
 
     Raises:
-      JaxpflError: for x and s that are not numbers, not finite, s <= 0, of different lengths, or too few clients (two,
-        one where the center is given), an unknown prior, a center or components that it does not take, and weights that
-        are not such numbers or leave too few clients. Under a transformation values are not checked.
+      JaxpflError: if x or s are not finite numbers, s is not positive, or lengths differ; if there are fewer than two
+        clients (one if the center is given); if the prior is unknown, or does not accept the center or the components;
+        and if weights are not such numbers, or are positive for too few clients. Under a transformation of JAX, values
+        are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -313,10 +315,10 @@ def ebnm(
 def _solve(
     x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
 ) -> NormalMeans:
-    """The likeliest prior in units in which s is about one, and the posteriors under it; w [m] sums to one."""
-    # Powers of two: scaling by them makes no rounding errors.
+    """Fit the prior in units in which s is about one, and return the posteriors; w [m] sums to one."""
+    # Scaling by a power of two is exact.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
-    # The place of zero affects rounding errors alone: with many clients the median of some is good enough.
+    # The origin affects only rounding errors, so with many clients the median of a subset suffices.
     origin = jnp.median(x[:: 1 + len(x) // grid.MANY]) if learned or prior == "npmle" else center
     y, e = (x - origin) / unit, s / unit
     zero = jnp.zeros((), x.dtype)
@@ -335,7 +337,7 @@ def _solve(
 
 
 def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalMixture, Array]:
-    """N(c, t^2), its center profiled out unless given, and its mean log likelihood."""
+    """Fitted N(c, t^2), with its center profiled out unless given, and its mean log likelihood."""
 
     def prior(sd: Array) -> NormalMixture:
         precision = w / (s**2 + sd**2)
@@ -352,7 +354,7 @@ def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalM
 
 
 def _point_normal(x: Array, s: Array, w: Array, center: Array | None) -> NormalMixture:
-    """A spike at c, and a normal about it."""
+    """Fitted mixture of an atom at c (spike) and a normal about c (slab)."""
     precision = w / s**2
     middle = (precision / precision.sum()) @ x if center is None else center
     one, one_value = _normal(x, s, w, center)
@@ -380,7 +382,7 @@ def _point_normal(x: Array, s: Array, w: Array, center: Array | None) -> NormalM
 
 
 def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Normals about zero, of spreads on a geometric grid from zero to beyond all data (ash, Stephens 2017)."""
+    """Fitted mixture of normals about zero; spreads on a geometric grid reach from zero beyond all data (ash)."""
     low = s.min() / _FINEST
     widest = 2 * jnp.sqrt(jnp.maximum((x**2 - s**2).max(), (8 * low) ** 2))
     share = jnp.arange(components - 1, dtype=x.dtype) / (components - 2)
@@ -389,13 +391,13 @@ def _scale_mixture(x: Array, s: Array, w: Array, components: int) -> tuple[Norma
 
 
 def _npmle(x: Array, s: Array, w: Array, components: int) -> tuple[NormalMixture, Array]:
-    """Any distribution: atoms on an even grid over the range of x, outside of which the likeliest one has none."""
+    """Fitted nonparametric distribution: atoms on an even grid over the range of x, which always suffices."""
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
     return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
 
 
 def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[NormalMixture, Array]:
-    """The likeliest weights of given components, means and sds [K] each, and their slack."""
+    """Maximum-likelihood weights of components with given means and sds, [K] each, and their slack."""
     even = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
     if len(x) > grid.MANY:
         x, s, w = grid.binned(x, s, w)
@@ -404,13 +406,13 @@ def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> tuple[N
 
 
 def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
-    """Log scales from well below the errors to the range of the data, [number]."""
+    """Logarithms of scales from well below the errors to the range of the data, [number]."""
     low, high = s.min() / 4, jnp.abs(x - (0 if center is None else center)).max() + s.max()
     return jnp.log(low) + (jnp.log(high) - jnp.log(low)) * jnp.linspace(0, 1, number, dtype=x.dtype)
 
 
 def _simplest(found: list[tuple[NormalMixture, Array]]) -> NormalMixture:
-    """The first of the fits, simplest first, that is as likely as any but for rounding errors."""
+    """First fit, in order from simple to complex, whose likelihood is the largest up to rounding errors."""
     values = jnp.stack([value for _, value in found])
     best = values.max()
     enough = values >= best - 16 * jnp.finfo(values.dtype).eps * (1 + jnp.abs(best))
@@ -432,7 +434,7 @@ def _check_center(prior: Family, center: Any) -> None:
 
 
 def _warn_of_center(prior: Family, x: Array) -> None:
-    """Warn if nearly all estimates lie on one side of zero, a prior's center of symmetry by default."""
+    """Warn if nearly all estimates lie on one side of zero, the default center of symmetric priors."""
     if isinstance(x, Tracer) or len(x) < _LEAST_SIDED:
         return
     above, below = int((x > 0).sum()), int((x < 0).sum())
@@ -457,14 +459,14 @@ def _components(prior: Family, components: int | None) -> int:
 
 
 def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
-    """Estimates and errors of one length in JAX's floating-point type, checked as far as their values are known.
+    """Estimates and errors of one length in JAX's floating-point type; checked if their values are known.
 
     Args:
       x, s: estimates and errors, as in `ebnm`.
-      one: whether a single client will do.
+      one: whether a single client is enough.
 
     Raises:
-      JaxpflError: as `ebnm`.
+      JaxpflError: as in `ebnm`.
     """
     own, errors = checked_arrays(x, s, one=one)
     kind = jnp.result_type(float)
@@ -477,7 +479,7 @@ def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
 
 
 def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
-    """Estimates and errors as NumPy arrays in double precision, where they are known; arguments as `checked`."""
+    """Estimates and errors as NumPy arrays in double precision if their values are known; arguments as in `checked`."""
     own, errors = (inputs.numbers(name, each) for name, each in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must be one number for each client, got shapes {own.shape} and {errors.shape}")
@@ -499,14 +501,14 @@ def checked_arrays(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
 
 
 class Homogeneity(NamedTuple):
-    """Pooled mean and its standard error, Q with its degrees of freedom and p-value, and I^2, [] each.
+    """Result of Cochran's test that all theta_i are equal, shapes [].
 
     Attributes:
-      mean, stderr: mean of all clients together, if they are alike, and its standard error.
+      mean, stderr: pooled mean of all clients, and its standard error if all theta_i are equal.
       statistic: Q.
       degrees: m - 1.
       p_value: probability of a Q at least as large if all theta_i are equal.
-      excess: I^2 = max(0, 1 - (m - 1) / Q), the share of the estimates' spread that errors do not explain.
+      excess: I^2 = max(0, 1 - (m - 1) / Q), the fraction of the estimates' spread that errors do not explain.
     """
 
     mean: Array
@@ -519,11 +521,11 @@ class Homogeneity(NamedTuple):
 
 @full_precision.products
 def homogeneity(x: Any, s: Any) -> Homogeneity:
-    r"""Cochran's test that all theta_i are equal; arguments and errors as in `ebnm`. Jits and vmaps.
+    r"""Test that all theta_i are equal (Cochran); arguments and errors as in `ebnm`.
 
-    With :math:`w_i = 1 / s_i^2` the pooled mean is :math:`M = \sum_i w_i x_i / \sum_i w_i`, of standard error
-    :math:`(\sum_i w_i)^{-1/2}`, and :math:`Q = \sum_i w_i (x_i - M)^2` is chi-square with m - 1 degrees of freedom if
-    all theta_i are equal.
+    With :math:`w_i = 1 / s_i^2` the pooled mean is :math:`M = \sum_i w_i x_i / \sum_i w_i`, and its standard error is
+    :math:`(\sum_i w_i)^{-1/2}`. :math:`Q = \sum_i w_i (x_i - M)^2` is chi-square with m - 1 degrees of freedom if all
+    theta_i are equal. Works under ``jax.jit`` and ``jax.vmap``.
 
     References: Cochran 1954, "The combination of estimates from different experiments"; Higgins and Thompson 2002,
     "Quantifying heterogeneity in a meta-analysis", for I^2.
@@ -539,7 +541,7 @@ def homogeneity(x: Any, s: Any) -> Homogeneity:
 
 
 class Shrunken(NamedTuple):
-    """Estimates [m], the weight c of a client's own estimate [], and the mean of all []."""
+    """Estimates [m], the weight c of a client's own estimate [], and the mean of all estimates []."""
 
     mean: Array
     weight: Array
@@ -547,19 +549,19 @@ class Shrunken(NamedTuple):
 
 
 def james_stein(x: Any, s: Any) -> Shrunken:
-    r"""James and Stein's estimator, shrinking towards the mean of all, for clients of equal standard errors.
+    r"""James and Stein's estimator for clients with equal standard errors; it shrinks towards the mean of all clients.
 
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    On average its total squared error is below the total squared error of x, whatever the theta_i, for m > 3 clients.
+    For m > 3 clients its total squared error is on average below that of x, for any theta_i.
 
     Args:
       x: the clients' estimates, [m].
-      s: their common standard error.
+      s: standard error of every estimate, one number.
 
     Raises:
-      JaxpflError: as `ebnm`; and for fewer than four clients, or standard errors that differ.
+      JaxpflError: as in `ebnm`; also for fewer than four clients, and for several standard errors.
 
     Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", (1.3), section 2.
     """

@@ -2,20 +2,20 @@ r"""Linear regression in which the clients' coefficients have a joint Gaussian d
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
 
-A client sends :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i (`Message`); it may have
+A client sends a `Message` with :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i. It may have
 fewer examples than coefficients. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and :math:`g_i =
-b_i - A_i \mu` the posterior of the client's coefficients has
+b_i - A_i \mu`, the posterior of the client's coefficients has mean and covariance
 
 .. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
 
-`em` fits mu, Sigma and sigma^2 by the clients' marginal likelihood: mu by generalised least squares at the current
-Sigma and sigma^2, then
+`em` fits mu, Sigma and sigma^2 by the clients' marginal likelihood. A step first updates mu by generalised least
+squares, given the current Sigma and sigma^2, and then
 
 .. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
    \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
 
-with the eigenvalues of Sigma, and sigma^2, held above a floor; neither part of a step lowers the likelihood. EM
-converges slowly if the maximum-likelihood Sigma is singular.
+with a floor for the eigenvalues of Sigma and for sigma^2. Neither part of a step lowers the likelihood. EM converges
+slowly if the maximum-likelihood Sigma is singular.
 
 References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
 joint Gaussian of known covariance in multi-task learning.
@@ -33,7 +33,7 @@ from jaxpfl.core.types import Array, Scalar
 
 
 class Message(NamedTuple):
-    """Sums over a client's examples, which are all that the fit needs.
+    """Sums over a client's examples, which suffice for the fit.
 
     Attributes:
       gram: X'X, [d, d].
@@ -66,9 +66,9 @@ class Posterior(NamedTuple):
     """Posterior of a client's coefficients.
 
     Attributes:
-      mean: [d].
-      covariance: [d, d]; its trace is the mean squared error of ``mean`` if the distribution of the coefficients is
-        known.
+      mean: posterior mean, [d].
+      covariance: posterior covariance, [d, d]. Its trace is the mean squared error of ``mean`` if the distribution of
+        the coefficients is known.
       log_evidence: ``log N(y; X mu, X Sigma X' + sigma^2 I)``, [].
     """
 
@@ -79,26 +79,26 @@ class Posterior(NamedTuple):
 
 @full_precision.products
 def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
-    """Sums of a client's examples.
+    """Sums over a client's examples.
 
     Args:
-      x, y: [n, d] and [n]; rows of padding are zeros.
-      size: number of examples; all rows unless given.
+      x, y: examples, [n, d] and [n]; rows of padding are zero.
+      size: number of examples; by default the number of rows.
     """
     return Message(x.T @ x, x.T @ y, y @ y, jnp.asarray(len(y) if size is None else size, x.dtype))
 
 
 @full_precision.products
 def pooled(messages: Message) -> Array:
-    """Minimum-norm least-squares coefficients for all clients' examples, [d]; messages have leaves [m, ...]."""
+    """Least-squares coefficients of all clients' examples, of least norm, [d]; messages have leaves [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
 @full_precision.products
 def start(messages: Message) -> Coefficients:
-    """Starting point for `em`, with the pooled coefficients as mean.
+    """Initial distribution for `em`, with the pooled coefficients as mean.
 
-    Half of the variance of their residuals is attributed to the noise, the other half to the spread of the
+    Half of the variance of the pooled coefficients' residuals is attributed to the noise, and half to the spread of the
     coefficients.
 
     Args:
@@ -118,14 +118,14 @@ def posterior(population: Coefficients, sent: Message) -> Posterior:
 
 @full_precision.products
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
-    """Fit the distribution of the coefficients by steps of EM.
+    """Fit the distribution of the coefficients by EM.
 
     Once all variances are above the floor, no step lowers the summed ``log_evidence``.
 
     Args:
-      population: distribution of the coefficients to start from, with variances above the floor.
+      population: initial distribution, with variances above the floor.
       messages: messages of all clients, leaves [m, ...].
-      floor: the least eigenvalue of Sigma, and the least sigma^2; positive.
+      floor: least eigenvalue of Sigma and least sigma^2, positive.
       steps: number of steps; static.
     """
 
@@ -154,9 +154,7 @@ def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterio
 
 
 def _generalised(population: Coefficients, root: Array, messages: Message) -> Array:
-    """Mean by generalised least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, with V from the current covariance and
-    noise.
-    """
+    """Mean by generalised least squares, ``(sum X' V^-1 X)^+ sum X' V^-1 y``, where V depends on ``population``."""
 
     def weighed(sent: Message) -> tuple[Array, Array]:
         shrunk = sent.gram @ _posterior(population, root, sent).covariance / population.noise
@@ -167,19 +165,19 @@ def _generalised(population: Coefficients, root: Array, messages: Message) -> Ar
 
 
 def _residual(messages: Message, theta: Array) -> Array:
-    """Squared residuals of every client at its own coefficients, [m, d] or [1, d], summed over its examples, [m]."""
+    """Sum of each client's squared residuals, [m], at its own coefficients [m, d], or at common ones [1, d]."""
     theta = jnp.broadcast_to(theta, messages.cross.shape)
     fitted = jnp.einsum("ij,ijk,ik->i", theta, messages.gram, theta)
     return jnp.maximum(messages.square - 2 * (theta * messages.cross).sum(axis=-1) + fitted, 0)
 
 
 def _root(covariance: Array) -> Array:
-    """L with Sigma = L L', also for a singular Sigma."""
+    """Root L with Sigma = L L', also of a singular Sigma."""
     values, vectors = jnp.linalg.eigh(covariance)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))
 
 
 def _above(covariance: Array, floor: Scalar) -> Array:
-    """Maximum-likelihood covariance for these moments among those whose eigenvalues are all at least the floor."""
+    """Maximum-likelihood covariance for this second moment, subject to eigenvalues of at least the floor."""
     values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
     return (vectors * jnp.maximum(values, floor)) @ vectors.T

@@ -2,40 +2,41 @@ r"""Empirical Bayes for probabilities and rates: priors fitted by marginal likel
 
 `ebbinomial`: client i has Z_i successes in n_i trials, and its probability p_i has a Beta prior with mean mu and n_0
 pseudo-trials. `ebpoisson`: client i has Z_i events in an exposure of e_i, and its rate has a Gamma prior with mean mu
-and pseudo-exposure e_0. In both cases (with e for n in the second) the posterior mean is
+and pseudo-exposure e_0. The posterior mean (for rates with e instead of n) is
 
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
-If the likelihood is greatest without spread, n_0 is infinite and all clients have the pooled rate. The prior "npmle"
-allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine scale)
-or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure: they work
-under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, neither family has sufficient
-statistics of fixed size; a step of the fit needs sums over clients of the likelihood's derivatives with respect to two
-parameters.
+If the likelihood has its maximum without spread, n_0 is infinite and all clients have the pooled rate. The prior
+"npmle" allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine
+scale) or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure:
+they work under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, no fixed-size sums
+suffice for the whole fit of either family. A step of the fit needs sums over clients of the likelihood's derivatives by
+two parameters.
 
-**About covariates** client i has :math:`Z_i` successes in :math:`n_i` trials, and :math:`p_i \sim \mathrm{Beta}` of
-mean :math:`\mu_i` and n_0 pseudo-trials, :math:`\operatorname{logit} \mu_i = x_i^\top \beta`; or :math:`Z_i` events in
-an exposure of :math:`e_i`, and a rate that is Gamma of mean :math:`\mu_i` and shape a, :math:`\log \mu_i = x_i^\top
-\beta`, which is the negative binomial regression of variance :math:`\mu + \mu^2 / a`. In both cases the posterior mean
-lies between the client's own share or rate and the value that the regression predicts,
+**With covariates**, there are two models. Client i has :math:`Z_i` successes in :math:`n_i` trials, and
+:math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where
+:math:`\operatorname{logit} \mu_i = x_i^\top \beta`. Or client i has :math:`Z_i` events in an exposure of :math:`e_i`,
+and a Gamma rate with mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`; this is the negative
+binomial regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean lies between the client's
+own share or rate and the value predicted by the regression,
 
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If it is
-greatest without spread, every client's estimate is the value on the regression. A step of the fit needs sums over
-clients of the likelihood's derivatives with respect to all parameters; no sums of fixed size suffice for the whole fit.
+The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If its
+maximum is without spread, every client's estimate is the regression's value. A step of the fit needs sums over clients
+of the likelihood's derivatives by all parameters; no fixed-size sums suffice for the whole fit.
 
-**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are on the order of n log n, while their sum is
-on the order of one. Here the largest terms are summed by hand. With a = mu s and b = (1 - mu) s, and the posterior mean
-p' = (a + z) / (s + n), Stirling's leading terms of a Beta-binomial are, beside the binomial likelihood at z / n,
+**Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, while their sum is of
+the order one, so the largest terms are summed analytically. Let a = mu s, b = (1 - mu) s, and let p' = (a + z) / (s +
+n) be the posterior mean. Relative to the binomial likelihood at z / n, Stirling's leading terms of a Beta-binomial are
 
 .. math:: -n\, \mathrm{KL}(z/n \,\|\, p') - s\, \mathrm{KL}(\mu \,\|\, p')
 
-and for a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the
-divergence of Poisson distributions, :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \| \lambda')`. The
-arguments of a divergence are near each other where its factor is large, and their difference is known without
-subtracting them. The remaining terms of Stirling's series are small.
+For a count z in an exposure e under Gamma(mu s, s), with :math:`\lambda' = (\mu s + z) / (s + e)` and the divergence of
+Poisson distributions, they are :math:`-e\, \mathrm{KL}(z/e \| \lambda') - s\, \mathrm{KL}(\mu \| \lambda')`. Where a
+divergence has a large factor, its two arguments are close to each other, and their difference is computed without
+subtraction. The remaining terms of Stirling's series are small.
 
 References: Robbins 1956, "An empirical Bayes approach to statistics"; Skellam 1948, for the Beta-binomial; Clayton
 and Kaldor 1987, "Empirical Bayes estimates of age-standardized relative risks", for Poisson and Gamma; Kiefer and
@@ -68,8 +69,8 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 RatePrior: TypeAlias = Literal["conjugate", "npmle"]
 _PLACES = 300  # atoms of the NPMLE
-_STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)  # logarithms of the prior's size
-_MOST_SAMPLES = 1e12  # largest count or exposure that is accepted
+_STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)  # starting values for the logarithm of the prior's size
+_MOST_SAMPLES = 1e12  # largest accepted count or exposure
 
 
 class Rates(NamedTuple):
@@ -99,9 +100,7 @@ class Rates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
-        and ``high``.
-        """
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level)
 
     @property
@@ -124,14 +123,12 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each; those of `learned_rates` do not treat the prior as
-        known.
-        """
+        """Ends of the equal-tailed credible intervals, [m] each; unlike `learned_rates`, the prior counts as known."""
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:
-        """One draw of every client's probability or rate from its posterior, [m]."""
+        """Draw of every client's probability or rate from its posterior, [m]."""
         first, rest, scale = self._parameters()
         share_key, rate_key = jax.random.split(key)
         share = jax.random.beta(share_key, first, jnp.where(self.bounded, rest, 1))
@@ -139,9 +136,7 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Both parameters of a Beta posterior, and the size of a Gamma posterior, whose shape is the first parameter,
-        [m] each.
-        """
+        """Posterior parameters, [m] each: both of a Beta, and the size of a Gamma whose shape is the first."""
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size
@@ -152,7 +147,7 @@ class AtomRates(NamedTuple):
 
     Attributes:
       events, size: successes and trials, or counts and exposure, [m] each.
-      atoms, weights: the atoms of the prior, increasing, and their weights, [K] each.
+      atoms, weights: atoms of the prior in increasing order, and their weights, [K] each.
       shares: posterior probabilities of the atoms, [m, K].
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
@@ -173,9 +168,7 @@ class AtomRates(NamedTuple):
     labels: inputs.Labels | None = None
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
-        and ``high``.
-        """
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return inputs.frame(self, len(self.mean), level, leave=("shares",))
 
     @property
@@ -191,7 +184,7 @@ class AtomRates(NamedTuple):
         return jnp.sqrt(self.weights @ (self.atoms - self.prior_mean) ** 2)
 
     def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, an atom, [m]."""
+        """Posterior quantile, which is an atom, [m]."""
         inputs.inside("p", p)
         return self.atoms[(jnp.cumsum(self.shares, axis=1) < p).sum(axis=1).clip(max=len(self.atoms) - 1)]
 
@@ -201,7 +194,7 @@ class AtomRates(NamedTuple):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:
-        """One draw of every client's probability or rate from its posterior, [m]."""
+        """Draw of every client's probability or rate from its posterior, [m]."""
         return self.atoms[jax.random.categorical(key, jnp.log(self.shares))]
 
 
@@ -302,9 +295,7 @@ def _atoms(z: Array, n: Array, w: Array, *, bounded: bool) -> AtomRates:
 
 
 def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
-    """Posteriors under a Beta or a Gamma prior with this mean and size, also for clients to which it was not fitted,
-    [m] each.
-    """
+    """Posteriors under a Beta or Gamma prior with this mean and size, [m] each; also for clients outside the fit."""
     alike, total = jnp.isinf(size), size + n
     finite = jnp.where(alike, 1, size)
     shrinkage = jnp.where(alike, 1, finite / (finite + n))
@@ -360,28 +351,28 @@ def checked_counts(
 
 
 _SPREADS = (-1.0, 1.0, 3.0, 5.0, 8.0)
-"""Logarithms of n_0 or a."""
+"""Starting values for the logarithm of n_0 or a."""
 _FAR = 15.0
-"""Distance from the pooled rate, on the scale of the link, beyond which coefficients count as divergent."""
+"""Distance from the pooled rate, on the scale of the link, beyond which the coefficients are considered divergent."""
 _LEAST_FREE = 2
 """Least number by which clients must exceed coefficients."""
 
 
 class RegressedRates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates, whose prior means are a regression on p columns, the intercept
-    first.
+    """Posteriors of m clients' probabilities or rates, with prior means from a regression on p columns.
 
-    The fitted regression and spread are treated as known.
+    The intercept is the first column. The fitted regression and spread are treated as known.
 
     Attributes:
       rates: the posteriors; every client has its own ``prior_mean`` and ``prior_size``, [m].
       beta: coefficients, [p].
-      beta_covariance: the coefficients' part of the inverse of the observed information, [p, p].
-      spread: n_0 of probabilities, the shape a of rates, []; infinite without spread.
+      beta_covariance: block of the coefficients in the inverse of the observed information, [p, p].
+      spread: n_0 for probabilities, the shape a for rates, []; infinite without spread.
       log_marginal: log likelihood of all counts, [].
-      ratio: twice the log likelihood ratio to no spread about the regression, [].
+      ratio: twice the log likelihood ratio to the regression without spread, [].
       p_value: probability, without spread, of a ratio at least as large, []. For many clients it is half the tail
-        probability of a chi-square with one degree of freedom; 1 if the likelihood is greatest without spread.
+        probability of a chi-square with one degree of freedom. It is 1 if the likelihood has its maximum without
+        spread.
       labels: labels of the clients, if the data came in a data frame.
     """
 
@@ -404,9 +395,7 @@ class RegressedRates(NamedTuple):
         return self.rates.interval(level)
 
     def to_frame(self, level: float | None = None) -> Any:
-        """Return a data frame with a row for each client; with ``level``, the intervals' ends are its columns ``low``
-        and ``high``.
-        """
+        """Return a pandas frame with a row per client; ``level`` adds the intervals' ends as ``low`` and ``high``."""
         return self.rates._replace(labels=self.labels).to_frame(level)
 
 
@@ -418,7 +407,7 @@ def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: boo
     Args:
       successes, trials: counts as in `ebbinomial`, [m].
       x: the covariates, [m], [m, k], or columns of a data frame.
-      intercept: whether a column of ones is put before the covariates.
+      intercept: whether a column of ones precedes the covariates.
 
     Raises:
       JaxpflError: as in `ebbinomial` for the counts; if covariates are not finite numbers, belong to other clients, or
@@ -461,17 +450,17 @@ def _fit_about(
 
 @partial(full_precision.jit, static_argnames=("intercept", "bounded"))
 def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
-    """Fit to counts, sizes [m] and covariates [m, k] that have been checked.
+    """Fit to counts and sizes [m] and covariates [m, k], all checked already.
 
-    Also returns the greatest distance, on the scale of the link, of a client's value on the regression from the pooled
-    rate, [].
+    Also returns the largest distance, on the scale of the link, between a client's value on the regression and the
+    pooled rate, [].
     """
     m, kind = len(z), z.dtype
     if intercept:
         x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)
     p = x.shape[1]
     Q, R, _ = triangle(x)
-    Q = Q * m**0.5  # rows on the order of one, the scale of a step of the climb
+    Q = Q * m**0.5  # entries of the order one, to match the step size of `climb`
     share = z.sum() / n.sum()
     pooled = jnp.log(share) - (jnp.log1p(-share) if bounded else 0)
 
@@ -511,12 +500,12 @@ def _solve_about(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool
     return found, jnp.abs(Q @ b - pooled).max()
 
 
-_SHIFT = 8  # steps of the recurrence before Stirling's series
+_SHIFT = 8  # shift by the recurrence before Stirling's series is accurate
 _LARGE = 16.0
 
 
 def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
-    """Log ratio of two probabilities of z successes in n trials: under Beta(mu size, (1 - mu) size), and at p = z / n.
+    """Log probability of z successes in n trials under Beta(mu size, (1 - mu) size), minus the one at p = z / n.
 
     Arguments are broadcast.
     """
@@ -527,14 +516,14 @@ def _beta_binomial(z: Array, n: Array, mu: Array, size: Array) -> Array:
     total = whole + n
     p, q = (a + _SHIFT + z) / total, (b + _SHIFT + (n - z)) / total
     off = jnp.where(z < n / 2, z / n - first, second - (n - z) / n)
-    left, right = whole / total * off, n / total * off  # distances of z / n and of the prior's mean to p
+    left, right = whole / total * off, n / total * off  # z / n minus p, and p minus the prior's mean
     of_data = n * (_gap(z / n, p, left) + _gap((n - z) / n, q, -left))
     of_prior = whole * (_gap(first, p, -right) + _gap(second, q, right))
     return -of_data - of_prior + _ends(a, z) + _ends(b, n - z) - _ends(size, n, 2 * _SHIFT)
 
 
 def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
-    """Log ratio of two probabilities of a count z in an exposure e: under Gamma(mu size, size), and at the rate z / e.
+    """Log probability of a count z in an exposure e under Gamma(mu size, size), minus the one at the rate z / e.
 
     Arguments are broadcast.
     """
@@ -551,27 +540,25 @@ def _gamma_poisson(z: Array, e: Array, mu: Array, size: Array) -> Array:
 
 
 def _log_saturated(z: Array, n: Array, *, bounded: bool) -> Array:
-    """Log probability of z at the maximum-likelihood parameter: binomial with n trials and p = z / n, or Poisson with
-    mean z.
-    """
+    """Log probability of z at the maximum-likelihood parameter: binomial with p = z / n, or Poisson with mean z."""
     return _over(n) - _over(z) - _over(n - z) if bounded else -_over(z)
 
 
 def _binomial(z: Array, n: Array, p: Array) -> Array:
-    """Log ratio of two probabilities of z successes in n trials: at p, and at z / n; broadcasts."""
+    """Log probability of z successes in n trials at p, minus the one at z / n; arguments broadcast."""
     z, n, p = jnp.broadcast_arrays(z, n, p)
     off = z / n - p
     return -n * (_gap(z / n, p, off) + _gap((n - z) / n, 1 - p, -off))
 
 
 def _poisson(z: Array, e: Array, rate: Array) -> Array:
-    """Log ratio of two probabilities of a count z in an exposure e: at a rate, and at z / e; broadcasts."""
+    """Log probability of a count z in an exposure e at a rate, minus the one at z / e; arguments broadcast."""
     z, e, rate = jnp.broadcast_arrays(z, e, rate)
     return -e * _gap(z / e, rate, z / e - rate)
 
 
 def _gap(p: Array, q: Array, off: Array) -> Array:
-    """p log(p / q) - p + q, given p - q as ``off`` to full precision; q if p is zero."""
+    """p log(p / q) - p + q, with ``off`` = p - q given to full precision; q if p is zero."""
     some = p > 0
     below = jnp.where(q > 0, q, 1)
     u = jnp.where(some, off / below, 0)
@@ -581,13 +568,13 @@ def _gap(p: Array, q: Array, off: Array) -> Array:
 
 
 def _ends(a: Array, n: Array, shift: int = _SHIFT) -> Array:
-    """Part of log Gamma(a + n) / Gamma(a) that Stirling's leading terms lack, except for n."""
+    """log Gamma(a + n) / Gamma(a) without Stirling's leading terms, up to a term in n alone."""
     y = a + shift
     return _stirling(y + n) - _stirling(y) - jnp.log1p(n / y) / 2 - sum(jnp.log1p(n / (a + k)) for k in range(shift))
 
 
 def _over(n: Array) -> Array:
-    """log n! - n log n + n, of at least zero."""
+    """log n! - n log n + n, which is nonnegative."""
     large = n > _LARGE
     far = jnp.where(large, n, _LARGE)
     few = jnp.where(large, 0, n)
@@ -595,6 +582,6 @@ def _over(n: Array) -> Array:
 
 
 def _stirling(y: Array) -> Array:
-    """Stirling's series of log Gamma(y) beyond its leading terms, for y of at least `_SHIFT`."""
-    r = 1 / y  # powers of y overflow in single precision, and their slopes would be NaN
+    """Stirling's series of log Gamma(y) after its leading terms, for y of at least `_SHIFT`."""
+    r = 1 / y  # powers of y would overflow in single precision, and their derivatives would be NaN
     return r / 12 - r**3 / 360 + r**5 / 1260 - r**7 / 1680

@@ -1,19 +1,19 @@
-r"""Empirical Bayes confidence intervals that cover whatever the distribution of the clients' means.
+r"""Empirical Bayes confidence intervals that are valid for any distribution of the clients' means.
 
-About the linear estimate :math:`c + w_i (x_i - c)`, :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`, the interval
-:math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` covers theta_i at least with the nominal probability, on
-average over the clients, for any distribution with the variance mu_2 and the kurtosis kappa. With
-:math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)`, the probability of missing at the squared bias t,
-cva(t, kappa) is the chi at which the greatest expectation of r is 1 - level, over all distributions of a squared bias
+The linear estimate is :math:`c + w_i (x_i - c)` with :math:`w_i = \mu_2 / (\mu_2 + s_i^2)`. Its interval
+:math:`\pm\, \mathrm{cva}(s_i^2 / \mu_2, \kappa)\, w_i s_i` covers theta_i with at least the nominal probability, on
+average over the clients, for any distribution with the variance mu_2 and the kurtosis kappa. The function
+:math:`r(t, \chi) = \Phi(-\chi - \sqrt t) + \Phi(\sqrt t - \chi)` is the probability of a miss at the squared bias t.
+cva(t, kappa) is the chi at which the largest expectation of r is 1 - level, among all distributions of a squared bias
 with mean t and mean square kappa t^2.
 
-By duality that expectation is the least, over t_0, of
+By duality this expectation is the minimum, over t_0, of
 
 .. math:: r(t_0) + (t - t_0) r'(t_0) + \lambda \big((t - t_0)^2 + (\kappa - 1) t^2\big),
 
-with the least lambda >= 0 for which the quadratic lies above r everywhere. Both are searched for on a grid, and
-probabilities right to 4e-5. It runs on the host, in SciPy: differences of probabilities cancel in single precision.
-
+with the least lambda >= 0 for which the quadratic is above r everywhere. Both t_0 and lambda are searched on a grid;
+probabilities are accurate to 4e-5. All computations run on the host, in SciPy, because differences of probabilities
+cancel in single precision.
 Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """
 
@@ -29,8 +29,8 @@ from jaxpfl.estimators.empirical_bayes import inputs
 from jaxpfl.estimators.empirical_bayes.normal_means import checked_arrays
 from jaxpfl.support.errors import JaxpflError
 
-_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # of the bias, of the bounds, and of the least table of critical values
-_STEP = 0.055  # greatest step of log(1 + t) in the table
+_PLACES, _TANGENTS, _TABLE = 240, 60, 64  # grid points of the bias, tangents, least size of a table of critical values
+_STEP = 0.055  # largest step of log(1 + t) in the table
 _REACH = 9.0  # standard deviations about chi within which the probability of a miss rises
 
 
@@ -39,7 +39,8 @@ class RobustIntervals(NamedTuple):
 
     Attributes:
       mean: c + w (x - c), [m].
-      low, high: ends, [m].
+      low, high: ends of the intervals, [m].
+      weight: w, [m].
       weight: w, [m].
       center: c, [].
       variance: mu_2, the variance of the clients' means, above zero, [].
@@ -58,21 +59,22 @@ class RobustIntervals(NamedTuple):
 def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | None = None) -> RobustIntervals:
     r"""Intervals about the linear estimates, with mu_2 and kappa learned from all clients.
 
-    c is the mean with weights :math:`\omega_i = s_i^{-2}`, and with the same weights mu_2 is the mean of
-    :math:`e_i^2 - s_i^2`, and kappa mu_2^2 the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`, for e = x - c. Both are
-    bounded below by the posterior mean under a flat prior at an estimate of zero (the paper's posterior mean trimming).
+    c is the mean of x with weights :math:`\omega_i = s_i^{-2}`. Let e = x - c. With the same weights, mu_2 is the mean
+    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Both have as
+    lower bound the posterior mean under a flat prior if the estimate is zero (the paper's posterior mean trimming).
 
     Results are NumPy arrays and numbers.
 
     Args:
       x: the clients' estimates, [m].
-      s: their standard errors, [m], or one for all.
-      level: within (0, 1).
-      kurtosis: kappa, learned unless given; infinite lets the variance alone count, which widens the intervals where
-        clients are too few to learn a fourth moment (below some thousands, if errors are larger than effects).
+      s: positive standard errors, [m], or one for all clients.
+      level: coverage probability, in (0, 1).
+      kurtosis: kappa; by default learned. Infinity means that only the variance is used. This widens the intervals, and
+        is right if there are too few clients to learn a fourth moment (below some thousands, if errors are larger than
+        effects).
 
     Raises:
-      JaxpflError: as `ebnm`; for a level outside (0, 1); and under a transformation.
+      JaxpflError: as in `ebnm`; also for a level outside (0, 1), and under a transformation of JAX.
     """
     inputs.level_within(level, np.float64)
     own, errors = checked_arrays(x, s, one=False)
@@ -98,13 +100,13 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
 
 
 def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np.ndarray:
-    """The half width, in standard deviations, that covers at a mean squared bias t of this kurtosis.
+    """Half width, in standard deviations, of an interval that covers for any bias of mean square t and this kurtosis.
 
     Args:
-      t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. Of more than 64
-        different ones the values are interpolated, which makes them greater by less than 1e-3 of themselves.
-      kurtosis: kurtosis of the bias, at least 1; infinite where it is not known.
-      level: probability inside, within (0, 1).
+      t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. For more than 64
+        distinct values the result is interpolated, which increases it by less than 0.1 %.
+      kurtosis: kurtosis of the bias, at least 1; infinite if not known.
+      level: coverage probability, in (0, 1).
 
     Raises:
       JaxpflError: for numbers outside these ranges.
@@ -125,19 +127,19 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> np
 
 
 def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
-    """The greatest probability of missing at a mean squared bias t of this kurtosis."""
+    """Largest probability of a miss for a bias of mean square t and this kurtosis."""
     from scipy import special
 
-    # r rises within a few units about chi, however large that is.
+    # r rises only within a few units of chi, even if chi is large.
     rise = chi + np.linspace(-np.minimum(_REACH, chi), _REACH, _PLACES // 2)
     b = np.sort(np.concatenate([np.linspace(0, chi, _PLACES // 2), rise]))
     x, r = b**2, special.ndtr(-chi - b) + special.ndtr(b - chi)
-    # Tangents at the mean itself, and on either side of it.
+    # Tangents at the mean itself, and on both sides of it.
     near_mean = np.reshape(np.maximum(np.sqrt(t), 1e-6), 1)
     b0 = np.concatenate([np.linspace(0, chi, _TANGENTS // 2), rise[:: _PLACES // _TANGENTS], near_mean])
     x0, r0 = b0**2, special.ndtr(-chi - b0) + special.ndtr(b0 - chi)
     density = lambda u: np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)  # noqa: E731
-    # By b^2, with its limit at zero.
+    # Derivative of r by b^2, with its limit at zero.
     slope = np.where(b0 > 1e-4, (density(b0 - chi) - density(b0 + chi)) / np.maximum(2 * b0, 1e-12), chi * density(chi))
     gap = x[None] - x0[:, None]
     near = np.abs(gap) < 1e-6 * (1 + x0[:, None])
@@ -147,13 +149,13 @@ def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
     spread = np.where(np.isinf(kurtosis), np.inf, (x0 - t) ** 2 + (finite - 1) * t**2)
     bound = r0 + (t - x0) * slope + np.where(bend > 0, np.where(bend > 0, bend, 1) * spread, 0)
     root = np.sqrt(t)
-    alike = special.ndtr(-chi - root) + special.ndtr(root - chi)  # every bias is the same
+    alike = special.ndtr(-chi - root) + special.ndtr(root - chi)  # at kurtosis 1 every bias has the same size
     most = np.minimum(np.minimum(bound.min(), _envelope(t, x, r)), 1.0)
     return float(np.where(t >= x[-1], 1.0, np.where(kurtosis == 1, alike, most)))
 
 
 def _envelope(t: Any, x: Any, r: Any) -> Any:
-    """The least concave function above r: of chords from zero, the steepest one that starts below t."""
+    """Least concave function above r: the steepest chord from zero up to where it touches r, and r beyond."""
     chords = np.where(x > 0, (r - r[0]) / np.where(x > 0, x, 1), -np.inf)
     touch = np.argmax(chords)
     return np.where(t <= x[touch], r[0] + t * chords[touch], np.interp(t, x, r))

@@ -1,23 +1,24 @@
-r"""Means of clients from long samples with covariates: the nested-error regression of Battese, Harter and Fuller.
+r"""Clients' means from individual samples with covariates: the nested-error regression of Battese, Harter and Fuller.
 
 Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
-:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`, where
-:math:`\bar X_i` averages the covariates over the population that the client stands for if it is known, else over the
-client's samples. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best linear
-unbiased predictor and its mean squared error, to the order 1/m, are
+:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`. Here
+:math:`\bar X_i` is the mean of the covariates over the population that the client represents; if it is not known, the
+mean over the client's samples is used. With :math:`\gamma_i = \sigma_v^2 / (\sigma_v^2 + \sigma_e^2 / n_i)`, the
+empirical best linear unbiased predictor and the terms of its mean squared error, to the order 1/m, are
 
 .. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
    g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
    g_{2i} = d_i^\top \Phi\, d_i, \; d_i = \bar X_i - \gamma_i \bar x_i, \quad
    g_{3i} = \frac{h}{n_i^2 (\sigma_v^2 + \sigma_e^2 / n_i)^3}
 
-of theta_i itself, of beta (Phi its covariance) and of both variances, :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2
-\sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}` with V the inverse of their information. At fitted variances g_1 is too small by
-g_3. The restricted likelihood is profiled to one parameter, :math:`\sigma_v^2 / \sigma_e^2`.
+which are due to theta_i itself, to beta (with covariance Phi) and to both variances. Here
+:math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2 \sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}`, with V the inverse of the variances'
+information. At fitted variances g_1 is too small by g_3. The restricted likelihood is profiled to one parameter,
+:math:`\sigma_v^2 / \sigma_e^2`.
 
-A client sends n_i, its means, and sums of squares and products about them. A step of the fit needs their
-totals over all clients, and sums over clients of the means' squares with weights that depend on n_i; for equal n_i the
-plain sums suffice for the whole fit.
+A client sends n_i, its means, and sums of squares and products about them. A step of the fit needs the totals of these
+sums over all clients, and sums over clients of the means' squares with weights that depend on n_i. If all n_i are
+equal, unweighted sums suffice for the whole fit.
 
 References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
 and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
@@ -46,9 +47,9 @@ from jaxpfl.support.errors import JaxpflError
 LEAST_CLIENTS = 3
 LEAST_FREE = 2
 """Least number of differences between clients, left after the covariates, from which sigma_v can be learned."""
-_NO_SCATTER = 64  # rounding errors
-_SCALES = 24  # starts of the ratio of variances
-_RATIOS = (-14.0, 14.0)  # logarithms of sigma_v^2 / sigma_e^2
+_NO_SCATTER = 64  # residuals within this many rounding errors count as zero
+_SCALES = 24  # starting values of the ratio of variances
+_RATIOS = (-14.0, 14.0)  # range of the logarithm of sigma_v^2 / sigma_e^2
 
 
 class UnitMeans(NamedTuple):
@@ -57,21 +58,21 @@ class UnitMeans(NamedTuple):
     Attributes:
       size: n_i, [m].
       own: means of the clients' samples, [m].
-      regression: the regression at the clients' covariates, [m].
+      regression: value of the regression at the clients' covariates, [m].
       mean: empirical best linear unbiased predictors, [m].
-      mse: their estimated mean squared errors, [m].
-      g1, g2, g3: the terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3.
+      mse: estimated mean squared errors of ``mean``, [m].
+      g1, g2, g3: terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3.
       shrinkage: 1 - gamma, [m].
       effect: predictions of v_i, [m].
-      residual: standardised distances of the clients' means to the regression, [m]; N(0, 1) if the model holds.
+      residual: standardised distances of the clients' means from the regression, [m]; N(0, 1) if the model holds.
       beta: coefficients, [p].
       beta_covariance: covariance of ``beta`` at the fitted variances, [p, p].
-      between: sigma_v^2, []; zero where no spread is likelier than any.
+      between: sigma_v^2, [], which may be zero.
       within: sigma_e^2, [].
       log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
       ratio: twice the log likelihood ratio to sigma_v = 0, [].
       p_value: probability of a ratio at least as large if clients do not differ, []. For many clients it is half the
-        tail probability of a chi-square with one degree of freedom; 1 where no spread is likelier than any.
+        tail probability of a chi-square with one degree of freedom. It is 1 if sigma_v = 0 maximises the likelihood.
       labels: the clients' names.
     """
 
@@ -96,7 +97,7 @@ class UnitMeans(NamedTuple):
     labels: inputs.Labels | None = None
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
+        """Ends of intervals, [m] each: ``mean`` plus and minus the normal quantile times the root of ``mse``."""
         return about(self.mean, self.mse, level)
 
     def to_frame(self, level: float | None = None) -> Any:
@@ -115,23 +116,23 @@ def unit_level(
 ) -> UnitMeans:
     """Fit the regression and both variances, and predict every client's mean.
 
-    Jits, and vmaps over problems; ``intercept`` and ``clients`` are static.
+    Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``intercept`` and ``clients`` are static.
 
     Args:
-      y: the samples, [N]: an array, a list, or a column of a frame.
-      x: their covariates, [N], [N, k], or columns of a frame.
-      client: client of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With
-        ``clients`` given, numbers of 0 ... clients - 1, each with a sample.
-      population: means of the covariates over the population that each client stands for, in the order of the
-        clients, [m] or [m, k]; by default the means over its samples.
-      intercept: whether a column of ones is put before the covariates.
-      clients: m; to be given where the values of ``client`` are not known, under a transformation.
+      y: the samples, [N]: an array, a list, or a column of a data frame.
+      x: their covariates, [N], [N, k], or columns of a data frame.
+      client: client of each sample, [N]: numbers or names. The sorted distinct values are the clients. If ``clients``
+        is given, the values are numbers in 0 ... clients - 1, and every client has a sample.
+      population: means of the covariates over the population that each client represents, in the order of the clients,
+        [m] or [m, k]; by default the means over the client's samples.
+      intercept: whether a column of ones precedes the covariates.
+      clients: number of clients m; required under a transformation, where the values of ``client`` are not known.
 
     Raises:
-      JaxpflError: for y and x that are not numbers, not finite, or of different lengths; linearly dependent columns;
-        fewer than three clients, none with two samples, or covariates that leave fewer than two differences of clients;
-        a population of other clients or columns; samples without scatter about the regression. Under a transformation
-        values are not checked.
+      JaxpflError: if y or x are not finite numbers, or have different lengths; if columns are linearly dependent; if
+        there are fewer than three clients, or no client has two samples; if the covariates leave fewer than two
+        differences between clients; if ``population`` has other clients or columns; if the samples do not scatter about
+        the regression. Under a transformation of JAX, values are not checked.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -172,7 +173,7 @@ def unit_level(
 
 
 def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: bool) -> None:
-    """Refuse samples that do not tell both variances apart."""
+    """Refuse samples from which the two variances cannot be told apart."""
     sizes = np.bincount(index, minlength=m)
     if sizes.min() < 1:
         raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
@@ -222,7 +223,7 @@ def _solve(y: Array, x: Array, client: Array, population: Array | None, *, m: in
     free = N - p
 
     def profile(ratio: Array) -> tuple[Array, Array, Array, Array]:
-        """Factor of the normal equations, coefficients, squares about them and log likelihood, in units of sigma_e."""
+        """Cholesky factor of the normal equations, coefficients, squared residuals, log likelihood (unit sigma_e)."""
         k = n / (1 + n * ratio)
         factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)
         b = cho_solve((factor, True), cross + Q_mean.T @ (k * r_mean))
