@@ -1,11 +1,11 @@
-r"""Low-rank adapters of a model whose own parameters are frozen (LoRA).
+r"""Low-rank adapters (LoRA) for a model whose own parameters are frozen.
 
-A frozen kernel W, as a matrix [p, q], is used as
+The adapted model uses a frozen kernel W, as a matrix [p, q], in the form
 
 .. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
 
-of which A and B are trained; B is zero at first, so that training starts from the given model. The adapted model is a
-`Model` of A and B alone: they are what a federated method sends, averages, keeps with a client or pulls to a mean.
+and trains only A and B. B starts at zero, so training starts from the given model. The adapted model is a `Model` whose
+parameters are A and B, so these are what a federated method sends, averages, personalises or regularises.
 
 Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
 """
@@ -36,11 +36,11 @@ def lora(
     trained: str = "",
     personal: str = "",
 ) -> Model:
-    """Model of the adapters of another one.
+    """Add low-rank adapters to a model, and return the model of the adapters.
 
     Its parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and ``trained/PATH`` for
-    each parameter that is trained in full from its given value, such as a classifier. Patterns are shell patterns of
-    whole paths, joined by commas; ``*`` also matches slashes.
+    each parameter that is trained in full from its given value, such as a classifier. Patterns are comma-separated
+    shell patterns that match whole paths; ``*`` also matches slashes.
 
     Examples:
       >>> from jaxpfl.models import build_model
@@ -52,17 +52,17 @@ def lora(
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
-      base: its parameters, frozen.
+      base: parameters of the model, which are frozen.
       rank: r, at least 1.
-      alpha: scale of the adapters; r by default, for a factor of 1.
-      at: the parameters to adapt; matches with fewer than two axes are left out. More than two axes are parted into
-        rows and columns where A and B are smallest.
-      trained: parameters trained in full; they are not adapted.
-      personal: parameters of the adapted model that are its head (`Model.head`), for methods with a personal part; none
-        by default.
+      alpha: scale of the adapters; by default r, which gives a factor of 1.
+      at: patterns of parameters to adapt; parameters with fewer than two axes are left out. More than two axes are
+        divided into rows and columns such that A and B are smallest.
+      trained: patterns of parameters that are trained in full instead of adapted.
+      personal: patterns of the adapted model's parameters that form its head (`Model.head`), for methods with a
+        personal part; none by default.
 
     Raises:
-      JaxpflError: for a rank below 1, running statistics, and patterns that fit nothing.
+      JaxpflError: if the rank is below 1, the model has running statistics, or a pattern matches nothing.
     """
     model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
     if model.statistics is not None and jax.tree.leaves(model.statistics.select(base)):
@@ -106,7 +106,7 @@ def lora(
 
 
 def _fitting(option: str, text: str, paths: Any) -> list[str]:
-    """Paths that fit one of the patterns, each of which must fit some."""
+    """Return the paths that match a pattern; each pattern must match at least one path."""
     patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
@@ -115,6 +115,6 @@ def _fitting(option: str, text: str, paths: Any) -> list[str]:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a kernel as a matrix."""
+    """Return the numbers of rows and columns of a kernel as a matrix, with the smallest sum."""
     ways = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(ways, key=sum)

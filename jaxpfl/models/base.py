@@ -1,7 +1,7 @@
-"""Models as pairs of pure functions, and tasks, which add a loss and metrics.
+"""Models as pairs of pure functions, and tasks, which add a loss and metrics to a model.
 
-Both are static: they hold functions and shapes, so they are closed over by a compiled program and never
-passed through ``jax.jit`` as arguments.
+Both are static: they contain functions and shapes, so compiled programs close over them instead of taking them as
+arguments of ``jax.jit``.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ class InitFn(Protocol):
 
 
 class Statistics(NamedTuple):
-    """Running statistics of a model: leaves of its parameters that training moves, but no gradient does.
+    """Running statistics of a model: leaves of its parameters that training updates without a gradient.
 
     Attributes:
-      selects: true of their paths.
-      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``: the forward pass of training on
-        a batch, and the parameters with statistics that took its valid examples into account.
+      selects: predicate that is true for the paths of running statistics.
+      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``, the forward pass of training on
+        a batch. It also returns the parameters with statistics updated from the batch's valid examples.
     """
 
     selects: PathPredicate
     observe: Callable[..., tuple[Array, PyTree]]
 
     def select(self, params: PyTree) -> PyTree:
-        """The statistics among parameters, None in place of the others."""
+        """Return the running statistics in a tree of parameters, with None for all other leaves."""
         return trees.split_by_path(params, self.selects)[0]
 
     def put(self, params: PyTree, statistics: PyTree) -> PyTree:
-        """Parameters with other statistics."""
+        """Replace the running statistics in a tree of parameters."""
         return trees.merge(statistics, trees.split_by_path(params, self.selects)[1])
 
 
@@ -78,14 +78,14 @@ class Model(NamedTuple):
     """A classifier (or regressor) as two pure functions; ``fit`` takes any ``Model(init, apply)``.
 
     Attributes:
-      init: ``(key, x) -> params``; x is [N, *input_shape], of which only shape and dtype matter.
-      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout. A function
-        without the last two is completed by `as_model`.
-      head: selects the parameters of the personal head (FedPer, FedRep); None if the model defines none.
-      norm: selects the scales and biases of normalisation layers (FedBN); None if the model defines none.
+      init: ``(key, x) -> params``; only the shape and dtype of x [N, *input_shape] matter.
+      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` is for dropout.
+        `as_model` completes a function without the last two arguments.
+      head: predicate of the personal head's parameters (FedPer, FedRep), by path; None if the model defines no head.
+      norm: predicate of the scales and biases of normalisation layers (FedBN), by path; None if the model defines none.
       vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
-      statistics: running statistics (of batch normalisation) among the parameters, if there are any; None for a model
-        that cannot have any. `apply` uses them, and refuses ``train``.
+      statistics: running statistics (of batch normalisation) among the parameters, if any; None if the model cannot
+        have any. `apply` uses them, and raises an error if ``train``.
     """
 
     init: InitFn
@@ -96,7 +96,7 @@ class Model(NamedTuple):
     statistics: Statistics | None = None
 
     def training(self, params: PyTree, x: Array, key: Key | None = None, train: bool = True) -> Array:
-        """Logits of a batch without padding as in training, of models with running statistics too."""
+        """Return logits of a batch without padding as in training, also for models with running statistics."""
         if self.statistics is None or not jax.tree.leaves(self.statistics.select(params)):
             return self.apply(params, x, key=key, train=train)
         return self.statistics.observe(params, x, key=key, train=train, valid=jnp.ones(x.shape[0], bool))[0]
@@ -105,9 +105,10 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
 
-    If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream. The running
-    statistics of ``flax.linen.BatchNorm`` are the part "batch_stats" of ``params`` (`Model.statistics`); a layer's
-    statistics go with its parameters into the head. Any other collection is refused by `Model.init`.
+    `train` is passed to the module's ``__call__`` if it takes `train`. The key of `apply` becomes the "dropout" stream.
+    The running statistics of ``flax.linen.BatchNorm`` become the entry "batch_stats" of ``params``
+    (`Model.statistics`). The head includes the statistics of its own layers. `Model.init` raises an error for any other
+    collection.
     """
     init, apply, observe = modules.linen_functions(module)
 
@@ -122,19 +123,19 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
 
 
 def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
-    """Wrap a ``flax.nnx.Module``, or a function that makes one of ``nnx.Rngs``.
+    """Wrap a ``flax.nnx.Module``, or a function that makes one from ``nnx.Rngs``.
 
-    A function's parameters are drawn anew for each seed. An instance has parameters already: every run starts from
-    them, whatever its seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute; if
-    ``__call__`` takes `train`, it is passed, and the attributes that ``module.train()`` sets are set. The apply key is
-    the source of all random streams.
+    A function draws new parameters for each seed. An instance already has parameters, and every run starts from them,
+    whatever its seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute. In training, the
+    module is in the mode that ``module.train()`` sets; `train` is also passed to ``__call__`` if it takes `train`. All
+    random streams derive from the key of `apply`.
 
     Example::
 
         jaxpfl.fit("fedavg", federation, model=jaxpfl.from_nnx(lambda rngs: LeNet(10, rngs=rngs)))
 
     Raises:
-      JaxpflError: for other variables, such as the running statistics of BatchNorm, and what makes no module.
+      JaxpflError: for other variables, such as the running statistics of BatchNorm, and if no module is given or made.
     """
     return Model(*modules.nnx_functions(module), head, norm)
 
@@ -142,21 +143,21 @@ def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate
 def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap an ``equinox.Module`` for one example, or a function that makes one from a key.
 
-    Parameters are its arrays of floats, as nested dictionaries by attribute; as with `from_nnx`, a function draws them
-    anew for each seed, and every run starts from an instance's own. The module sees one example in the layout of the
-    data, images as [H, W, C], and a `key` if it takes one.
+    Parameters are the module's float arrays, as nested dictionaries by attribute. As with `from_nnx`, a function draws
+    new parameters for each seed, and every run starts from the parameters of an instance. The module is called with one
+    example in the layout of the data (images are [H, W, C]), and with a `key` if it takes one.
 
     Raises:
-      JaxpflError: for a module with state (BatchNorm), a function that does not make a module, and without equinox.
+      JaxpflError: for a module with state (BatchNorm), if no module is given or made, and if equinox is missing.
     """
     return Model(*modules.equinox_functions(module), head, norm)
 
 
 def module_adapter(value: Any) -> Callable[[Any], Model] | None:
-    """Function that makes a `Model` of an instance of a library's module; None for any other value."""
+    """Return the function that converts this value, an instance of a library's module, to a `Model`, or None."""
     if isinstance(value, nn.Module):
         return from_linen
-    # A library that was not imported has no instances, and is not imported here.
+    # If a library has not been imported, the value cannot be its instance, and the library need not be imported.
     for library, adapter in (("flax.nnx", from_nnx), ("equinox", from_equinox)):
         module = getattr(sys.modules.get(library), "Module", None)
         if module is not None and isinstance(value, module):
@@ -165,7 +166,7 @@ def module_adapter(value: Any) -> Callable[[Any], Model] | None:
 
 
 def as_model(model: Any) -> Model:
-    """A model whose ``apply`` takes ``key`` and ``train``, from a module or a pair that may lack them."""
+    """Convert a module, or a pair of functions, to a model whose ``apply`` takes ``key`` and ``train``."""
     adapter = module_adapter(model)
     if adapter is not None:
         return adapter(model)
@@ -182,7 +183,7 @@ def as_model(model: Any) -> Model:
 
 
 def smoothed_cross_entropy(smoothing: float) -> PerExample:
-    """Cross-entropy with label smoothing: the target of an example is ``(1 - s) one-hot + s / K``, s in [0, 1).
+    """Return the cross-entropy with label smoothing: the target is ``(1 - s) one-hot + s / K``, s in [0, 1).
 
     Reference: Szegedy et al. 2016 (Rethinking the Inception architecture), section 7.
     """
@@ -199,23 +200,23 @@ CLASSIFICATION, NEXT_TOKEN = "classification", "next-token"
 
 
 class Task(NamedTuple):
-    """A model with its loss and metrics, all per example so that the caller can apply masks and weights.
+    """A model with its loss and metrics, which are per example so that the caller can apply masks and weights.
 
     Attributes:
-      model: the `Model`.
-      input_shape: the shape of one example's input.
-      num_classes: K, or the number of values that the model returns for an example.
-      loss: predictions [N, K] (logits, or values), labels [N] (or [N, d]) -> [N].
-      metrics: name -> the same kind of function, or `per_client` of one of all of a client's examples.
-      input_dtype: the inputs' dtype, if not the default float (for tokens, say).
-      kind: a name in `TASKS`, or one of your own. Labels of `CLASSIFICATION` are classes.
-      headline: the metric that reports, comparisons with local training and selections use.
-      lower: True where less of it is better.
-      divergence: distance of predictions, for distillation: teacher, student [N, K] -> [N]. None for the divergence of
-        class probabilities in a classification; in other tasks methods that distil then refuse.
-      mixture: the prediction of a mixture of models, for FedEM; as ``divergence``.
-      counted: labels [N, T] -> [N, T] bool, the positions that have one, of a task with a prediction at each position
-        of an example; None where an example has one prediction.
+      model: model whose predictions are scored.
+      input_shape: shape of one example's input.
+      num_classes: number of classes K, or number of values that the model returns per example.
+      loss: predictions [N, K] (logits or values), labels [N] (or [N, d]) -> [N].
+      metrics: name -> a function like the loss, or `per_client` of a function of all of a client's examples.
+      input_dtype: dtype of the inputs, if not the default float (for tokens, say).
+      kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
+      headline: name of the metric for reports, comparisons with local training, and selections.
+      lower: whether lower values of that metric are better.
+      divergence: distance between predictions, for distillation: teacher, student [N, K] -> [N]. If None, a
+        classification uses the divergence of class probabilities, and other tasks do not support methods that distil.
+      mixture: prediction of a mixture of models, for FedEM; None has the same meaning as for ``divergence``.
+      counted: labels [N, T] -> [N, T] bool, the positions with a label, if the model predicts at each position; None if
+        an example has one prediction.
     """
 
     model: Model
@@ -232,12 +233,12 @@ class Task(NamedTuple):
     counted: Callable[[Array], Array] | None = None
 
     def init(self, key: Key) -> PyTree:
-        """Parameters for one client."""
+        """Draw the parameters of one client."""
         return self.model.init(key, jnp.zeros((1, *self.input_shape), self.input_dtype))
 
     @property
     def statistics(self) -> Statistics | None:
-        """Running statistics of the model; None where it has none."""
+        """Running statistics of the model, or None if it has none."""
         found, wide = self.model.statistics, jax.dtypes.canonicalize_dtype(float).itemsize > 4
         if found is None:
             return None
@@ -246,27 +247,27 @@ class Task(NamedTuple):
 
     @property
     def has_classes(self) -> bool:
-        """True for a classification, whose predictions are logits of classes."""
+        """Whether the task is a classification, whose predictions are logits of classes."""
         return self.kind == CLASSIFICATION
 
 
 @functools.lru_cache(maxsize=64)
 def _shapes(init: InitFn, shape: tuple[int, ...], dtype: Any, wide: bool) -> PyTree:
-    """Shapes of the model's parameters."""
+    """Return the shapes of the model's parameters."""
     return jax.eval_shape(lambda key: init(key, jnp.zeros((1, *shape), dtype)), jax.random.key(0))
 
 
 def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None) -> Task:
-    """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
+    """Return the task of softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
       input_shape: shape of one example.
-      num_classes: K.
-      input_dtype: type of the inputs, if not the default float.
+      num_classes: number of classes K.
+      input_dtype: dtype of the inputs, if not the default float.
 
     Raises:
-      JaxpflError: if the model reads tokens and inputs are not integers.
+      JaxpflError: if the model reads tokens but inputs are not integers.
     """
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
@@ -276,14 +277,14 @@ def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, i
 
 
 def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
-    """The task of predicting real labels with the same model; metrics "rmse" (the headline), "mae", "r2" and "loss".
+    """Return the task of predicting real labels; metrics "rmse" (the headline), "mae", "r2" and "loss".
 
     Args:
-      task: task whose model returns one value for each of an example's labels.
+      task: task whose model returns one value per label of an example.
       loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels, one value per example.
 
     Raises:
-      JaxpflError: for an unknown loss.
+      JaxpflError: if the loss is unknown.
     """
     found = resolve(loss)
     metrics = {"rmse": rmse(found.mean), "mae": absolute_error(found.mean), "r2": r2(found.mean)}
@@ -299,30 +300,35 @@ def regression_task(task: Task, loss: str | PerExample = "squared") -> Task:
 
 
 def binary_task(task: Task) -> Task:
-    """The task of labels 0 and 1 by one logit; metrics "accuracy" (the headline), "auc", "calibration_error" and
-    "loss"."""
+    """Return the task of predicting labels 0 and 1 by one logit.
+
+    Its metrics are "accuracy" (the headline), "auc", "calibration_error" and "loss".
+    """
     metrics = {"accuracy": right, "auc": auc, "calibration_error": calibration_error, "loss": LOGISTIC.function}
     return _logistic(task)._replace(metrics=metrics, kind="binary", headline="accuracy")
 
 
 def ranking_task(task: Task) -> Task:
-    """The task of ranking labels 1 before labels 0 by one logit; metrics "auc" (the headline) and "loss".
+    """Return the task of ranking labels 1 before labels 0 by one logit; metrics "auc" (the headline) and "loss".
 
-    The loss is the logistic one of `binary_task`: its minimiser, the log-odds of the label 1, has the largest AUC, and
-    it is a mean over examples, which clients and mini-batches of one class have too, unlike pairs.
+    The loss is the logistic loss of `binary_task`. Its minimiser, the log-odds of label 1, has the largest AUC. Unlike
+    a loss over pairs, it is a mean over examples, so it is defined even if a client or mini-batch has only one class.
     """
     return _logistic(task)._replace(metrics={"auc": auc, "loss": LOGISTIC.function}, kind="ranking", headline="auc")
 
 
 def multilabel_task(task: Task) -> Task:
-    """The task of several labels 0 and 1, a logit each; metrics "macro_f1" (the headline), "accuracy" and "loss"."""
+    """Return the task of several labels 0 and 1, one logit each; metrics "macro_f1" (headline), "accuracy", "loss"."""
     metrics = {"macro_f1": macro_f1, "accuracy": right, "loss": LOGISTIC.function}
     return _logistic(task)._replace(metrics=metrics, kind="multilabel", headline="macro_f1")
 
 
 def next_token_task(task: Task) -> Task:
-    """The task of a token at each position of a sequence; metrics "accuracy" (the headline), "perplexity" and "loss"
-    over the positions that have a label (`losses.token_loss`)."""
+    """Return the task of predicting a token at each position of a sequence.
+
+    Its metrics are "accuracy" (the headline), "perplexity" and "loss", over the positions with a label
+    (`losses.token_loss`).
+    """
     return task._replace(
         loss=token_loss,
         metrics=TOKEN_METRICS,
@@ -348,11 +354,11 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
     NEXT_TOKEN: next_token_task,
     "ranking": ranking_task,
 }
-"""Registered tasks: name -> the task of a classification's model."""
+"""Registered tasks: name -> function that converts a classification with the same model to the task."""
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` for a tree that is one array.
+    """Return the leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` if the tree is one array.
 
     A dictionary by path is returned unchanged, so that a tree and its stored form can be compared.
     """
@@ -361,14 +367,15 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
 
 
 def start_from(task: Task, parameters: PyTree) -> Task:
-    """The task with `Task.init` returning the given parameters for every key.
+    """Return the task with a `Task.init` that returns the given parameters for every key.
 
     Args:
       task: any task.
-      parameters: a tree like its model's, or a dictionary of arrays by path.
+      parameters: a tree like the parameters of the task's model, or a dictionary of arrays by path.
 
     Raises:
-      JaxpflError: if a parameter is missing, unknown, of another shape, or not finite; the first such is named.
+      JaxpflError: if a parameter is missing, unknown, not finite, or has another shape; the message names the first
+        one.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     wanted, given = leaves_by_path(shapes), leaves_by_path(parameters)
@@ -382,7 +389,7 @@ def start_from(task: Task, parameters: PyTree) -> Task:
         value = np.asarray(given[path])
         if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
             raise JaxpflError(f"the given parameters must be numbers, {path!r} is {value.dtype}")
-        with np.errstate(over="ignore"):  # values that overflow become infinite, and are refused
+        with np.errstate(over="ignore"):  # values that overflow become infinite, which is an error below
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
             raise JaxpflError(f"the given parameters must be finite, {path!r} holds a NaN or infinite value")
@@ -392,13 +399,13 @@ def start_from(task: Task, parameters: PyTree) -> Task:
 
 @dataclass(frozen=True)
 class Half:
-    """`Model.apply` in bfloat16: parameters and inputs are rounded where they enter, and logits are widened.
+    """`Model.apply` in bfloat16: parameters and inputs are rounded to bfloat16, and logits are converted back.
 
-    Gradients pass through the rounding unchanged and come out in the parameters' type, in which steps, sums, clipping
-    and noise are computed.
+    Gradients pass through the rounding unchanged and have the parameters' dtype. Steps, sums, clipping and noise are
+    computed in that dtype.
 
     Attributes:
-      plain: the model's own function of all four arguments.
+      plain: original function, with all four arguments.
     """
 
     plain: Callable[..., Array]
@@ -410,10 +417,10 @@ class Half:
 
 
 def in_bfloat16(task: Task) -> Task:
-    """The task with its model in `Half` precision; its loss and metrics see logits in the parameters' type.
+    """Return the task with its model in `Half` precision; loss and metrics get logits in the parameters' dtype.
 
     Raises:
-      JaxpflError: for a model with running statistics, whose small moves would be rounded away.
+      JaxpflError: if the model has running statistics, whose small updates would be rounded away.
     """
     if task.statistics is not None:
         raise JaxpflError(

@@ -1,10 +1,10 @@
 """Per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
 
-When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution, which XLA runs
-slowly, and its backward pass more slowly still. Here a convolution is one matrix product of the kernel with
-the input's patches: a client axis makes it a batched ``dot_general``. With the batch as the minor dimension
-every patch row is a contiguous run, so collecting patches is copying, in two stages: shifts along W, then
-shifts of whole rows along H.
+When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs it slowly, and its
+backward pass even more slowly. This module computes a convolution as one matrix product of the kernel with the input's
+patches, which a client axis turns into a batched ``dot_general``. With the batch as the minor dimension, every row of
+patches is contiguous in memory. Patches are therefore collected by copying, first shifts along W, then shifts of whole
+rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
 """
@@ -25,13 +25,13 @@ from jaxpfl.core.types import Array
 def project(kernel: Array, x: Array) -> Array:
     """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.
 
-    The gradients are the usual ones, written out to fix the form of the products: ``x g^T`` of shape [P, O]
-    (not its transpose [O, P]) runs twice as fast in XLA's CPU kernels where X is long and O small.
+    The custom gradients equal the automatic ones, but fix the form of the products: ``x g^T`` of shape [P, O] (not its
+    transpose [O, P]) runs twice as fast in XLA's CPU kernels if X is long and O small.
     """
     return _project(kernel, x)
 
 
-# Forward rules call the plain function, not the one with the custom rule: then ``jvp`` of a gradient works.
+# Forward rules call the plain function instead of the one with the custom rule, so that ``jvp`` of a gradient works.
 def _project(kernel: Array, x: Array) -> Array:
     return lax.dot_general(kernel, x, (((0,), (0,)), ((), ())))
 
@@ -51,11 +51,11 @@ project.defvjp(_project_fwd, _project_bwd)
 
 
 def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
-    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and paddings are as in ``lax``.
+    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and padding are as in ``lax``.
 
-    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], x padded with zeros where SAME.
+    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], with zeros around x for SAME.
 
-    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s), and an odd number of zeros has the extra one at the end.
+    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s); if the number of zeros is odd, the extra zero is at the end.
     """
     k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
     if padding == "SAME":
@@ -70,7 +70,7 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", 
 
 
 def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis, such that ceil(size / stride) windows of k fit."""
+    """Return the zeros before and after an axis, such that ceil(size / stride) windows of k fit."""
     missing = max((-(-size // stride) - 1) * stride + k - size, 0)
     return missing // 2, missing - missing // 2
 
@@ -78,8 +78,8 @@ def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
 def max_pool(x: Array) -> Array:
     """2x2 max-pool with stride 2: [C, H, W, N] -> [C, H//2, W//2, N]; an odd last row or column is dropped.
 
-    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties
-    are real (blank borders give equal values), and ``jnp.maximum`` alone would split the gradient among them.
+    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties do occur
+    (blank borders have equal values), and ``jnp.maximum`` alone would split the gradient between them.
     """
     h, w = x.shape[1] // 2, x.shape[2] // 2
     return _max_of_four(jnp.stack([x[:, p : 2 * h : 2, q : 2 * w : 2] for p in (0, 1) for q in (0, 1)]))
@@ -87,19 +87,19 @@ def max_pool(x: Array) -> Array:
 
 @jax.custom_vjp
 def _max_of_four(z: Array) -> Array:
-    """[4, ...] -> [...], the gradient to the first maximum."""
+    """Maximum over axis 0, [4, ...] -> [...]; the gradient goes to the first maximum."""
     return _max_and_first(z)[0]
 
 
 def _max_and_first(z: Array) -> tuple[Array, Array]:
-    """The maximum over axis 0 of [4, ...] and the index of the first one (int8: cheap to keep)."""
+    """Return the maximum over axis 0 of [4, ...], and the index of the first one (int8, to save memory)."""
     top, bottom = jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3])
     in_top, in_bottom = (z[1] > z[0]).astype(jnp.int8), (z[3] > z[2]).astype(jnp.int8)
     return jnp.maximum(top, bottom), jnp.where(bottom > top, 2 + in_bottom, in_top)
 
 
 def _scatter_to_first(first: Array, g: Array) -> Array:
-    """[...], [...] -> [4, ...]: g at index `first` of axis 0, zero elsewhere (everywhere where first = 4)."""
+    """[...], [...] -> [4, ...]: g at index `first` of axis 0, zero elsewhere (and zero everywhere if first = 4)."""
     zero = jnp.zeros((), g.dtype)
     return jnp.stack([jnp.where(first == i, g, zero) for i in range(4)])
 
@@ -116,29 +116,28 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
     [C, H, W, N], [k, k, C, O], [O] -> [O, (H-k+1)//2, (W-k+1)//2, N].
 
-    Equal to pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and relu are monotone, so
-    they commute with the maximum. So do the gradients in exact arithmetic: where the result is positive, the
-    first maximum is the same one before and after (a common bias keeps order and ties; relu moves only values
-    that are not positive); where it is zero, both orders give the zero gradient (``jax.nn.relu`` has slope 0
-    at 0). In floating point the bias may round two different sums to one, and the orders then disagree on
-    which is first.
+    The result equals pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and relu are monotone, so
+    they commute with the maximum. The gradients are equal too, in exact arithmetic. Where the result is positive, both
+    orders have the same first maximum: a common bias keeps order and ties, and relu changes only values that are not
+    positive. Where the result is zero, both orders have zero gradient (``jax.nn.relu`` has slope 0 at 0). In floating
+    point, adding the bias may round two different values to the same one, and the first maximum can then differ.
 
-    Pooling windows do not overlap, so the four convolution values of a window are four features of one
-    (k+1) x (k+1) patch with stride 2: the product has kernels [(k+1)^2 C, 4 O] (the kernel shifted by 0 or 1
-    each way, padded with zeros). For k = 5 that is 1.44 times the multiplications on 0.36 times the patches,
-    in products of a better shape, and pooling reads four contiguous blocks. Measured on a CPU: a fifth to a
-    third faster than pooling the plain convolution at 1 to 6 channels, no slower at 64.
+    Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
+    patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,
+    padded with zeros. For k = 5 this takes 1.44 times the multiplications on 0.36 times the patches, in products with a
+    better shape, and pooling reads four contiguous blocks. Measured on a CPU, it is a fifth to a third faster than
+    pooling the plain convolution at 1 to 6 channels, and no slower at 64.
     """
     return _max_bias_relu(_windows(x, kernel), bias)
 
 
 def conv_max(x: Array, kernel: Array) -> Array:
-    """``max_pool(conv(x, kernel))`` in the way of `conv_pool`: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]."""
+    """``max_pool(conv(x, kernel))`` computed as in `conv_pool`: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]."""
     return _max_of_four(_windows(x, kernel))
 
 
 def _windows(x: Array, kernel: Array) -> Array:
-    """The convolution's values at the four places of each pooling window, [4, O, h, w, N]."""
+    """Compute the convolution at the four positions of each pooling window, [4, O, h, w, N]."""
     k, features = kernel.shape[0], kernel.shape[-1]
     h, w, n = (x.shape[1] - k + 1) // 2, (x.shape[2] - k + 1) // 2, x.shape[-1]
     z = project(_window_kernel(kernel), _window_patches(x, k))
@@ -149,17 +148,17 @@ def _windows(x: Array, kernel: Array) -> Array:
 def _max_bias_relu(z: Array, bias: Array) -> Array:
     """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; gradient to the first maximum.
 
-    The backward pass keeps one int8 per output: the maximum's index, or 4 where relu is flat.
+    The residual of the backward pass is one int8 per output: the maximum's index, or 4 where relu is flat.
     """
     return _max_bias_relu_fwd(z, bias)[0]
 
 
 def _max_bias_relu_fwd(z: Array, bias: Array) -> tuple[Array, Array]:
-    # The blocks keep their dimensions: flattened to [O, h w N], XLA fuses this with the next layer's patches
-    # and divides for each element to find its place (measured: 10 % of a step).
+    # The blocks keep their dimensions: if they were flattened to [O, h w N], XLA would fuse this with the next layer's
+    # patches and divide for each element to find its position (measured: 10 % of a step).
     largest, first = _max_and_first(z)
     shifted = largest + bias[:, None, None, None]
-    # `<=` and not `>`: a NaN must reach the gradient, or a diverged client would look merely stuck.
+    # `<= 0` is false for NaN, which must reach the gradient: a diverged client would otherwise look merely stuck.
     return jax.nn.relu(shifted), jnp.where(shifted <= 0, jnp.int8(4), first)
 
 
@@ -172,7 +171,7 @@ _max_bias_relu.defvjp(_max_bias_relu_fwd, _max_bias_relu_bwd)
 
 
 def _window_kernel(kernel: Array) -> Array:
-    """[k, k, C, O] -> [(k+1)^2 C, 4 O]: the kernel at the four places of a pooling window."""
+    """[k, k, C, O] -> [(k+1)^2 C, 4 O]: the kernel shifted to the four positions of a pooling window."""
     k, _, channels, features = kernel.shape
     shifts = [
         jnp.pad(kernel, ((p, 1 - p), (q, 1 - q), (0, 0), (0, 0))) for p in (0, 1) for q in (0, 1)
@@ -181,7 +180,7 @@ def _window_kernel(kernel: Array) -> Array:
 
 
 def _plane_sizes(size: int, k: int) -> tuple[int, int]:
-    """Pooled size along one input axis, and the size of each of its two parity planes."""
+    """Return the pooled size along one input axis, and the size of each of its two parity planes."""
     pooled = (size - k + 1) // 2
     return pooled, pooled + k // 2
 
@@ -190,8 +189,8 @@ def _plane_sizes(size: int, k: int) -> tuple[int, int]:
 def _window_patches(x: Array, k: int) -> Array:
     """Patches of (k+1) x (k+1) with stride 2: [C, H, W, N] -> [(k+1)^2 C, h w N], rows ordered (i, j, c).
 
-    The even and odd rows and columns are separated first, so that each shift is a contiguous slice of one
-    plane. The backward pass adds whole slices and interleaves once; strided slices would interleave each.
+    Even and odd rows and columns are separated first, so that each shift is a contiguous slice of one plane. The
+    backward pass adds whole slices and interleaves once; with strided slices, it would interleave every slice.
     """
     return _gather_windows(x, k)
 
@@ -209,7 +208,7 @@ def _gather_windows(x: Array, k: int) -> Array:
 
 
 def _window_patches_fwd(x: Array, k: int) -> tuple[Array, tuple[Array]]:
-    # Only the shape is needed backward; an array of no elements carries it through jit and vmap.
+    # The backward pass needs only the shape of x; an array without elements carries it through jit and vmap.
     return _gather_windows(x, k), (jnp.zeros((0, *x.shape), x.dtype),)
 
 
@@ -228,7 +227,7 @@ _window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
 
 
 def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
-    """Slice t, shifted by t // 2 along `axis` into `size` places, added to plane t % 2: -> [2, ...]."""
+    """Shift slice t by t // 2 along `axis` within `size` entries, and add it to plane t % 2: -> [2, ...]."""
 
     def place(t: int) -> Array:
         widths = [(0, 0)] * slices[t].ndim
@@ -240,7 +239,7 @@ def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
 
 
 def _resize(x: Array, axis: int, size: int) -> Array:
-    """Cut the end of an axis, or pad it with zeros, to `size`."""
+    """Cut an axis to `size`, or pad it with zeros at the end."""
     x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])

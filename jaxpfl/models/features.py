@@ -1,7 +1,7 @@
-"""A model's features, which are the input of its head, found in the traced program of ``Model.apply``.
+"""Features of a model, the inputs of its head, found in the traced program of ``Model.apply``.
 
-The program is cut where the parameters of the head (`Model.head`) first meet the data. So any model has features whose
-head is named, whichever library made it, and in any precision or form in which it is computed.
+The program is cut where the parameters of the head (`Model.head`) first meet the data. Any model that names its head
+therefore has features, whichever library made it, and in whatever precision or form it is computed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jaxpfl.models.base import Task
 from jaxpfl.support.errors import JaxpflError
 
 _BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
-"""Kinds of variables: computed of the body's parameters alone; of the head's, or of the data, too."""
+"""Kinds of variables: computed from the body's parameters only; also from the head's parameters; also from the data."""
 
 
 class Halves(NamedTuple):
-    """A model in two functions, ``apply(params, x) = head(params, features(params, x))``.
+    """A model as two functions, ``apply(params, x) = head(params, features(params, x))``.
 
     Attributes:
-      features: ``(params, x, key=None, train=False) -> [N, width]``; of all parameters it reads the body's.
-      head: ``(params, features [N, width]) -> predictions [N, K]``; it reads the head's.
+      features: ``(params, x, key=None, train=False) -> [N, width]``; it reads only the body's parameters.
+      head: ``(params, features [N, width]) -> predictions [N, K]``; it reads only the head's parameters.
       width: number of features of an example, F.
     """
 
@@ -41,7 +41,7 @@ class Halves(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A model's program, one operation after the other, and the variable of its features."""
+    """A model's program as a flat list of operations, and the variable that holds its features."""
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -49,22 +49,22 @@ class _Cut(NamedTuple):
 
 
 def halves(method: str, task: Task) -> Halves:
-    """Both parts of the task's model.
+    """Split the task's model into its body and its head.
 
     Args:
-      method: its name in an error.
-      task: its model names its head.
+      method: name of the method, for errors.
+      task: task whose model names its head.
 
     Raises:
-      JaxpflError: for a task with a prediction at each position, and a model without a head or without a body, or
-        whose head reads anything but one array of the body, with a row for each example.
+      JaxpflError: if the task has a prediction at each position, if the model has no head or no body, or if the head
+        reads anything but one array of the body with one row per example.
     """
     if task.counted is not None:
         raise JaxpflError(
             f"{method} compares features of examples: the task {task.kind!r} has some at each position of an example"
         )
     params = jax.eval_shape(task.init, jax.random.key(0))
-    # The axis of the examples, among the features' axes, is as long as the batch, whatever its length.
+    # Trace with two batch sizes: the axis of the examples is the one whose length follows the batch size.
     few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))
     axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
     if len(axes) != 1:
@@ -76,7 +76,7 @@ def halves(method: str, task: Task) -> Halves:
         cut = _cut(method, task, params, x, key, train)
         found = _between(cut, cut.jaxpr.invars, cut.at, jax.tree.leaves((params, x, key)))
         rows = jnp.moveaxis(found, axis, 0).reshape(found.shape[axis], -1)
-        return rows.astype(jnp.result_type(rows, *jax.tree.leaves(params)))  # of a model in half precision
+        return rows.astype(jnp.result_type(rows, *jax.tree.leaves(params)))  # widens a model in half precision
 
     def head(params: PyTree, rows: Array) -> Array:
         cut = _cut(method, task, params, _inputs(task, len(rows)), None, False)
@@ -92,7 +92,7 @@ def _inputs(task: Task, n: int) -> jax.ShapeDtypeStruct:
 
 
 def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> _Cut:
-    """The program of a batch, and where its head begins."""
+    """Trace the program for a batch, and find where its head begins."""
     is_head = task.model.head
     if is_head is None:
         raise JaxpflError(f"{method} needs a model that names its head (Model.head): this one names none")
@@ -111,7 +111,7 @@ def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bo
 
 
 def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
-    """Variables made of data, and not of the head, that operations on the head's parameters read."""
+    """Return the variables computed from data, but not from the head, that operations of the head read."""
     read: dict[Any, None] = {}
     for eqn in jaxpr.eqns:
         operands = [var for var in eqn.invars if not isinstance(var, core.Literal)]
@@ -123,7 +123,7 @@ def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
 
 
 def _traced(task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> Any:
-    """The program of a batch without calls of other programs."""
+    """Trace the program for a batch, with all called programs inlined."""
     leaves, structure = jax.tree.flatten((params, x, key))
 
     def applied(*leaves: Any) -> Array:
@@ -136,7 +136,7 @@ def _traced(task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> Any
 
 
 def _without_calls(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results of a program, the operations of programs that it calls being its own."""
+    """Evaluate a program, with the operations of called programs inlined."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for eqn in jaxpr.eqns:
@@ -150,7 +150,7 @@ def _without_calls(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) 
 
 
 def _between(cut: _Cut, known: Sequence[Any], wanted: Any, values: Sequence[Any]) -> Array:
-    """A variable of the program from others, by the operations between them."""
+    """Compute one variable of the program from others, using only the operations between them."""
     jaxpr = cut.jaxpr
     eqns = [eqn for eqn in jaxpr.eqns if not set(known).intersection(eqn.outvars)]
     inputs, debug = [*jaxpr.constvars, *known], jaxpr.debug_info.with_unknown_names()

@@ -1,8 +1,8 @@
-"""Networks of images and of flat inputs: softmax regression, perceptrons, LeNets and ResNets.
+"""Networks for images and flat inputs: softmax regression, perceptrons, LeNets and ResNets.
 
-Images are accepted as [H, W] or [H, W, C]; inside, the batch is the minor dimension, as in `convolution`. The residual
-networks are from He et al. 2016, "Deep Residual Learning for Image Recognition", with group normalisation of two groups
-in place of batch normalisation, unless ``batch`` is set.
+Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the minor dimension, as in `convolution`.
+The residual networks are those of He et al. 2016, "Deep Residual Learning for Image Recognition", but with group
+normalisation with two groups instead of batch normalisation, unless ``batch`` is set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def check_image_shape(network: str, shape: tuple[int, ...], minimum: int) -> None:
-    """Refuse an input shape other than [H, W] or [H, W, C] with H and W of at least ``minimum``."""
+    """Check that an input shape is [H, W] or [H, W, C] with H and W of at least ``minimum``."""
     if len(shape) not in (2, 3) or min(shape[:2]) < minimum:
         raise JaxpflError(
             f"this {network} needs images [H, W] or [H, W, C] of at least {minimum} x {minimum}, got {tuple(shape)}"
@@ -57,14 +57,14 @@ class Linear(nn.Module):
 
 
 def linear(num_classes: int) -> Model:
-    """Softmax regression on flattened inputs. Its head is the whole model."""
+    """Build softmax regression on flattened inputs. Its head is the whole model."""
     return from_linen(Linear(num_classes), is_head)
 
 
 class MLP(nn.Module):
     """Dense layers with relu between them, on flattened inputs: [N, ...] -> [N, num_classes].
 
-    Each hidden layer may be normalised before its relu: by "layer" (Ba et al. 2016, "Layer Normalization") or "batch".
+    Each hidden layer can be normalised before its relu, by "layer" (Ba et al. 2016, "Layer Normalization") or "batch".
     """
 
     num_classes: int
@@ -85,17 +85,17 @@ class MLP(nn.Module):
 
 
 def mlp(num_classes: int, hidden: tuple[int, ...] = (64,), norm: Literal["layer", "batch"] | None = None) -> Model:
-    """A perceptron with the given hidden widths; PersFL's MNIST network (784-100-10) has ``(100,)``."""
+    """Build a perceptron with the given hidden widths; PersFL's MNIST network (784-100-10) has ``(100,)``."""
     return from_linen(MLP(num_classes, check_widths(hidden), norm), is_head, norm and is_norm)
 
 
 class CNN(nn.Module):
-    """(conv - relu - maxpool2) for each of `filters`, then dense layers with relu: logits [N, num_classes].
+    """Convolution, relu and max-pool for each of `filters`, then dense layers with relu: logits [N, num_classes].
 
-    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension, and the
-    features of the dense part come in the order (C, H, W), as PyTorch flattens.
+    Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension. The features of the
+    dense part are in the order (C, H, W), as PyTorch flattens.
 
-    A normalisation, by "group" (two groups) or "batch", may follow each convolution in place of its bias.
+    A normalisation, by "group" (two groups) or "batch", can replace the bias of each convolution.
     """
 
     num_classes: int
@@ -121,7 +121,7 @@ class CNN(nn.Module):
 
 
 SMALLEST_FOR_CNN = 16
-"""Side of the smallest images, which two convolutions of 5 x 5 and two pools reduce to a single pixel."""
+"""Side of the smallest images: two 5 x 5 convolutions and two pools reduce them to a single pixel."""
 
 
 def cnn(
@@ -130,10 +130,10 @@ def cnn(
     hidden: tuple[int, ...] = (120, 84),
     norm: Literal["group", "batch"] | None = None,
 ) -> Model:
-    """A network of two 5 x 5 convolutions, each with relu and maxpool2, and dense layers.
+    """Build a network of two 5 x 5 convolutions, each with relu and max-pool, and dense layers.
 
-    By default the papers' network for MNIST, FEMNIST and CIFAR-10: 44,426 parameters for 28 x 28 x 1 and ten classes,
-    62,006 for 32 x 32 x 3. A normalisation stands between each convolution and its relu.
+    The default is the papers' network for MNIST, FEMNIST and CIFAR-10: 44,426 parameters for 28 x 28 x 1 and ten
+    classes, 62,006 for 32 x 32 x 3. A normalisation is applied between each convolution and its relu.
     """
     return from_linen(CNN(num_classes, filters, hidden, norm), is_head, norm and is_norm)
 
@@ -141,7 +141,7 @@ def cnn(
 class Block(nn.Module):
     """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
 
-    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself if shapes agree, else a
+    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself if shapes agree, otherwise a
     normalised 1 x 1 convolution.
     """
 
@@ -163,15 +163,15 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A convolution, stages of residual blocks, the mean over places, a dense layer: [N, H, W, C] -> [N, num_classes].
+    """A convolution, stages of residual blocks, average pooling and a dense layer: [N, H, W, C] -> [N, num_classes].
 
-    Each stage but the first halves the image. Inputs may be [N, H, W] for one channel.
+    Each stage except the first halves the image. Inputs can be [N, H, W] for one channel.
 
     Attributes:
-      num_classes: K.
-      widths: the channels of each stage.
-      blocks: blocks in each stage.
-      batch: whether to normalise by batches; by groups if False, the default.
+      num_classes: number of classes K.
+      widths: number of channels in each stage.
+      blocks: number of blocks in each stage.
+      batch: whether to use batch normalisation instead of group normalisation.
     """
 
     num_classes: int
@@ -197,15 +197,15 @@ RESNET18_WIDTHS = (64, 128, 256, 512)
 
 
 def smallest_for_resnet(widths: tuple[int, ...]) -> int:
-    """Side of the smallest images, of which the last stage sees a single pixel."""
+    """Return the side of the smallest images, which are a single pixel in the last stage."""
     return 2 ** (len(widths) - 1)
 
 
 def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
-    """CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks per stage, three stages of 16, 32, 64.
+    """Build a ResNet of He et al.'s CIFAR family (section 4.2): 6 n + 2 layers in three stages of 16, 32, 64 channels.
 
-    If shapes differ, the shortcut is a normalised 1 x 1 convolution. 78,042 parameters at depth 8 and 272,474 at depth
-    20, for three channels and ten classes. With ``batch`` normalised by batches.
+    Each stage has n blocks. If shapes differ, the shortcut is a normalised 1 x 1 convolution. For three channels and
+    ten classes there are 78,042 parameters at depth 8, and 272,474 at depth 20. ``batch`` selects batch normalisation.
     """
     if depth < 8 or depth % 6 != 2:
         raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")
@@ -213,8 +213,8 @@ def resnet(num_classes: int, depth: int = 8, *, batch: bool = False) -> Model:
 
 
 def resnet18(num_classes: int) -> Model:
-    """ResNet-18 for small images: the first convolution is 3 x 3, without stride or pooling, as is usual for CIFAR.
+    """Build ResNet-18 for small images: as usual for CIFAR, the first convolution is 3 x 3, without stride or pooling.
 
-    11,173,962 parameters for three channels and ten classes.
+    It has 11,173,962 parameters for three channels and ten classes.
     """
     return from_linen(ResNet(num_classes, RESNET18_WIDTHS, 2), is_head, is_norm)

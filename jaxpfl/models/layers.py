@@ -1,12 +1,12 @@
 """Layers as flax.linen modules, with the initialisation of the papers' prototypes, and normalisations.
 
-Kernels and biases start uniform on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
-converted to the parameters' type, so float64 parameters compute in float64.
+Kernels and biases are initialised uniformly on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
+converted to the parameters' dtype, so float64 parameters compute in float64.
 
-Group and layer normalisation are functions of the example alone, with ordinary parameters. Batch normalisation (Ioffe
-and Szegedy 2015, "Batch Normalization") keeps running statistics besides (`modules`); with few examples of few classes
-per batch these differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized Machine
-Learning", who replace it by group normalisation).
+Group and layer normalisation are functions of a single example, with ordinary parameters. Batch normalisation (Ioffe
+and Szegedy 2015, "Batch Normalization") also has running statistics (`modules`). If batches are small or clients have
+few classes, these statistics differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized
+Machine Learning", who use group normalisation instead).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
-    """Initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float type.
+    """Return the initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float.
 
-    Drawn in float32 whatever the type, so that float64 runs start from the same models.
+    The numbers are always drawn in float32, so that float64 runs start from the same models.
     """
     bound = fan_in**-0.5
 
@@ -38,14 +38,14 @@ def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
     return init
 
 
-_NARROW = 4  # outputs up to which products with single columns are faster (measured on a CPU at 2 to 10)
+_NARROW = 4  # largest number of outputs computed by single columns (measured on a CPU at 2 to 10 outputs)
 
 
 def dense(x: Array, kernel: Array) -> Array:
     """Product ``x kernel``: [N, F], [F, K] -> [N, K].
 
-    With few outputs (softmax regression on two classes) the client axis makes batched products too small for XLA's
-    CPU kernels; products with one column each become vector loops, four times as fast.
+    With few outputs (softmax regression on two classes), the client axis gives batched products that are too small for
+    XLA's CPU kernels. Separate products for each column become vector loops, which are four times as fast.
     """
     return _column_products(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
 
@@ -55,7 +55,7 @@ def _column_products(x: Array, kernel: Array) -> Array:
     return _columns(x, kernel)
 
 
-# Forward rules call the plain function, not the one with the custom rule: then ``jvp`` of a gradient works.
+# Forward rules call the plain function instead of the one with the custom rule, so that ``jvp`` of a gradient works.
 def _columns(x: Array, kernel: Array) -> Array:
     return jnp.stack([x @ kernel[:, j] for j in range(kernel.shape[1])], axis=-1)
 
@@ -86,7 +86,7 @@ class Dense(nn.Module):
 
 
 class FeatureDense(nn.Module):
-    """`Dense` on features-first activations: [F, N] -> [features, N]; the same parameters."""
+    """`Dense` on features-first activations, with the same parameters: [F, N] -> [features, N]."""
 
     features: int
 
@@ -104,8 +104,8 @@ def _dense_parameters(module: nn.Module, inputs: int, features: int) -> tuple[Ar
 class Conv(nn.Module):
     """Convolution: [C, H, W, N] -> [features, h, w, N], with h and w as in `convolution.conv`.
 
-    Parameters as in ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features], the latter unless a
-    normalisation with a bias of its own follows.
+    The parameters are those of ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features]. The bias can
+    be left out if a normalisation with its own bias follows.
     """
 
     features: int
@@ -146,14 +146,14 @@ def _conv_bias(module: nn.Module, kernel: Array) -> Array:
 
 
 def check_widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """The widths of hidden layers, of which there must be at least one, all positive."""
+    """Check that there is at least one hidden layer and that all widths are positive, and return the widths."""
     if not hidden or min(hidden) < 1:
         raise JaxpflError(f"hidden widths must be positive and at least one, got {tuple(hidden)}")
     return tuple(hidden)
 
 
 def is_head(path: tuple[str, ...]) -> bool:
-    """True for the parameters of the layer named "head", the last one of every model here."""
+    """Return True for the parameters of the layer named "head", the last layer of every model here."""
     return path[0] == "head"
 
 
@@ -164,11 +164,12 @@ EPSILON = 1e-5
 def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
     """Group normalisation (Wu and He 2018) of features-first activations: [C, ..., N], [C], [C] -> [C, ..., N].
 
-    Each example's channels, in ``groups`` runs of C / groups, are shifted and scaled to mean 0 and variance 1 over the
-    run and all places; then each channel is scaled by ``scale`` and shifted by ``bias``.
+    Each example's channels form ``groups`` runs of C / groups consecutive channels. Each run is shifted and scaled to
+    mean 0 and variance 1 over its channels and all positions. Then each channel is multiplied by ``scale`` and shifted
+    by ``bias``.
     """
     z = x.reshape(groups, -1, x.shape[-1])
-    # Of the centered values: a difference of two moments would cancel if the mean is large.
+    # The variance is computed from centred values: a difference of two moments would cancel if the mean is large.
     z = z - z.mean(axis=1, keepdims=True)
     z = z * lax.rsqrt(jnp.square(z).mean(axis=1, keepdims=True) + EPSILON)
     per_channel = (-1,) + (1,) * (x.ndim - 1)
@@ -176,7 +177,7 @@ def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
 
 
 class GroupNorm(nn.Module):
-    """`group_norm` with the parameters of ``flax.linen.GroupNorm``: scale [C], from one; bias [C], from zero."""
+    """`group_norm` with the parameters of ``flax.linen.GroupNorm``: scale [C], initially 1; bias [C], initially 0."""
 
     groups: int = 2
 
@@ -186,7 +187,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation of [N, F]: `group_norm` with one group, and ``flax.linen.LayerNorm``'s parameters."""
+    """Layer normalisation of [N, F]: `group_norm` with one group and the parameters of ``flax.linen.LayerNorm``."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -194,18 +195,18 @@ class LayerNorm(nn.Module):
 
 
 def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
-    """Normalisation of features-first activations by a mean and a variance of each feature: [F, ..., N], [F] each."""
+    """Normalise features-first activations by a given mean and variance of each feature: [F, ..., N], [F] each."""
     per_feature = (-1,) + (1,) * (x.ndim - 1)
     factor = scale * lax.rsqrt(variance + EPSILON)
     return (x - mean.reshape(per_feature)) * factor.reshape(per_feature) + bias.reshape(per_feature)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of features-first activations [F, ..., N]: scale [F], from one; bias [F], from zero.
+    """Batch normalisation of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
 
-    In training a feature is shifted and scaled to mean 0 and variance 1 over all places of the batch's real examples,
-    and the running mean and variance, [F], from 0 and 1, move a tenth of the way to the batch's (the biased variance,
-    as in flax). In evaluation the running ones take their place.
+    In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
+    examples. The running mean and variance, [F], start at 0 and 1 and move a tenth of the way to the batch's mean and
+    (biased, as in flax) variance. In evaluation, the running mean and variance normalise.
     """
 
     momentum: float = 0.9
@@ -236,5 +237,5 @@ def _scale_and_bias(module: nn.Module, channels: int) -> tuple[Array, Array]:
 
 
 def is_norm(path: tuple[str, ...]) -> bool:
-    """True for the parameters of layers named "norm...", the normalisation layers of the models here."""
+    """Return True for the parameters of the normalisation layers in the models here, named "norm..."."""
     return any(name.startswith("norm") for name in path)

@@ -1,18 +1,17 @@
-"""Losses by name for tasks beyond classification, each with the distance and the mixture of its predictions.
+"""Losses by name for tasks beyond classification, each with a divergence and a mixture of its predictions.
 
-A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. Of several numbers a loss is
-the sum over them. With residual r = prediction - y the losses are
+A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. The loss of several numbers is
+the sum of their losses. With residual r = prediction - y, the losses are
 
 - ``squared``: r^2 / 2, the negative log-likelihood of a Gaussian of unit variance up to a constant;
 - ``absolute``: |r|;
 - ``huber:delta=1``: r^2 / 2 up to delta, and delta (|r| - delta / 2) beyond (Huber 1964);
 - ``quantile:q=0.5``: max(-q r, (1 - q) r), whose minimiser is the q-quantile (Koenker and Bassett 1978);
-- ``poisson``: exp(a) - y a with the prediction a the logarithm of the rate of counts y;
-- ``logistic``: log(1 + exp(a)) - y a with a the logit of y = 1, in tasks of one or several labels.
+- ``poisson``: exp(a) - y a, where the prediction a is the logarithm of the rate of counts y;
+- ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks of one or several labels.
 
-Distillation compares predictions by the divergence between the densities that they stand for: a Gaussian's
-|b - a|^2 / 2 where the prediction is a value, and the Kullback-Leibler divergence of Poisson or Bernoulli
-distributions.
+Distillation compares two predictions by the divergence between the distributions that they define: Gaussians, |b - a|^2
+/ 2, if predictions are values, and otherwise the Kullback-Leibler divergence of Poisson or Bernoulli distributions.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Loss(NamedTuple):
     """A loss of real predictions.
 
     Attributes:
-      function: the loss itself.
+      function: the loss function.
       divergence: ``(teacher, student) -> [n]``, for distillation; None if predictions have no distance.
-      mixture: prediction of a mixture of densities; None unless the loss is the negative log-likelihood of a density.
+      mixture: function that predicts by a mixture of densities; None unless the loss is a negative log-likelihood.
       mean: ``predictions -> expected labels``.
     """
 
@@ -52,10 +51,10 @@ class Loss(NamedTuple):
 
 
 def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
-    """Predictions in the shape of the labels, and labels in the type of the predictions.
+    """Reshape predictions like the labels, and convert labels to the dtype of the predictions.
 
     Raises:
-      JaxpflError: for predictions of another number of values, which arithmetic would broadcast.
+      JaxpflError: if there is not one predicted value per label; arithmetic would silently broadcast.
     """
     if predictions.size != y.size or predictions.shape[:1] != y.shape[:1]:
         raise JaxpflError(
@@ -72,7 +71,7 @@ def summed(values: Array) -> Array:
 
 def cross_entropy(logits: Array, y: Array) -> Array:
     """Cross-entropy ``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
-    # Labels as indices would make the gradient a scatter, which XLA compiles and runs slowly on a CPU.
+    # With labels as indices the gradient would be a scatter, which XLA compiles and runs slowly on a CPU.
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
@@ -85,7 +84,7 @@ def _quantile(q: float = 0.5) -> PerExample:
 
 
 def example_loss(value_loss: Callable[[Array, Array], Array]) -> PerExample:
-    """Loss per example of a loss per value."""
+    """Convert a loss per value to a loss per example."""
 
     def loss(predictions: Array, y: Array) -> Array:
         return summed(value_loss(*aligned(predictions, y)))
@@ -99,7 +98,8 @@ def gaussian_divergence(teacher: Array, student: Array) -> Array:
 
 
 def poisson_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions of rates e^b (teacher) and e^a (student), [n]."""
+    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions with rates e^b (teacher) and e^a (student),
+    [n]."""
     return summed(jnp.exp(teacher) * (teacher - student - 1) + jnp.exp(student))
 
 
@@ -114,9 +114,9 @@ def bernoulli_divergence(teacher: Array, student: Array) -> Array:
 def class_divergence(teacher: Array, student: Array) -> Array:
     """Divergence ``KL(softmax(teacher) || softmax(student))`` of each row.
 
-    Its logit gradients are ``q - p`` for the student and ``p (log p - log q - KL)`` for the teacher, with
-    p = softmax(teacher), q = softmax(student); the rows of both sum to zero. They are explicit, as automatic
-    differentiation of the formula compiles to three times the kernels.
+    The gradients for the logits are ``q - p`` (student) and ``p (log p - log q - KL)`` (teacher), with p =
+    softmax(teacher) and q = softmax(student); the rows of both sum to zero. They are written out, because automatic
+    differentiation of the formula compiles to three times as many kernels.
 
     Args:
       teacher, student: logits, [n, classes].
@@ -143,7 +143,7 @@ class_divergence.defvjp(_class_forward, _class_backward)
 
 
 def has_label(y: Array) -> Array:
-    """Positions that have a label, [n, T] bool."""
+    """Return the mask of the positions that have a label, [n, T] bool."""
     return y != NO_LABEL
 
 
@@ -151,7 +151,7 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
     """Sum of the cross-entropies of a sequence's tokens, [n, T, V], [n, T] -> [n].
 
     Raises:
-      JaxpflError: for logits that are not one row for each position.
+      JaxpflError: if there is not one row of logits per position.
     """
     check_positions(logits, y)
     return jnp.where(has_label(y), cross_entropy(logits, y), 0).sum(axis=1)
@@ -160,29 +160,29 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
 def token_loss(logits: Array, y: Array) -> Array:
     r"""Loss of next-token prediction, with labels of -1 at positions that have none: [n, T, V], [n, T] -> [n].
 
-    Logits of position t may depend on the tokens up to t alone. With cross-entropies :math:`\ell_{st}` and
+    The logits of position t may depend only on the tokens up to t. With cross-entropies :math:`\ell_{st}`, and
     :math:`c_{st} = 1` where the label is not -1, else 0, the loss of sequence s is
 
     .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
 
-    A batch's loss is the mean over its sequences, so each token weighs the same, whatever the length of its sequence:
-    in a batch, among a client's examples and, where a method weighs clients by their examples, in the whole federation.
-    The divisor is the constant T in place of the number of labels in a batch, as in FedJAX (Ro et al. 2021,
-    https://arxiv.org/abs/2108.02117), whose ``expected_length`` it is: the loss stays a sum over examples, and its
-    gradient unbiased for the client's. Where all positions have labels it is the mean over tokens; a batch that is
-    padded by half takes half the step.
+    The loss of a batch is the mean over its sequences. Each token therefore has the same weight, whatever the length of
+    its sequence: in a batch, among a client's examples, and in the whole federation if the method weighs clients by
+    their examples. The divisor is the constant T instead of the number of labels in a batch, as in FedJAX (Ro et al.
+    2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. The loss thus stays a sum over
+    examples, and its gradient is unbiased for the client's gradient. If all positions have labels, the loss is the mean
+    over tokens; if half of a batch is padding, the step is half as large.
     """
     return token_cross_entropies(logits, y) / y.shape[1]
 
 
 def token_divergence(teacher: Array, student: Array) -> Array:
-    """Sum over the positions of ``KL(softmax(teacher) || softmax(student))``, over T: [n, T, V] twice -> [n]."""
+    """Divergence ``KL(softmax(teacher) || softmax(student))`` summed over positions, over T: [n, T, V] twice -> [n]."""
     rows = class_divergence(*(logits.reshape(-1, logits.shape[-1]) for logits in (teacher, student)))
     return rows.reshape(teacher.shape[:2]).sum(axis=1) / teacher.shape[1]
 
 
 def check_positions(logits: Array, y: Array) -> None:
-    """Refuse logits that are not one row for each position."""
+    """Check that there is one row of logits per position."""
     if logits.ndim != 3 or logits.shape[:2] != y.shape:
         raise JaxpflError(
             f"predictions are {list(logits.shape)} and labels {list(y.shape)}: for next-token a model must return "
@@ -208,7 +208,7 @@ def _logit_mixture(weights: Array, predictions: Array) -> Array:
 
 
 def class_mixture(weights: Array, logits: Array) -> Array:
-    """Log of the mixture of the models' class probabilities, [k], [k, ..., classes] -> [..., classes]."""
+    """Logarithm of a mixture of the models' class probabilities, [k], [k, ..., classes] -> [..., classes]."""
     return _log_mixture(weights, jax.nn.log_softmax(logits))
 
 
@@ -219,9 +219,9 @@ _MAKERS: Mapping[str, Callable[..., PerExample]] = {
     "quantile": _quantile,
     "poisson": lambda: lambda prediction, y: jnp.exp(prediction) - y * prediction,
 }
-"""Losses per value, made of their arguments."""
+"""Functions that make a loss per value from its arguments."""
 LOSSES = tuple(_MAKERS)
-"""Names of the losses of regression."""
+"""Names of the losses for regression."""
 _MORE: Mapping[str, dict[str, Any]] = {
     "squared": {"mixture": _mean_mixture},
     "poisson": {"divergence": poisson_divergence, "mixture": _log_mixture, "mean": jnp.exp},
@@ -233,14 +233,14 @@ LOGISTIC = Loss(
     _logit_mixture,
     jax.nn.sigmoid,
 )
-"""Loss of labels 0 and 1."""
+"""Loss for labels 0 and 1."""
 
 
 def resolve(loss: str | PerExample) -> Loss:
-    """Loss of regression by name, ``NAME`` or ``NAME:argument=value``; a function is one of values.
+    """Return a regression loss by name, ``NAME`` or ``NAME:argument=value``; a function counts as a loss of values.
 
     Raises:
-      JaxpflError: for an unknown name or argument, a delta that is not positive, and a q outside (0, 1).
+      JaxpflError: if a name or argument is unknown, delta is not positive, or q is outside (0, 1).
     """
     if not isinstance(loss, str):
         return Loss(loss, gaussian_divergence)

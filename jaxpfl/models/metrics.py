@@ -1,9 +1,9 @@
 """Metrics beyond accuracy: per example, or of all of a client's predictions at once.
 
-A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``, whose mean over the client's examples is its
-score. One of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n]
-of the real examples (the others are zero). NaN stands for a score that these examples do not define, as the AUC of one
-class: the client is left out of means. Predictions that are not finite get the worst score.
+A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``; a client's score is the mean over its examples.
+A metric of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n] of
+the real examples (the others are zero). NaN means that the score is not defined, such as the AUC of one class; means
+over clients then leave the client out. Predictions that are not finite get the worst score.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _BINS = 15
 
 
 class PerClient(NamedTuple):
-    """Metric of all of a client's predictions; `per_client` makes one.
+    """Metric of all of a client's predictions, made by `per_client`.
 
     Attributes:
-      function: the metric.
-      root: True for the root of a mean over examples, as the RMSE is: the score of several clients' examples together
-        is then the root of the mean of their squared scores, weighted by examples.
+      function: the metric function.
+      root: True for the root of a mean over examples, such as the RMSE. The score of several clients is then the root
+        of the mean of their squared scores, weighted by examples.
     """
 
     function: OfClient
@@ -36,11 +36,11 @@ class PerClient(NamedTuple):
 
 
 def per_client(function: OfClient, *, root: bool = False) -> PerClient:
-    """Metric ``f(predictions [n, ...], y [n, ...], valid [n]) -> []`` of all examples of a client.
+    """Make a metric ``f(predictions [n, ...], y [n, ...], valid [n]) -> []`` of all examples of a client.
 
     Args:
-      function: the metric.
-      root: True for the root of a mean over examples, of which means over all examples are made accordingly.
+      function: the metric function.
+      root: True if the metric is the root of a mean over examples, so that scores of clients are averaged as squares.
 
     Example::
 
@@ -54,8 +54,8 @@ class Pooled(NamedTuple):
     """A client's metric that is a ratio of two sums over its examples, such as a mean over all tokens.
 
     Attributes:
-      total, number: ``(predictions, y) -> [n]``, whose sums over the client's examples are divided.
-      transform: function of the ratio that is the score. NaN where the numbers are zero.
+      total, number: ``(predictions, y) -> [n]``, functions whose sums over the client's examples are divided.
+      transform: function that converts the ratio to the score. The score is NaN if ``number`` sums to zero.
     """
 
     total: PerExample
@@ -63,7 +63,7 @@ class Pooled(NamedTuple):
     transform: Callable[[Array], Array] = lambda ratio: ratio
 
     def score(self, total: Array, number: Array) -> Array:
-        """Score of both sums, []."""
+        """Return the score for the two sums, []."""
         return jnp.where(number > 0, self.transform(total / jnp.where(number > 0, number, 1)), jnp.nan)
 
 
@@ -71,7 +71,7 @@ Metric = PerExample | PerClient | Pooled
 
 
 def correct(logits: Array, y: Array) -> Array:
-    """1.0 if the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
+    """Return 1.0 if the label's logit is the largest, else 0.0: [N, K], [N] -> [N]. The mean is the accuracy.
 
     Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
     """
@@ -80,7 +80,7 @@ def correct(logits: Array, y: Array) -> Array:
 
 
 def _example_mean(values: Array) -> Array:
-    """Mean over all axes but the examples' axis, [n]."""
+    """Mean over all axes except the example axis, [n]."""
     return summed(values) / max(values.size // max(values.shape[0], 1), 1)
 
 
@@ -89,7 +89,7 @@ def _mean(values: Array, valid: Array) -> Array:
 
 
 def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
-    """Absolute error of the expected label, averaged over an example's labels."""
+    """Return the absolute error of the expected label, averaged over an example's labels."""
 
     def metric(predictions: Array, y: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -99,7 +99,7 @@ def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
 
 
 def rmse(mean: Callable[[Array], Array]) -> PerClient:
-    """Root of the mean squared error of the expected label over a client's examples."""
+    """Return the root of the mean squared error of the expected label over a client's examples."""
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
         expected, y = aligned(mean(predictions), y)
@@ -110,9 +110,9 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
 
 
 def r2(mean: Callable[[Array], Array]) -> PerClient:
-    """Coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client; NaN for constant labels.
+    """Return the coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client.
 
-    The sums run over all of an example's labels, each about its own mean.
+    The sums run over all of an example's labels, each with its own mean. Constant labels give NaN.
     """
 
     def metric(predictions: Array, y: Array, valid: Array) -> Array:
@@ -129,7 +129,7 @@ def r2(mean: Callable[[Array], Array]) -> PerClient:
 
 
 def right(predictions: Array, y: Array) -> Array:
-    """Share of an example's labels 0 or 1 that their logits' signs give; a logit of 0 is the label 0."""
+    """Share of an example's labels (0 or 1) that equal the signs of their logits; a logit of 0 predicts label 0."""
     logits, y = aligned(predictions, y)
     return _example_mean(((logits > 0) == (y > 0.5)) & jnp.isfinite(logits)).astype(predictions.dtype)
 
@@ -138,12 +138,12 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
     logits, y = aligned(predictions, y)
     logits, y = logits.reshape(-1), y.reshape(-1)
     positive, negative = valid & (y > 0.5), valid & (y <= 0.5)
-    # Of scores that are not finite, a positive ranks last and a negative first.
+    # Among scores that are not finite, a positive ranks last and a negative first, which is the worst case.
     scores = jnp.where(jnp.isfinite(logits), logits, jnp.where(positive, -jnp.inf, jnp.inf))
-    others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts behind all others
+    others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts last
     count = negative.sum()
     below, upto = (jnp.minimum(jnp.searchsorted(others, scores, side=side), count) for side in ("left", "right"))
-    # A positive's share of the negatives that it beats, and the mean of these: a number of pairs would overflow.
+    # Average each positive's share of beaten negatives: an integer count of pairs would overflow.
     share = (below + upto) / (2 * jnp.maximum(count, 1))
     number = positive.sum()
     mean = jnp.where(positive, share, 0).sum() / jnp.maximum(number, 1)
@@ -151,8 +151,8 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 auc = PerClient(_auc)
-"""Area under the ROC curve of one logit per example, the share of pairs in the right order (ties count a half); NaN for
-a client with one class."""
+"""Area under the ROC curve of one logit per example: the share of pairs in the right order, where ties count a half.
+NaN for a client with one class."""
 
 
 def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
@@ -170,34 +170,34 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
     hits, misses, false = (count.astype(predictions.dtype) for count in counts)
     all_of = 2 * hits + misses + false
     scores = jnp.where(all_of > 0, 2 * hits / jnp.maximum(all_of, 1), 0)
-    number = (all_of > 0).sum()  # of the classes that occur
+    number = (all_of > 0).sum()  # number of classes that occur
     return jnp.where(number > 0, scores.sum() / jnp.maximum(number, 1), jnp.nan)
 
 
 def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
-    """Mean over classes of the AUC of each against all others, by its log-odds; [] from logits [n, K] and classes [n].
+    """Mean over classes of the AUC of each class against all others by its log-odds; [] from logits [n, K] and y [n].
 
-    Classes that none or all of the client's examples have do not count; NaN without another.
+    A class that none or all of the client's examples have does not count; NaN if no class is left.
     """
     classes = jnp.arange(predictions.shape[-1])
 
     def class_auc(label: Array) -> Array:
         others = jax.nn.logsumexp(jnp.where(classes == label, -jnp.inf, predictions), axis=-1)
-        odds = predictions[:, label] - others  # its probability saturates where the odds do not
+        odds = predictions[:, label] - others  # log-odds, because probabilities saturate
         return _auc(odds, y == label, valid)
 
     return jnp.nanmean(jax.lax.map(class_auc, classes))
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """AUC averaged over the binary labels, []; labels with a single value do not count, NaN if none is left."""
+    """AUC averaged over the binary labels, []; labels with a single value do not count, and NaN means none is left."""
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
     return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))
 
 
 def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
-    """Mean over the classes among a client's labels of the share of each that is classified rightly, []."""
+    """Mean over the classes among a client's labels of the share of each class that is classified correctly, []."""
     right = (jnp.argmax(predictions, axis=-1) == y) & jnp.isfinite(predictions).all(axis=-1)
     member = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
     counts, hits = member.sum(axis=0), (member & right[:, None]).sum(axis=0)
@@ -205,7 +205,7 @@ def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def two_class_metric(metric: OfClient) -> PerClient:
-    """Apply a metric of classes to labels 0 and 1 with one logit a, as if the logits were 0 and a."""
+    """Apply a metric for classes to labels 0 and 1 with one logit a, as if the logits were 0 and a."""
 
     def logit_metric(predictions: Array, y: Array, valid: Array) -> Array:
         logits, labels = aligned(predictions, y)
@@ -243,13 +243,13 @@ Reference: Guo et al. 2017, "On Calibration of Modern Neural Networks", https://
 
 
 def _right_tokens(logits: Array, y: Array) -> Array:
-    """Number of a sequence's tokens that have the largest logit, [n]."""
+    """Count a sequence's tokens that have the largest logit, [n]."""
     check_positions(logits, y)
     return jnp.where(has_label(y), correct(logits, y), 0).sum(axis=1)
 
 
 def _number_of_tokens(logits: Array, y: Array) -> Array:
-    """Number of a sequence's tokens, [n]."""
+    """Count a sequence's tokens that have a label, [n]."""
     return has_label(y).sum(axis=1).astype(logits.dtype)
 
 
@@ -262,8 +262,8 @@ TOKEN_METRICS: Mapping[str, Pooled] = {
     "perplexity": Pooled(token_cross_entropies, _number_of_tokens, lambda mean: _nan_to_worst(jnp.exp(mean))),
     "loss": Pooled(token_cross_entropies, _number_of_tokens, _nan_to_worst),
 }
-"""Means over all tokens of a client with a label, whatever sequence they are in: the share of tokens with the
-largest logit, the exponential of the mean cross-entropy, and that mean."""
+"""Metrics over all of a client's labelled tokens, regardless of their sequence: the share of tokens with the largest
+logit, the exponential of the mean cross-entropy, and the mean cross-entropy."""
 
 
 _F1_OF_TWO, _BALANCED_OF_TWO = two_class_metric(macro_f1.function), two_class_metric(balanced_accuracy)
@@ -278,7 +278,7 @@ NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
     **{name: {"regression": None} for name in ("rmse", "mae", "r2")},
     "perplexity": {_TOKENS: None},
 }
-"""Name -> task -> the metric; None where the task always has it."""
+"""Name -> task -> the metric; None if the task always has the metric."""
 _NEEDS = {
     "balanced_accuracy": "one class of each example",
     **dict.fromkeys(("rmse", "mae", "r2"), "labels that are numbers"),
@@ -287,13 +287,13 @@ _NEEDS = {
 
 
 def parse_metrics(metrics: Any) -> dict[str, Any]:
-    """Metrics as a setting gives them, ``"auc,macro_f1"``, a sequence of names, or a mapping of names or functions.
+    """Parse metrics from a setting: ``"auc,macro_f1"``, a sequence of names, or a mapping of names or functions.
 
     Returns:
       Name -> a registered name or a function.
 
     Raises:
-      JaxpflError: for a name that is empty or not registered.
+      JaxpflError: if a name is empty or not registered.
     """
     if isinstance(metrics, Mapping):
         found = dict(metrics)
@@ -309,15 +309,15 @@ def parse_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def task_metric(name: str, kind: str, own: Sequence[str]) -> Metric:
-    """A registered metric for a task that does not have it already.
+    """Return a registered metric for a task that does not have it by default.
 
     Args:
       name: name of the metric.
       kind: name of the task.
-      own: names of the task's own metrics.
+      own: names of the task's default metrics, for the message.
 
     Raises:
-      JaxpflError: for a metric that does not fit the task.
+      JaxpflError: if the metric does not fit the task.
     """
     fitting = NAMED_METRICS.get(name, {})
     if (metric := fitting.get(kind)) is None:

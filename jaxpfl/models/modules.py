@@ -1,9 +1,9 @@
 """Modules of flax.linen, flax.nnx and equinox as pure functions of their parameters, nested dictionaries by path.
 
-flax.linen alone may have running statistics of batch normalisation: they are the part ``batch_stats`` of the
-parameters, ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` of the layer at PATH, so that whatever averages,
-sends, keeps or stores a model does so with them. No gradient moves them: in training a batch is normalised by its own
-mean and variance, and the forward pass returns the statistics moved towards these. Padded examples count in neither.
+Only flax.linen modules can have running statistics of batch normalisation. They are the entry ``batch_stats`` of the
+parameters, with ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH, so every method that
+averages, sends or stores a model includes them. They have no gradient. In training, a batch is normalised by its own
+mean and variance, and the forward pass returns statistics that are moved towards these. Padded examples do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxpfl.models.layers import BatchNorm
 from jaxpfl.support.errors import JaxpflError, missing_extra, shown
 
 STATISTICS = "batch_stats"
-"""Name of the collection, and of the part of the parameters."""
+"""Name of flax's collection of running statistics, and of their entry in the parameters."""
 
 
 LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], Callable[..., tuple[Array, PyTree]]]
@@ -30,14 +30,14 @@ LinenFunctions: TypeAlias = tuple[Callable[..., PyTree], Callable[..., Array], C
 
 
 def linen_functions(module: nn.Module) -> LinenFunctions:
-    """Functions of a module; if its ``__call__`` takes ``train``, it is passed. Equal modules have the same ones, so
-    that what was traced of them is known.
+    """Return the functions of a module, which pass ``train`` if the module's ``__call__`` takes it.
 
-    Layers of ``flax.linen.BatchNorm`` without a setting of their own use the running averages where nothing is trained.
+    Equal modules get the same functions, so that compiled programs are reused. Layers of ``flax.linen.BatchNorm``
+    without their own setting use the running averages outside of training.
     """
     try:
         return _linen_functions(module)
-    except TypeError:  # an attribute has no hash
+    except TypeError:  # the module has an attribute that cannot be hashed, so it cannot be cached
         return _linen_functions.__wrapped__(module)
 
 
@@ -71,7 +71,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
                     f"{name} has the running statistic {'/'.join(names)!r} of no flax.linen.BatchNorm: padded examples "
                     "would count in it"
                 )
-        # Of the parameters' default type: flax has them in float32 throughout.
+        # Statistics get the default float dtype of the parameters: flax always makes them float32.
         return {**params, STATISTICS: jax.tree.map(lambda a: a.astype(jnp.result_type(float)), statistics)}
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
@@ -82,13 +82,13 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
                 "method that carries them, such as fedbn or fedavg"
             )
         rngs = None if key is None else {"dropout": key}
-        # Declared as output or (output, updates); without `mutable` it is the output alone.
+        # flax declares the result as output or (output, updates); without `mutable` it is only the output.
         return cast(Array, run(lambda **flag: module.apply(variables, x, rngs=rngs, **flag), train, None, set()))
 
     def observe(params: PyTree, x: Array, *, key: Key | None = None, train: bool = True, valid: Array) -> Any:
         rngs, variables = None if key is None else {"dropout": key}, _variables(params)
         anybody = valid.any()
-        # Of an empty batch all slots are normalised, so that there is no 0/0, and nothing is kept.
+        # In an empty batch, all slots are normalised to avoid 0/0, and the old statistics are kept.
         used = valid | ~anybody
 
         def forward(**flag: Any) -> Any:
@@ -106,7 +106,7 @@ def _linen_functions(module: nn.Module) -> LinenFunctions:
 
 
 def _variables(params: PyTree) -> dict[str, PyTree]:
-    """Collections of the module."""
+    """Return the collections of a flax.linen module."""
     if not isinstance(params, dict) or STATISTICS not in params:
         return {"params": params}
     rest = {name: part for name, part in params.items() if name != STATISTICS}
@@ -114,12 +114,12 @@ def _variables(params: PyTree) -> dict[str, PyTree]:
 
 
 def _usable(path: Any, leaf: Array) -> Array:
-    """A variance that lossy or extrapolating updates took below zero counts as zero."""
+    """Clip a variance at zero: lossy or extrapolating updates can make it negative."""
     return jnp.maximum(leaf, 0) if jax.tree_util.keystr(path[-1:], simple=True) == "var" else leaf
 
 
 def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[str, ...]]) -> Any:
-    """Interceptor that gives layers of batch normalisation the mask of real examples and their mode."""
+    """Return an interceptor that passes the mask of real examples and the mode to layers of batch normalisation."""
 
     def interceptor(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         layer = context.module
@@ -143,7 +143,7 @@ def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[s
 
 
 def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | None) -> Array:
-    """Combine the mask of valid examples and the layer's own mask to the mask of x's entries that count."""
+    """Combine the mask of valid examples and the layer's own mask into a mask of the entries of x that count."""
     if isinstance(layer, BatchNorm):
         axis = x.ndim - 1
     else:
@@ -161,16 +161,16 @@ def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | 
 
 
 def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:
-    """``init`` and ``apply`` of an ``nnx.Module``, or of a function ``rngs -> nnx.Module``.
+    """Return ``init`` and ``apply`` for an ``nnx.Module``, or for a function ``rngs -> nnx.Module``.
 
     Raises:
-      JaxpflError: for variables other than parameters and random streams (running statistics, caches), and for what
-        makes no module.
+      JaxpflError: for variables other than parameters and random streams (running statistics, caches), and if no module
+        is given or made.
     """
     from flax import nnx
 
     def split_module(module: Any) -> tuple[Any, Mapping[Any, Any], Any]:
-        """Structure, parameters by path, and random streams of a module."""
+        """Return the structure, the parameters by path, and the random streams of a module."""
         structure, params, streams, others = nnx.split(module, nnx.Param, nnx.RngState, ...)
         for path, variable in nnx.to_flat_state(others):
             raise JaxpflError(
@@ -187,7 +187,7 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
     example = nnx.clone(example)
     structures = {}
     for train in (False, True):
-        example.train() if train else example.eval()  # attributes of dropout and its like, not arrays
+        example.train() if train else example.eval()  # sets attributes of layers such as dropout, which are not arrays
         structures[train], variables, streams = split_module(example)
     paths = list(variables)
     kinds = {path: jax.tree.structure(variable) for path, variable in variables.items()}
@@ -202,14 +202,14 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
         return parameters(split_module(made(nnx.Rngs(key)))[1])
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
-        # Made anew for each call: nnx does not allow a stream's counter to change that another program made.
+        # The module is made anew for each call: nnx does not allow one trace to change a counter made by another trace.
         state = nnx.from_flat_state({path: jax.tree.unflatten(kinds[path], [value_at(params, path)]) for path in paths})
         source = jax.random.key(0) if key is None else key
         values = [
             jax.random.fold_in(source, i) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.zeros(shape, dtype)
             for i, (shape, dtype) in enumerate(shapes)
         ]
-        # Without a key nothing may be drawn: as in evaluation.
+        # Without a key nothing may be random, so the module is in evaluation mode.
         module = nnx.merge(structures[train and key is not None], state, jax.tree.unflatten(of_streams, values))
         return module(x, train=train) if takes_train else module(x)
 
@@ -217,13 +217,14 @@ def nnx_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array
 
 
 def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., Array]]:
-    """``init`` and ``apply`` of an ``equinox.Module``, or of a function ``key -> equinox.Module``.
+    """Return ``init`` and ``apply`` for an ``equinox.Module``, or for a function ``key -> equinox.Module``.
 
-    Parameters are the arrays of floats. A module is applied to one example, as is the custom, with a key of its own if
-    it takes one.
+    Parameters are the module's float arrays. As usual in equinox, the module is applied to one example at a time; each
+    example has its own key if the module takes one.
 
     Raises:
-      JaxpflError: for a module with state (running statistics), for what makes no module, and without equinox.
+      JaxpflError: for a module with state (running statistics), if no module is given or made, and if equinox is
+        missing.
     """
     try:
         import equinox as eqx
@@ -269,7 +270,7 @@ def equinox_functions(made: Any) -> tuple[Callable[..., PyTree], Callable[..., A
 
     def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
         leaves = [value_at(params, path) for path in paths]
-        # Without a key nothing may be drawn: as in evaluation.
+        # Without a key nothing may be random, so the module is in inference mode.
         module: Any = eqx.combine(jax.tree.unflatten(structure, leaves), at_rest[train and key is not None])
         if not takes_key or key is None:
             return jax.vmap(module)(x)
@@ -283,7 +284,7 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 class Given:
-    """``init`` of a module that has its parameters already: the same for every key.
+    """`Model.init` of a module that already has parameters: it returns them for every key.
 
     Attributes:
       name: name of the module's class.
@@ -298,7 +299,7 @@ class Given:
 
 
 def nested(values: Mapping[Iterable[Any], Any]) -> PyTree:
-    """Nested dictionaries from values by path.
+    """Build nested dictionaries from values by path.
 
     Examples:
       >>> nested({("conv", "kernel"): 1, ("layers", 0): 2})
@@ -315,7 +316,7 @@ def nested(values: Mapping[Iterable[Any], Any]) -> PyTree:
 
 
 def value_at(tree: PyTree, path: Iterable[Any]) -> Any:
-    """The value at a path of `nested`."""
+    """Return the value at a path in the result of `nested`."""
     for name in path:
         tree = tree[str(name)]
     return tree

@@ -1,9 +1,9 @@
-"""Convolutions and pools of any layout in forms that stay fast when every client has a kernel of its own.
+"""Convolutions and pools of any layout, in forms that stay fast when every client has its own kernel.
 
-``vmap`` over kernels turns ``lax.conv`` into a grouped convolution. Here a convolution is one product of patches with
-the kernel, and a pool is a maximum or a sum over the places of a window; both take the parameters of the JAX primitives
-that they stand for, so that `rewriting` can put them in the place of these. Inside, the batch is the minor dimension,
-as in `convolution`; between two layers XLA cancels the transpositions.
+``vmap`` over kernels turns ``lax.conv`` into a grouped convolution. This module computes a convolution as one product
+of patches with the kernel, and a pool as a maximum or sum over the positions of a window. Both functions take the
+parameters of the JAX primitives that they replace, for use by `rewriting`. Inside, the batch is the minor dimension, as
+in `convolution`; between two layers XLA cancels the transpositions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jaxpfl.core.types import Array
 from jaxpfl.models import convolution
 
 MOST_PLACES = 127
-"""Largest window, in places: patches are that many copies of the input, and the index of a maximum is an int8."""
+"""Largest number of positions in a window: patches copy the input that often, and a maximum's index is an int8."""
 
 
 def why_not_conv(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> str | None:
-    """Reason why `conv` cannot stand for a ``conv_general_dilated`` with these parameters; None if it can."""
+    """Return why `conv` cannot replace a ``conv_general_dilated`` with these parameters, or None if it can."""
     places = math.prod(kernel_shape[d] for d in given["dimension_numbers"].rhs_spec[2:])
     if given["batch_group_count"] != 1:
         return "the batch is in groups"
@@ -39,9 +39,9 @@ def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
     """``lax.conv_general_dilated_p`` as a product of patches with the kernel: equal up to the order of additions.
 
     Args:
-      x: the input, in the layout that ``given`` states; so are the kernel and the result.
-      kernel: one client's kernel.
-      given: the parameters of the primitive: strides, padding, dilations, groups of features.
+      x: input in the layout that ``given`` defines; the kernel and the result are also in that layout.
+      kernel: kernel of one client.
+      given: parameters of the primitive: strides, padding, dilations, groups of features.
     """
     kernel = _channels_last(kernel, given)
     groups = given["feature_group_count"]
@@ -55,12 +55,12 @@ def conv(x: Array, kernel: Array, given: Mapping[str, Any]) -> Array:
 
 
 def conv_to_pool(x: Array, kernel: Array, given: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Input [C, H, W, N] and kernel [k, k, C, O] of a convolution, for `convolution.conv_pool`."""
+    """Convert input and kernel of a convolution to [C, H, W, N] and [k, k, C, O], for `convolution.conv_pool`."""
     return _batch_minor(x, given), _channels_last(kernel, given)
 
 
 def fits_pool(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> bool:
-    """True for a convolution that `convolution.conv_pool` computes together with the pool that follows it."""
+    """Return True if `convolution.conv_pool` can compute a convolution together with the pool that follows."""
     sizes = [kernel_shape[axis] for axis in given["dimension_numbers"].rhs_spec[2:]]
     ones = (*given["window_strides"], *given["rhs_dilation"], given["feature_group_count"])
     plain = given["precision"] is None and given["preferred_element_type"] is None
@@ -68,7 +68,7 @@ def fits_pool(kernel_shape: tuple[int, ...], given: Mapping[str, Any]) -> bool:
 
 
 def is_half_max(given: Mapping[str, Any], spatial: tuple[int, ...]) -> bool:
-    """True for a 2 x 2 maximum with stride 2 over these axes, without padding."""
+    """Return True for a 2 x 2 maximum over these axes with stride 2 and without padding."""
     shape = tuple(2 if axis in spatial else 1 for axis in range(len(given["window_dimensions"])))
     ones = (*given["base_dilation"], *given["window_dilation"])
     same = tuple(given["window_dimensions"]) == tuple(given["window_strides"]) == shape
@@ -81,7 +81,7 @@ def _channels_last(kernel: Array, given: Mapping[str, Any]) -> Array:
 
 
 def _batch_minor(x: Array, given: Mapping[str, Any]) -> Array:
-    """The input as [C, ..., N], padded and dilated."""
+    """Convert the input to [C, ..., N], padded and dilated."""
     of = given["dimension_numbers"].lhs_spec
     x = x.transpose(of[1], *of[2:], of[0])
     pairs = zip(given["padding"], given["lhs_dilation"], strict=True)
@@ -92,7 +92,7 @@ def _batch_minor(x: Array, given: Mapping[str, Any]) -> Array:
 
 
 def restore_layout(y: Array, given: Mapping[str, Any]) -> Array:
-    """A result [O, ..., N] in the layout that the primitive has."""
+    """Convert a result [O, ..., N] to the layout of the primitive."""
     of = given["dimension_numbers"].out_spec
     back = [0] * y.ndim
     for axis, place in enumerate((of[1], *of[2:], of[0])):
@@ -101,10 +101,10 @@ def restore_layout(y: Array, given: Mapping[str, Any]) -> Array:
 
 
 class _Shifts(NamedTuple):
-    """Places of a window along one axis.
+    """Positions of a window along one axis.
 
     Attributes:
-      starts: starts of the slices, one for each place of the window.
+      starts: start of the slice for each position in the window.
       windows: number of windows.
       stride: distance between windows.
     """
@@ -119,7 +119,7 @@ class _Shifts(NamedTuple):
         return cls(tuple(i * dilation for i in range(window)), max(windows, 0), stride)
 
     def slices(self, x: Array, axis: int) -> list[Array]:
-        """One slice for each place of the window: the axis has the windows."""
+        """Return one slice for each position in the window, whose axis runs over the windows."""
         ends = [start + (self.windows - 1) * self.stride + 1 for start in self.starts]
         return [
             lax.slice_in_dim(x, start, max(end, start), self.stride, axis)
@@ -129,7 +129,7 @@ class _Shifts(NamedTuple):
 
 def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
     """[C, ..., N], [..., C / G, O] -> [O, ... N]: one product, or one for each group of features."""
-    # The last axis first: with the shifts along it next to the channels, those along the others copy whole rows.
+    # The last axis comes first: its shifts are then next to the channels, and shifts along other axes copy whole rows.
     groups, columns = given["feature_group_count"], x.shape[-1] * math.prod(window.windows for window in windows)
     *sizes, channels, features = kernel.shape
     x = x.reshape(groups, channels, *x.shape[1:])
@@ -145,7 +145,7 @@ def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapp
 
 
 def _channel_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapping[str, Any]) -> Array:
-    """The same for one input channel in each group (depthwise): products of numbers, no patches."""
+    """`_patch_products` for one input channel per group (depthwise), by elementwise products without patches."""
     groups, slices = given["feature_group_count"], [x]
     for axis, window in enumerate(windows):
         slices = [one for part in slices for one in window.slices(part, axis + 1)]
@@ -155,7 +155,7 @@ def _channel_products(x: Array, kernel: Array, windows: list[_Shifts], given: Ma
 
 
 def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
-    """Reason why `pool` cannot stand for a ``reduce_window_max`` or ``_sum`` with these parameters; None if it can."""
+    """Return why `pool` cannot replace ``reduce_window_max`` or ``_sum`` with these parameters, or None if it can."""
     places = math.prod(given["window_dimensions"])
     if any(dilation != 1 for dilation in given["base_dilation"]):
         return "its input is dilated"
@@ -167,14 +167,14 @@ def why_not_pool(kind: str, given: Mapping[str, Any], dtype: Any) -> str | None:
 
 
 def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
-    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``, the gradient of a maximum to the first one.
+    """``lax.reduce_window_max_p`` or ``lax.reduce_window_sum_p``; a maximum's gradient goes to the first one.
 
-    Ties do occur (blank borders give equal values); as in ``lax``, the first in row-major order counts.
+    Ties do occur (blank borders have equal values); as in ``lax``, the first maximum in row-major order counts.
 
     Args:
       x: array of any shape.
       kind: "max" or "sum".
-      given: the parameters of the primitive: windows, strides, padding, dilation.
+      given: parameters of the primitive: windows, strides, padding, dilation.
     """
     sizes, strides, dilations = (given[name] for name in ("window_dimensions", "window_strides", "window_dilation"))
     if any(any(pair) for pair in given["padding"]):
@@ -200,11 +200,11 @@ def pool(x: Array, kind: str, given: Mapping[str, Any]) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _first_max(x: Array, axes: tuple[int, ...]) -> Array:
-    """Maximum over some axes; the gradient goes to the first one in row-major order."""
+    """Maximum over some axes; the gradient goes to the first maximum in row-major order."""
     return _max_and_first(x, axes)[0]
 
 
-# A plain function, so that ``jvp`` of a gradient works, and a chain of elementwise operations, which XLA fuses.
+# This is a plain function, so that ``jvp`` of a gradient works, and elementwise, so that XLA fuses its operations.
 def _max_and_first(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     def window_values(places: tuple[int, ...]) -> Array:
         index: list[Any] = [slice(None)] * x.ndim

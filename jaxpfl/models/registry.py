@@ -1,4 +1,4 @@
-"""Models by name, with the input shapes that they accept. A new model needs a file and a line here."""
+"""Registry of models by name, with the input shapes that they accept. A new model needs a file, and a line here."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Entry(NamedTuple):
 
     Attributes:
       build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` if the name takes numbers.
-      check: refuses wrong input shapes at once, before the first batch is traced.
-      example: a name with numbers, if it takes any.
+      check: function that raises an error for wrong input shapes, before the first batch is traced.
+      example: name with numbers, if the model takes any.
       every: whether ``build`` takes ``every``, for predictions at each position of a sequence.
     """
 
@@ -61,7 +61,7 @@ _BUILDERS: dict[str, _Entry] = {
     "cnn-fedavg": _Entry(partial(cnn, filters=(32, 64), hidden=(512,)), _CNN),  # McMahan et al. 2017, as in PFLlib
     "cnn-gn": _Entry(partial(cnn, norm="group"), _CNN),
     "cnn-bn": _Entry(partial(cnn, norm="batch"), _CNN),
-    "cnn-cifar100": _Entry(partial(cnn, filters=(64, 64), hidden=(384, 192)), _CNN),  # of the papers
+    "cnn-cifar100": _Entry(partial(cnn, filters=(64, 64), hidden=(384, 192)), _CNN),  # as in the papers
     "resnet": _Entry(_resnet, _SMALL, "resnet:20"),
     "resnet-bn": _Entry(partial(_resnet, batch=True), _SMALL, "resnet-bn:20"),
     "resnet18": _Entry(resnet18, _LARGE),
@@ -71,22 +71,22 @@ _BUILDERS: dict[str, _Entry] = {
 
 
 def available() -> tuple[str, ...]:
-    """Names known to `build_model`."""
+    """Return the names known to `build_model`."""
     return tuple(sorted(_BUILDERS))
 
 
 def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool = False) -> Model:
-    """The model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
+    """Build the model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
 
     Args:
-      name: the name.
-      num_classes: K.
+      name: registered name, with numbers if the model takes any.
+      num_classes: number of classes K.
       input_shape: shape of one example.
       every: predict at each position of a sequence, for the task next-token.
 
     Raises:
-      JaxpflError: for an unknown name, numbers that the model does not take, an input shape that it does not support,
-        and predictions at each position of a model that has none.
+      JaxpflError: if the name is unknown, if the model does not take these numbers or this input shape, or if it does
+        not support ``every``.
     """
     base, colon, argument = name.partition(":")
     if base not in _BUILDERS:

@@ -1,9 +1,8 @@
-"""A user's own convolutions and pools in the forms of `products`, exchanged in the traced program of the model.
+"""Replacement of a user's own convolutions and pools by the forms in `products`, in the traced program of a model.
 
-The model is traced, and its operations are applied one by one, with convolutions and pools in the other form.
-So it makes no difference which library's layers they are, and whether a function was imported by name. What the engine
-traces decides by `form` whether the exchange takes place: a client that runs alone on an accelerator has a fast
-convolution already.
+The model is traced, and its operations are applied one by one, with convolutions and pools replaced. It therefore does
+not matter which library made the layers, or under which name a function was imported. The context `form` decides at
+tracing time whether layers are replaced: a client that runs alone on an accelerator already has a fast convolution.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PLAIN = {p.reduce_window_min_p: "it takes the minimum", p.reduce_window_p: "it 
 
 
 def form(of: Form) -> AbstractContextManager[Any]:
-    """A block in which programs are traced with convolutions as products, the default, or plain."""
+    """Return a context in which programs are traced with convolutions as products (the default) or plain."""
     return _form(of)
 
 
@@ -40,9 +39,9 @@ class Layer(NamedTuple):
     """A convolution or pool of a model.
 
     Attributes:
-      name: path of the kernel, module's name, or shape of the input.
+      name: path of the kernel, name of the module, or shape of the input.
       what: "convolution" or "pool".
-      why_not: the reason why it runs plain; None where it takes the other form.
+      why_not: reason why the layer is not replaced; None if it is.
     """
 
     name: str
@@ -51,13 +50,13 @@ class Layer(NamedTuple):
 
 
 def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple[Layer, ...]:
-    """The convolutions and pools of a model in the order in which they are applied.
+    """Return the convolutions and pools of a model, in the order in which they are applied.
 
     Args:
       apply: the model's function of four arguments.
-      params: its parameters; like all arguments, arrays or shapes.
+      params: parameters of the model; all arguments are arrays or shapes.
       x: a batch of inputs.
-      key: key of the dropout.
+      key: key for dropout.
     """
     traced = jax.make_jaxpr(lambda params, x, key: apply(params, x, key=key, train=True))(params, x, key)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
@@ -68,13 +67,13 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
 
 @dataclass(frozen=True)
 class Exchanged:
-    """`Model.apply` or `Statistics.observe` with convolutions and pools exchanged, unless traced in another `form`.
+    """`Model.apply` or `Statistics.observe` with convolutions and pools replaced, unless `form` is "plain".
 
-    Values and gradients are equal up to the order of additions. Derivatives are in reverse mode first: `products` has
-    rules of its own for it.
+    Values and gradients are equal up to the order of additions. Use reverse mode for first derivatives, because
+    `products` defines its own reverse-mode rules.
 
     Attributes:
-      plain: the model's own function of all its arguments.
+      plain: original function of the model, with all its arguments.
     """
 
     plain: Callable[..., Any]
@@ -94,7 +93,7 @@ class Exchanged:
 
 
 def _why_not(eqn: Any) -> str | None:
-    """Reason why a convolution or pool runs plain."""
+    """Return the reason why a convolution or pool is not replaced, or None if it is."""
     if eqn.primitive is p.conv_general_dilated_p:
         return products.why_not_conv(eqn.invars[1].aval.shape, eqn.params)
     if eqn.primitive in _POOLS:
@@ -107,7 +106,7 @@ def _is_layer(eqn: Any) -> bool:
 
 
 def _holds_layer(eqn: Any) -> bool:
-    """True for a call of a program with a convolution or pool in it."""
+    """Return True if an operation calls a program with a convolution or pool."""
     return any(_is_layer(inner) or _holds_layer(inner) for jaxpr in _inner(eqn) for inner in jaxpr.eqns)
 
 
@@ -122,14 +121,14 @@ def _inner(eqn: Any) -> Iterator[Any]:
 
 @dataclass
 class _Pending:
-    """A convolution whose only use may be a pool: its input, its kernel, and what has been applied to its result.
+    """A convolution that may be computed together with a later pool, and the operations applied to it so far.
 
     Attributes:
       eqn: the convolution.
-      x: its input.
-      kernel: one client's kernel.
-      bias: [O], added to each place; None if nothing was.
-      relu: whether ``jax.nn.relu`` follows.
+      x: input of the convolution.
+      kernel: kernel of one client.
+      bias: [O], added at each position; None if no bias has been added.
+      relu: whether ``jax.nn.relu`` has been applied.
     """
 
     eqn: Any
@@ -140,7 +139,7 @@ class _Pending:
 
     @property
     def result(self) -> Array:
-        """The value itself, for any other use."""
+        """The value without a pool, for any other use."""
         y = _exchanged(self.eqn, products.conv, self.x, self.kernel, self.eqn.params)
         if self.bias is not None:
             shape = [1] * y.ndim
@@ -149,7 +148,7 @@ class _Pending:
         return jax.nn.relu(y) if self.relu else y
 
     def pooled(self) -> Array:
-        """The 2 x 2 maximum of the value, in one product with the convolution."""
+        """Compute the 2 x 2 maximum of the value together with the convolution, as one product."""
         x, kernel = products.conv_to_pool(self.x, self.kernel, self.eqn.params)
         bias = jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias
         if self.relu:
@@ -159,7 +158,7 @@ class _Pending:
         return products.restore_layout(y, self.eqn.params)
 
     def extend(self, eqn: Any, given: list[Any]) -> _Pending | Array | None:
-        """The value after the next operation, if that is a bias, relu or the pool; None for any other."""
+        """Apply the next operation if it is a bias, relu or the pool; return None if it is anything else."""
         of = self.eqn.params["dimension_numbers"].out_spec
         if eqn.primitive is p.add_p and self.bias is None and not self.relu:
             other = given[1] if given[0] is self else given[0]
@@ -175,12 +174,12 @@ class _Pending:
 
 
 def _is_relu(eqn: Any) -> bool:
-    """True for ``jax.nn.relu``: no gradient at zero."""
+    """Return True for ``jax.nn.relu``, whose gradient at zero is zero."""
     return eqn.primitive is p.custom_jvp_call_p and _source(eqn) == _source_of_relu()
 
 
 def _source(eqn: Any) -> str | None:
-    """Name, file and line of a function with a derivative of its own."""
+    """Return name, file and line of a function with a custom derivative."""
     debug = eqn.params["call_jaxpr"].jaxpr.debug_info
     return None if debug is None else debug.func_src_info
 
@@ -192,13 +191,13 @@ def _source_of_relu() -> str | None:
 
 
 def _exchanged(eqn: Any, function: Callable[..., Array], *given: Any) -> Array:
-    """The result of a layer, under the name of its module in profiles."""
+    """Compute the result of a layer, under the name of its module in profiles."""
     with jax.named_scope(str(eqn.source_info.name_stack) or "layer"):
         return function(*given).astype(eqn.outvars[0].aval.dtype)
 
 
 def _evaluated(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results of a program, layers exchanged where they can be."""
+    """Evaluate a program, with layers replaced where possible."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     uses = Counter(var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, core.Literal))
@@ -218,7 +217,7 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> l
 
 
 def _joined(eqn: Any, values: dict[Any, Any], uses: Counter[Any]) -> _Pending | Array | None:
-    """The result of an operation that begins or continues a `_Pending`; None for one that does not."""
+    """Return the result of an operation that begins or continues a `_Pending`, or None for any other operation."""
     given = [var.val if isinstance(var, core.Literal) else values[var] for var in eqn.invars]
     once = [var for var in eqn.invars if not isinstance(var, core.Literal) and uses[var] == 1]
     pending = [values[var] for var in once if isinstance(values[var], _Pending)]
@@ -232,7 +231,7 @@ def _joined(eqn: Any, values: dict[Any, Any], uses: Counter[Any]) -> _Pending | 
 
 
 def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
-    """The results of one operation of a program with that debug information."""
+    """Apply one operation of a program, replaced if possible; ``debug`` is the program's debug information."""
     if _is_layer(eqn):
         if _why_not(eqn) is None:
             if eqn.primitive is p.conv_general_dilated_p:
@@ -248,19 +247,19 @@ def _applied(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
 
 
 def alone(eqn: Any, given: list[Any], debug: Any) -> list[Any]:
-    """The results of one operation of a program with that debug information, as it stands."""
-    # As a program of its own: JAX itself knows best how to apply its operations, whatever their parameters.
+    """Apply one operation of a program unchanged; ``debug`` is the program's debug information."""
+    # The operation becomes a program, because JAX itself knows how to apply any operation with any parameters.
     named = {var: value for var, value in zip(eqn.invars, given, strict=True) if not isinstance(var, core.Literal)}
     program = core.Jaxpr((), list(named), eqn.outvars, [eqn], eqn.effects, debug.with_unknown_names())
     return core.jaxpr_as_fun(core.ClosedJaxpr(program, []))(*named.values())
 
 
 _REBUILT = (p.scan_p, p.remat_p, p.cond_p)
-"""Operations that apply programs which are remade with exchanged layers."""
+"""Operations with inner programs, in which layers are replaced."""
 
 
 def _rebuilt(program: Any) -> Any:
-    """A program of a scan, a checkpoint or a conditional with its layers exchanged."""
+    """Replace the layers in a program of a scan, a checkpoint or a conditional."""
     if isinstance(program, tuple):
         return tuple(map(_rebuilt, program))
     closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, [])
@@ -270,12 +269,12 @@ def _rebuilt(program: Any) -> Any:
 
 
 def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = None) -> Iterator[Layer]:
-    """The layers of a program.
+    """Iterate over the layers of a program.
 
     Args:
-      jaxpr: the program.
-      names: name of the parameter at each input; None for an input that does not come from one parameter alone.
-      inside: the operation, if any, whose programs stay as they are.
+      jaxpr: program to search.
+      names: name of the parameter at each input; None if an input does not come from exactly one parameter.
+      inside: name of the enclosing operation whose programs are not changed, if any.
     """
     known = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name is not None}
     for eqn in jaxpr.eqns:
@@ -288,7 +287,7 @@ def _iter_layers(jaxpr: Any, names: Sequence[str | None], inside: str | None = N
         elif _holds_layer(eqn):
             opaque = eqn.primitive not in (p.jit_p, *_REBUILT)
             for inner in _inner(eqn):
-                # The operands of a call are its program's inputs; a conditional's first one is its index.
+                # The operands of a call are the inputs of its program, but a conditional's first operand is its index.
                 more = given[len(given) - len(inner.invars) :] if len(inner.invars) <= len(given) else []
                 more += [None] * (len(inner.invars) - len(more))
                 yield from _iter_layers(inner, more, inside or (f"it is within a {eqn.primitive}" if opaque else None))

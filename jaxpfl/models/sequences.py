@@ -1,6 +1,6 @@
-"""Networks of sequences of tokens (characters, words): a recurrent one and a causal transformer.
+"""Networks for sequences of tokens (characters, words): a recurrent network and a causal transformer.
 
-They predict the token after the last one, or with ``every`` the next one at each position.
+They predict the token after the last one; with ``every``, they predict the next token at each position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) over time, from a zero state: [T, N, E] -> states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) over time from a zero state: [T, N, E] -> states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\
@@ -29,8 +29,8 @@ class Recurrent(nn.Module):
        n &= \tanh(x A_2 + c_2 + r \odot (h B_2 + c_3)) \\
        h &\leftarrow (1 - z) \odot n + z \odot h
 
-    as in ``flax.linen.GRUCell``. Parameters: A = input [3, E, features], B = recurrent [3, features, features] and
-    c = bias [4, features], initialised as in PyTorch.
+    The equations are those of ``flax.linen.GRUCell``. The parameters are A = input [3, E, features], B = recurrent [3,
+    features, features] and c = bias [4, features], initialised as in PyTorch.
     """
 
     features: int
@@ -41,13 +41,13 @@ class Recurrent(nn.Module):
         kernel = self.param("input", init, (3, x.shape[2], width))
         recurrent = self.param("recurrent", init, (3, width, width))
         bias = self.param("bias", init, (4, width))
-        # Unstacked before the loop: with clients on several devices JAX 0.10 cannot backpropagate through ``lax.scan``
-        # to an array that came from outside ``shard_map``. (Hence no ``flax.linen.RNN`` either.)
+        # Unstack before the loop: with clients on several devices, JAX 0.10 cannot backpropagate through ``lax.scan``
+        # to an array that comes from outside ``shard_map``. (For the same reason there is no ``flax.linen.RNN``.)
         a, b, c = ([array[i] for i in range(len(array))] for array in (kernel, recurrent, bias))
 
         def step(h: Array, x: Array) -> tuple[Array, Array]:
-            # A product for each gate, the input's in the loop: on a CPU that takes a tenth to two fifths less time
-            # than one product for the three gates, or one for all times (measured at width 128).
+            # One product per gate, also for the input, inside the loop: on a CPU this takes a tenth to two fifths less
+            # time than one product for all three gates, or one for all times (measured at width 128).
             r = jax.nn.sigmoid(x @ a[0] + c[0] + h @ b[0])
             z = jax.nn.sigmoid(x @ a[1] + c[1] + h @ b[1])
             n = jnp.tanh(x @ a[2] + c[2] + r * (h @ b[2] + c[3]))
@@ -60,15 +60,15 @@ class Recurrent(nn.Module):
 class GRU(nn.Module):
     """Embedding, gated recurrent units, and a dense layer on the last state: [N, T] integers -> [N, num_classes].
 
-    With ``every`` the layer is on each state: [N, T, num_classes]. A token outside the vocabulary is embedded as NaN,
-    so that its client is reported as diverged.
+    With ``every``, the dense layer is applied to each state: [N, T, num_classes]. A token outside the vocabulary is
+    embedded as NaN, so that its client is reported as diverged.
 
     Attributes:
-      num_classes: K.
+      num_classes: number of classes K.
       vocabulary: number of tokens.
-      hidden: the width of each recurrent layer.
-      embedding: the width of a token's embedding; 8 in McMahan et al. 2017.
-      every: predictions at each position, in place of the last.
+      hidden: width of each recurrent layer.
+      embedding: width of a token's embedding; 8 in McMahan et al. 2017.
+      every: whether to predict at each position instead of only the last.
     """
 
     num_classes: int
@@ -93,11 +93,11 @@ class GRU(nn.Module):
 def gru(
     num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None, every: bool = False
 ) -> Model:
-    """A GRU that reads tokens; by default these are also the classes, as in next-token prediction.
+    """Build a GRU that reads tokens; by default the classes are the same tokens, as in next-token prediction.
 
     ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
-    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is a token like any other. With
-    ``every`` there are logits at each position, [N, T, K], in place of the last.
+    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding counts as an ordinary token.
+    With ``every``, there are logits at each position, [N, T, K], instead of only the last.
     """
     vocabulary = num_classes if vocabulary is None else vocabulary
     module = GRU(num_classes, vocabulary, check_widths(hidden), every=every)
@@ -110,10 +110,10 @@ _WIDER = 4
 
 
 def rotated(x: Array) -> Array:
-    r"""Rotary positions: [N, T, H, d] -> the same shape, d even.
+    r"""Apply rotary position embeddings: [N, T, H, d] -> the same shape, d even.
 
-    The pair of entries i and i + d/2 at position t is turned by the angle :math:`t\, 10000^{-2i/d}`, so that the
-    product of a query and a key depends on the distance of their positions alone.
+    The pair of entries i and i + d/2 at position t is rotated by the angle :math:`t\, 10000^{-2i/d}`. The product of a
+    query and a key then depends only on the distance between their positions.
 
     Reference: Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864.
     """
@@ -125,7 +125,7 @@ def rotated(x: Array) -> Array:
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron of four times the width with gelu, each on normalised inputs and added."""
+    """Causal attention, then a perceptron with gelu and four times the width; both are pre-norm with a residual."""
 
     width: int
     heads: int
@@ -153,18 +153,18 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, pre-norm blocks of causal attention with rotary positions, a last normalisation and a dense layer.
+    """Embedding, pre-norm blocks of causal attention with rotary positions, a final normalisation and a dense layer.
 
-    [N, T] integers -> [N, num_classes] of the last position, or [N, T, num_classes] of each if ``every``. A token
-    outside the vocabulary is embedded as NaN, so that its client is reported as diverged.
+    [N, T] integers -> [N, num_classes] at the last position, or [N, T, num_classes] if ``every``. A token outside the
+    vocabulary is embedded as NaN, so that its client is reported as diverged.
 
     Attributes:
-      num_classes: K.
+      num_classes: number of classes K.
       vocabulary: number of tokens.
       width: width of embeddings and blocks.
       blocks: number of blocks.
-      heads: number of attention heads in each.
-      every: predict at each position.
+      heads: number of attention heads per block.
+      every: whether to predict at each position instead of only the last.
     """
 
     num_classes: int
@@ -189,16 +189,16 @@ class Transformer(nn.Module):
 def transformer(
     num_classes: int, sizes: tuple[int, ...] = (64, 2), *, vocabulary: int | None = None, every: bool = False
 ) -> Model:
-    """A causal transformer that reads tokens; by default these are also the classes, as in next-token prediction.
+    """Build a causal transformer that reads tokens; by default the classes are the same tokens.
 
     Args:
-      num_classes: K.
-      sizes: the width, the number of blocks, and the number of heads, four unless given.
-      vocabulary: number of tokens.
-      every: logits at each position, [N, T, K], in place of the last.
+      num_classes: number of classes K.
+      sizes: width, number of blocks and number of heads; the heads are four unless given.
+      vocabulary: number of tokens; by default, num_classes.
+      every: whether to return logits at each position, [N, T, K], instead of only the last.
 
     Raises:
-      JaxpflError: for other than two or three positive sizes, and a width that is not an even multiple of the heads.
+      JaxpflError: unless there are two or three positive sizes, and the width is a multiple of twice the heads.
     """
     width, blocks, heads = (*sizes, _HEADS)[:3] if len(sizes) in (2, 3) else (0, 0, 0)
     if min(width, blocks, heads) < 1 or width % (2 * heads):
@@ -212,21 +212,21 @@ def transformer(
 
 
 def check_token_shape(network: str, shape: tuple[int, ...]) -> None:
-    """Refuse an input shape that is not a sequence [T].
+    """Check that an input shape is a sequence [T].
 
     Raises:
-      JaxpflError: naming the network.
+      JaxpflError: for any other shape; the message names the network.
     """
     if len(shape) != 1 or not shape[0]:
         raise JaxpflError(f"the model {network!r} needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
 
 
 def embedding(vocabulary: int, width: int) -> nn.Embed:
-    """Embedding of tokens, N(0, 1) at first; one outside the vocabulary is NaN, so that its client diverges."""
+    """Embed tokens, N(0, 1) at first; a token outside the vocabulary gives NaN, so that its client diverges."""
     dtype = jnp.result_type(float)
     return nn.Embed(vocabulary, width, embedding_init=_normal, param_dtype=dtype, name="embedding")
 
 
 def _normal(key: Key, shape: Sequence[int], dtype: Any) -> Array:
-    """Initialiser N(0, 1), the same numbers in every type."""
+    """Initialiser N(0, 1), which draws the same numbers for every dtype."""
     return nn.initializers.normal(1.0)(key, tuple(shape), jnp.float32).astype(dtype)
