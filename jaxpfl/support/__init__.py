@@ -1,1 +1,1 @@
-"""Nothing of the field: errors, files, memory, processes, signals and the console."""
+"""General utilities, not specific to federated learning: errors, files, memory, processes, signals, the console."""

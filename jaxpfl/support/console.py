@@ -1,4 +1,4 @@
-"""Tables and plots of every command, which lose no digits on a narrow terminal, and plain ASCII where needed."""
+"""Tables and plots for all commands. Tables lose no digits on a narrow terminal, and use plain ASCII where needed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from jaxpfl.support.errors import JaxpflError, printable, writing
 from jaxpfl.support.files import opened
 from jaxpfl.support.output_paths import partial
 
-# The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
+# The categorical colours of all plots, in a tested order; a method has the same colour in every plot of a run.
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
 INK, GRID = "#333333", "#e6e6e6"
 
 
 def shades(count: int) -> list[str]:
-    """``count`` colours: the eight of `COLORS`, then darker, then lighter variants of them, and so on in turn.
+    """Return ``count`` colours: the eight of `COLORS`, then darker variants, then lighter ones, and so on.
 
     Examples:
       >>> len(set(shades(24)))
@@ -50,23 +50,23 @@ def shades(count: int) -> list[str]:
 
 
 def columns() -> int:
-    """Width of the terminal in columns, or the value of COLUMNS; at least 20."""
+    """Return the width of the terminal in columns, or the value of COLUMNS; at least 20."""
     return max(20, shutil.get_terminal_size().columns)
 
 
 def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
-    """A paragraph wrapped to the terminal's width, each line with the given indent."""
+    """Wrap a paragraph to the terminal's width, and indent each line."""
     width = columns() if widest is None else min(widest, columns())
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Seconds with three digits at most; a dash for a time that was not measured."""
+    """Format seconds with at most one decimal; a time that was not measured is a dash."""
     return "-" if seconds is None else f"{seconds:.{1 if seconds < 9.95 else 0}f}"
 
 
 def new_table(title: str, caption: str | None = None) -> Any:
-    """An empty rich table with a title and a caption."""
+    """Return an empty rich table with a title and a caption."""
     return Table(
         title=title,
         caption=caption,
@@ -78,7 +78,7 @@ def new_table(title: str, caption: str | None = None) -> Any:
 
 
 def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
-    """A matplotlib figure with a single pair of axes."""
+    """Return a matplotlib figure with a single pair of axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -90,14 +90,14 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def unmarked(text: str) -> str:
-    """A text of the user's as rich shows it: without control characters, and no markup between brackets."""
+    """Escape a user's text for rich: control characters and markup in brackets are shown literally."""
     from rich.markup import escape
 
     return escape(printable(text, 300))
 
 
 def literal(text: str) -> str:
-    """A text of the user's as a picture shows it: without control characters, and no formula between dollars."""
+    """Escape a user's text for a plot: control characters and formulas between dollars are shown literally."""
     return printable(text, 300).replace("$", r"\$")
 
 
@@ -107,16 +107,17 @@ def entitle(axes: Any, title: str) -> None:
 
 
 def plain(axes: Any) -> None:
-    """Apply this project's plot style: two spines and a light grid of values."""
+    """Apply this project's plot style: two spines, and light grid lines for the values."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Write ``folder/name.png`` as in `save_png`, but create no folder except the last.
+    """Write ``folder/name.png`` as in `save_png`, but create only the last folder of the path.
 
-    Results whose folder is removed while they are written must not continue in a new one that lacks the rest.
+    If a results folder is removed while results are written, a new folder with only the remaining files must not
+    appear.
     """
     path = folder / f"{name}.png"
     with writing(path):
@@ -139,10 +140,10 @@ def signed(command: str) -> Iterator[None]:
 
 
 def signature(path: Path) -> str | None:
-    """The command that drew a picture; None for a picture without one, and for other files."""
+    """Return the command that drew a picture, or None for a picture without a command and for other files."""
     try:
         with opened(path) as file:
-            head = file.read(4096)  # text stands before the pixels
+            head = file.read(4096)  # text chunks come before the pixels
     except OSError:
         return None
     found = re.search(rb"(?s)(....)tEXt(Source\x00.*)", head) if head.startswith(_PNG) else None
@@ -150,16 +151,16 @@ def signature(path: Path) -> str | None:
 
 
 def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path], bool] | None = None) -> None:
-    """Refuse an existing file, unless an earlier call of the same command wrote it.
+    """Check that a file can be written: it does not exist, or an earlier call of the same command wrote it.
 
     Args:
-      path: the file; None where none was asked for.
+      path: file to write, or None for no file.
       flag: flag that names the file.
-      command: command, as typed.
-      ours: predicate for files that the command wrote; the signature of a picture unless given.
+      command: command as typed.
+      ours: predicate for files that the command wrote; by default, pictures with its signature.
 
     Raises:
-      JaxpflError: for a folder, and for what something else wrote.
+      JaxpflError: if the path is a folder, or a file that something else wrote.
     """
     if path is None or not path.exists():
         return
@@ -173,7 +174,7 @@ def save_png(figure: Any, path: Path) -> Path:
     """Write a figure as PNG, atomically; a missing folder is created.
 
     Raises:
-      JaxpflError: the file cannot be written.
+      JaxpflError: if the file cannot be written.
     """
     if not path.name or path.is_dir():
         raise JaxpflError(f"cannot write to {path}: it is a folder")
@@ -195,34 +196,35 @@ _HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 class Console(RichConsole):
     """Rich's console, with characters that an ASCII stream lacks replaced before columns are aligned.
 
-    If the stream is not a terminal and COLUMNS is unset, output is as wide as its tables. In a notebook it is text too:
-    as HTML each line would be a separate output, and a live progress display a warning.
+    If the stream is not a terminal and COLUMNS is unset, output is as wide as its tables. In a notebook, output is
+    plain text too: rich's HTML would make each line a separate output, and a live progress display would cause a
+    warning.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        notebook = RichConsole().is_jupyter  # whose streams call themselves terminals
+        notebook = RichConsole().is_jupyter  # a notebook's streams claim to be terminals
         super().__init__(stderr=stderr, quiet=quiet, force_jupyter=False, force_terminal=False if notebook else None)
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """As in rich, without cropping lines to a width that the stream does not have."""
+        """Print as rich does, without cropping lines if the stream has no width."""
         how.setdefault("crop", not self.unbounded)
         super().print(*objects, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """As in rich, with the text reduced to ASCII if the stream requires it."""
+        """Render as rich does, with the text reduced to ASCII if the stream requires it."""
         return super().render_str(spelled(text) if self.options.ascii_only else text, **how)
 
 
 class Table(RichTable):
-    """Rich's table; if its columns do not fit, each row becomes a paragraph with one line per column."""
+    """Rich's table, except that each row becomes a paragraph with one line per column if the columns do not fit."""
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         if options.ascii_only:
             self.box = _HEAD
         wide = options.update(width=10_000, max_width=10_000)
         for column in self.columns:
-            if column.no_wrap:  # also a figure with a space in it, such as 97.9 ±0.2
+            if column.no_wrap:  # such columns may have cells with spaces, such as 97.9 ±0.2
                 parts = (column.header, *column.cells)
                 column.min_width = max(Measurement.get(console, wide, part).maximum for part in parts)
         least = Measurement.get(console, wide, self).minimum
@@ -246,19 +248,19 @@ class Table(RichTable):
 
 
 def spelled(text: str) -> str:
-    """The text with each non-ASCII character that has an ASCII spelling replaced by it."""
+    """Replace each non-ASCII character that has an ASCII spelling."""
     return text.translate(str.maketrans(_SPELLED))
 
 
 def settle(environment: Mapping[str, str] = os.environ) -> None:
     """Switch the standard streams to ASCII in the C locale, and replace characters that cannot be encoded."""
     codecs.register_error("jaxpfl.spelled", _unencodable)
-    # The first that is set says it; Python itself sets LC_CTYPE where LANG is C.
+    # The first variable that is set decides. LC_CTYPE is not used, because Python itself sets it if LANG is C.
     asked = next((environment[name] for name in ("LC_ALL", "LANG") if environment.get(name)), "")
     encoding = {"encoding": "ascii"} if asked in ("C", "POSIX") else {}
     streams: Any = sys.stdout, sys.stderr
     for stream in streams:
-        if hasattr(stream, "reconfigure"):  # tests and notebooks put others in its place
+        if hasattr(stream, "reconfigure"):  # tests and notebooks replace the streams by others
             stream.reconfigure(errors="jaxpfl.spelled", **encoding)
 
 

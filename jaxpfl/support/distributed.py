@@ -1,6 +1,6 @@
-"""Start of a run of several processes, on one host or many, by JAX's own runtime.
+"""Start of a run with several processes, on one host or many, by JAX's own runtime.
 
-Each process calls `start` before any other use of JAX; the devices of all processes then form one mesh, over which
+Each process calls `start` before any other use of JAX. The devices of all processes then form one mesh, over which
 clients are spread. CPU devices exchange sums by Gloo, GPUs by NCCL, TPUs by their interconnect.
 """
 
@@ -27,25 +27,24 @@ from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, shown
 
 HEARTBEAT_SECONDS = 30
-"""Seconds of silence after which a process counts as lost; if a process ends, its connections close, which is noticed
-at once.
-"""
+"""Seconds without a heartbeat after which a process counts as lost. If a process ends, its connections close, and the
+loss is noticed at once."""
 START_SECONDS = 300
 """Seconds that the processes have to find each other."""
 WAIT_SAID_SECONDS = 5
-"""Seconds of waiting for the other processes after which the user is notified."""
+"""Seconds of waiting for the other processes after which the user is told."""
 AUTOMATIC = "auto"
-"""An address that stands for the address announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
+"""Address that stands for the one announced by Slurm, Open MPI, Kubernetes or a Cloud TPU."""
 TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LEAST_TOKEN = 16
 
 _LOST = ("gloo", "nccl", "connection reset", "connection closed", "socket closed", "coordination service", "heartbeat")
-"""Words in XLA's errors that mean that a process cannot be reached."""
+"""Words in XLA's errors which mean that a process cannot be reached."""
 
 
 class _Peer(NamedTuple):
-    """A process of this run: its host and its process id on that host."""
+    """A process of this run: the name of its host, and its process id there."""
 
     host: str
     pid: int
@@ -54,7 +53,7 @@ class _Peer(NamedTuple):
 _peers: list[_Peer] = []
 _begun = False
 _abandoned: list[Any] = []
-_terminate: Any = None  # held for the C++ runtime
+_terminate: Any = None  # keeps the callback alive for the C++ runtime
 
 
 class LostProcessError(JaxpflError):
@@ -73,8 +72,8 @@ def start(
 ) -> None:
     """Join the processes of a run, before any other use of JAX.
 
-    Address, number of processes and number of this process are found automatically under Slurm, Open MPI, Kubernetes
-    and on a Cloud TPU::
+    Under Slurm, Open MPI, Kubernetes and on a Cloud TPU, the address, the number of processes and the number of this
+    process are found automatically. Elsewhere they must be given::
 
         from jaxpfl.support import distributed
 
@@ -87,16 +86,16 @@ def start(
       address: host and free port of process 0.
       processes: number of processes.
       process: number of this process, from 0.
-      token: secret of at least 16 characters, the same in every process; the environment variable
-        JAXPFL_DISTRIBUTED_TOKEN unless given. A token is needed unless the address is the loopback (localhost).
+      token: secret of at least 16 characters, the same in every process; by default, the environment variable
+        JAXPFL_DISTRIBUTED_TOKEN. A token is needed unless the address is the loopback (localhost).
       cpu_devices: number of devices of this process if JAX runs on the CPU, the same number in every process.
       timeout: seconds to wait for the other processes.
-      on_wait: called once with a line for the user, from a thread, if the other processes do not come within a few
-        seconds.
+      on_wait: function that is called once, from a thread, with a line for the user if the other processes do not join
+        within a few seconds.
 
     Raises:
-      JaxpflError: if arguments do not fit each other, a port is in use, other processes do not come, or JAX is running
-        already.
+      JaxpflError: if arguments are inconsistent, a port is in use, the other processes do not join, or JAX is already
+        running.
     """
     from jax._src import xla_bridge
 
@@ -106,7 +105,7 @@ def start(
         raise JaxpflError("the processes of this run are joined already: call jaxpfl.support.distributed.start once")
     if xla_bridge.backends_are_initialized():
         raise JaxpflError("JAX is running already: call distributed.start before any other use of it")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # a loss is reported in one line instead of XLA's log
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides XLA's log: a lost process is reported in one line
     for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
         jax.config.update(name, value)
     try:
@@ -119,16 +118,14 @@ def start(
     except (RuntimeError, ValueError) as error:
         _abandon()
         raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
-    # Gloo listens at the address of the host's own name, unless another is given.
+    # By default, Gloo listens at the address of the host's own name, which would be wrong for the loopback.
     place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
     with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
         _meet(processes, token)
 
 
 def loss_of(error: BaseException) -> LostProcessError | None:
-    """Return the error for an unreachable process if an error of XLA's means that a process cannot be reached,
-    otherwise None.
-    """
+    """Return an error of a lost process if an error of XLA's means that a process cannot be reached, otherwise None."""
     if len(_peers) < 2 or isinstance(error, JaxpflError):
         return None
     text = str(error).lower()
@@ -136,25 +133,25 @@ def loss_of(error: BaseException) -> LostProcessError | None:
 
 
 def has_started() -> bool:
-    """True after the first `start`; JAX may then wait for others when the process ends."""
+    """Return True after the first `start`; JAX may then wait for the other processes when this one ends."""
     return _begun
 
 
 def on_this_host() -> int:
-    """Number of the run's processes on this host, which share its memory."""
+    """Return the number of the run's processes on this host, which share its memory."""
     here = socket.gethostname()
     return sum(peer.host == here for peer in _peers) or 1
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: JAX would wait for others that may never come."""
+    """End this process at once: JAX would wait for other processes that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _checked(address: str | None, number: int | None, own: int | None) -> dict[str, Any]:
-    """The arguments of `jax.distributed.initialize`."""
+    """Check the arguments of `start`, and return the arguments of `jax.distributed.initialize`."""
     if address is None or address == AUTOMATIC:
         if number is not None or own is not None:
             raise JaxpflError(f"processes and process require an address, got {number}, {own}")
@@ -171,7 +168,7 @@ def _checked(address: str | None, number: int | None, own: int | None) -> dict[s
 
 @contextmanager
 def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any], seconds: float) -> Iterator[None]:
-    """Say for which processes this process waits, if the block takes longer than ``seconds``."""
+    """Tell the user which processes this one waits for, if the block takes longer than ``seconds``."""
     if on_wait is None:
         yield
         return
@@ -189,7 +186,7 @@ def _announce_wait(on_wait: Callable[[str], None] | None, given: dict[str, Any],
 
 
 def _checked_token(token: str | None, given: dict[str, Any]) -> str:
-    """The token of a run's messages; it may be empty if only this host can reach the run."""
+    """Check the token for the run's messages; it may be empty if only this host can reach the run."""
     addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
     if token is None and not all(map(_is_loopback, addresses)):
         raise JaxpflError(
@@ -204,11 +201,11 @@ def _checked_token(token: str | None, given: dict[str, Any]) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Read the token from a file, which must be readable by its owner alone.
+    """Read the token from a file, which must be accessible only to its owner.
 
     Raises:
-      JaxpflError: if the file cannot be read, if it belongs to another user (root excepted), or if others have any
-        access to it.
+      JaxpflError: if the file cannot be read, if it belongs to another user (except root), or if others have any access
+        to it.
     """
     try:
         with files.opened(path) as file:
@@ -232,7 +229,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _bind_address(address: str, timeout: int) -> str:
-    """The address in numbers at which process 0 listens, the named one; JAX ends by a fault where it cannot.
+    """Return the numeric address at which process 0 listens; JAX would crash if it could not listen there.
 
     Raises:
       JaxpflError: if the port is in use, or the address does not belong to this host.
@@ -242,11 +239,11 @@ def _bind_address(address: str, timeout: int) -> str:
     while not (places := _places(bind)):
         if time.monotonic() > until:
             raise JaxpflError(f"cannot join the processes of the run: the host of {bind} is unknown here")
-        time.sleep(1)  # a pod's name comes a moment after the pod
+        time.sleep(1)  # the name of a Kubernetes pod is registered a moment after the pod starts
     for family, place in places:
         try:
             with socket.socket(family) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # accept a port that was just closed
                 tried.bind(place)
             return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
         except OSError as error:
@@ -274,8 +271,9 @@ def _reason(error: Exception, address: str | None, timeout: int) -> str:
 
 
 def _abandon() -> None:
-    """Make JAX forget a start that failed: when the process ends, JAX would otherwise wait for the other processes and
-    complain.
+    """Make JAX forget a start that failed.
+
+    Otherwise JAX would wait for the other processes when this one ends, and log errors.
     """
     from jax._src.distributed import global_state as state
 
@@ -286,9 +284,9 @@ def _abandon() -> None:
 
 
 def _meet(number: int | None, token: str) -> None:
-    """First exchange: each process's host and pid, and a check that all expect the same number of processes.
+    """Exchange each process's host and pid, and check that all expect the same number of processes.
 
-    Collectives open their connections here.
+    This first exchange also opens the connections of collectives.
     """
     if not processes.several():
         return
@@ -303,10 +301,10 @@ def _meet(number: int | None, token: str) -> None:
 
 
 def _loss() -> str:
-    """Message for a lost process, which names it if it was on this host."""
+    """Return the message for a lost process, with its number if it ran on this host."""
     here = socket.gethostname()
     own = {number: peer.pid for number, peer in enumerate(_peers) if peer.host == here}
-    until = time.monotonic() + 1  # a process that ends closes its connections first
+    until = time.monotonic() + 1  # an ending process closes its connections before its pid disappears
     while not (gone := [f"{number}" for number, pid in own.items() if not _runs(pid)]) and time.monotonic() < until:
         time.sleep(0.02)
     if not gone:
@@ -316,7 +314,7 @@ def _loss() -> str:
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:  # a killed process stays until its parent has waited for it
+        with open(f"/proc/{pid}/stat") as file:  # a killed process stays as a zombie until its parent waits for it
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
@@ -326,20 +324,20 @@ _note = ""
 
 
 def note(text: str) -> None:
-    """Text behind the line that is printed when another process is lost."""
+    """Set the text that follows the line for a lost process."""
     global _note
     _note = text
 
 
 def _end_lost(*_: Any) -> None:
-    """End this process with one line, from any of its threads."""
+    """End this process with one line about the lost process, from any of its threads."""
     with suppress(OSError):
         os.write(2, f"error: {_loss()}{_note}\n".encode())
     os._exit(2)
 
 
 def _end_terminated() -> None:
-    """End this process in the same way when the C++ runtime aborts, most likely for a lost process."""
+    """End this process with one line if the C++ runtime aborts, most likely because a process is lost."""
     with suppress(OSError):
         known = "ended before" in _loss()
         os.write(2, f"error: {_loss()}{'' if known else ', or the C++ runtime failed'}{_note}\n".encode())
@@ -348,10 +346,10 @@ def _end_terminated() -> None:
 
 @contextmanager
 def _loss_reported() -> Iterator[None]:
-    """Make the runtime's client, started in the block, report a lost process in one line.
+    """Make the runtime's client that starts in the block report a lost process in one line.
 
-    Without a function of ours it aborts with a C++ trace. It passes the function a status that this version of the
-    bindings cannot convert, and terminates on that: so the handler of that moment is ours too.
+    Without our callback, the client aborts with a C++ trace. It calls the callback with a status that this version of
+    the bindings cannot convert, and terminates because of that. The terminate handler is therefore ours too.
     """
     with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
         try:
@@ -362,7 +360,7 @@ def _loss_reported() -> Iterator[None]:
 
 @contextmanager
 def _replaced(name: str, **more: Any) -> Iterator[None]:
-    """Add arguments to a function of JAX's bindings while the block runs."""
+    """Bind additional arguments to a function of JAX's bindings while the block runs."""
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     made = getattr(_jax, name)
@@ -375,7 +373,7 @@ def _replaced(name: str, **more: Any) -> Iterator[None]:
 
 def _set_terminate_handler() -> None:
     global _terminate
-    with suppress(OSError, AttributeError):  # another C++ library
+    with suppress(OSError, AttributeError):  # JAX uses another C++ library than libstdc++
         setting = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
         setting.restype, setting.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         _terminate = ctypes.CFUNCTYPE(None)(_end_terminated)
@@ -384,7 +382,7 @@ def _set_terminate_handler() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what Gloo writes to standard output when it connects."""
+    """Hide the messages that Gloo prints to standard output when it connects."""
     sys.stdout.flush()
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)

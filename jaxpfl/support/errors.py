@@ -1,4 +1,4 @@
-"""Errors that the caller can fix: one line with the offending name, its value and the allowed ones."""
+"""Errors that the caller can fix. Each message is one line with the wrong name, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_LISTED = 150  # longest list of names in a message, in characters; a longer list is cut to the nearest few
+_LISTED = 150  # longest list of names in a message, in characters; a longer list is cut to the nearest names
 _FEW = 5
 
 
 class JaxpflError(Exception):
     """A bad argument, file or combination. The message is one line, which the command line prints unchanged.
 
-    Not a ValueError: argument parsers catch those and print them in a form of their own.
+    This is not a ValueError, because argument parsers catch those and print them in their own format.
     """
 
 
 class UnwritableError(JaxpflError):
-    """A file that cannot be written, as on a full disk. The message names it, and the system's reason."""
+    """A file that cannot be written, for example on a full disk. The message has its name and the system's reason."""
 
 
 class OutOfMemoryError(JaxpflError):
-    """A program that does not fit into memory. The message says what would need less."""
+    """A program that does not fit into memory. The message says how to reduce the need."""
 
 
 _EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """True if an error means that memory ran out: ours, Python's, XLA's, or a thread that gets no stack."""
+    """Return True if an error means that memory ran out: ours, Python's, XLA's, or a thread without room for a
+    stack."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return True
-    # jax has its own kind of RuntimeError, and threading a plain one.
+    # jax raises its own subclass of RuntimeError, and threading raises a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _EXHAUSTED)
 
 
 @contextmanager
 def writing(path: object) -> Iterator[None]:
-    """Name the file or folder that the block cannot write.
+    """Convert errors of writing in the block to one that names the file or folder.
 
     Raises:
-      UnwritableError: for any OSError of the block, with its reason.
+      UnwritableError: for any OSError in the block, with its reason.
     """
     try:
         yield
@@ -53,10 +54,10 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Name the file whose content parses but has another form than the block expects.
+    """Convert errors in the block to one that names the file whose content has an unexpected structure.
 
     Raises:
-      JaxpflError: in place of the errors that Python raises for a missing name, or a value of another type.
+      JaxpflError: instead of the errors that Python raises for a missing name or a value of the wrong type.
     """
     try:
         yield
@@ -77,7 +78,7 @@ def warn(message: str, *, strict: bool = False) -> None:
     """
     if strict:
         raise JaxpflError(message)
-    # The nearest caller outside the package, and outside JAX, which calls the package's functions while it traces them.
+    # Skip callers in the package, and in JAX, which calls the package's functions while it traces them.
     frame, level = sys._getframe(1), 2
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxpfl", "jax", "contextlib"):
         frame, level = frame.f_back, level + 1
@@ -85,7 +86,7 @@ def warn(message: str, *, strict: bool = False) -> None:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """The ``repr`` of a value for a one-line message, truncated after ``most`` characters.
+    """Return the ``repr`` of a value for a one-line message, truncated after ``most`` characters.
 
     Examples:
       >>> shown("x" * 100, most=8)
@@ -96,7 +97,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def printable(text: str, most: int = 100) -> str:
-    """One name or several for a one-line message: unchanged, or as `shown` if unprintable or too long.
+    """Return text for a one-line message: unchanged, or as `shown` if it is unprintable or too long.
 
     Examples:
       >>> printable("weight"), printable("a\\nb")
@@ -106,7 +107,7 @@ def printable(text: str, most: int = 100) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
-    """The error for an unregistered name, with the nearest registered one.
+    """Return the error for an unregistered name, with the nearest registered name.
 
     Examples:
       >>> unknown_name("method", "adapd", ["local", "adaped"])
@@ -121,14 +122,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
 
 
 def missing_extra(what: str, package: str, extra: str) -> JaxpflError:
-    """The error for a package that is not installed, one of an extra of this distribution."""
+    """Return the error for a missing package that an extra of this distribution installs."""
     return JaxpflError(
         f"{what} needs the package {package}: pip install '.[{extra}]' in a clone, or pip install 'jaxpfl[{extra}]'"
     )
 
 
 def listed(names: Iterable[str], name: str) -> str:
-    """Known names for a one-line message: all names if the list is short, else the nearest ones to ``name``.
+    """List known names for a one-line message: all names if the list is short, otherwise the nearest ones to ``name``.
 
     Examples:
       >>> listed((f"setting-{i}" for i in range(100)), "setting-42")

@@ -1,4 +1,4 @@
-"""Files of a run folder: JSON, records, tables and checksums, written beside their place, then moved into it."""
+"""Files of a run folder: JSON, records, tables and checksums, written to a temporary path and then renamed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-      ValueError: for text that is not JSON, and an object with two values of one name.
+      ValueError: if the text is not JSON, or an object has the same name twice.
 
     Examples:
       >>> parse_json('{"rounds": 3, "rounds": 4}')
@@ -49,10 +49,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under its name only if the block ends without an error.
+    """Open a file that gets its name only if the block ends without an error.
 
     Raises:
-      UnwritableError: as on a full disk.
+      UnwritableError: if the file cannot be written, for example on a full disk.
     """
     with writing(path), partial(path) as place, open(place, mode) as file:
         yield file
@@ -61,37 +61,37 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def opened(path: Path) -> io.BufferedReader:
-    """Open a file to read its bytes, a regular one: a pipe or a device may never end.
+    """Open a regular file to read its bytes; reading a pipe or a device might never end.
 
     Raises:
-      OSError: as `open`, and for anything but a regular file.
+      OSError: as in `open`, and for anything but a regular file.
     """
     return open(path, "rb", opener=_regular)
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opener of a file to append to, which refuses links: one in a folder from elsewhere might lead outside it."""
+    """Open a regular file to append to it, but not a link: in a foreign folder, a link may lead outside the folder."""
     return _regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _regular(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # a pipe would wait for its other end
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # otherwise a pipe without a writer blocks
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by `open`
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # for a folder, `open` itself raises an error
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", path)
     return descriptor
 
 
 def contents(path: Path, memory: int = 1) -> bytes:
-    """The bytes of a file, if memory holds what is made of them.
+    """Read a file's bytes, if there is enough memory for the objects made from them.
 
     Args:
       path: regular file to read.
-      memory: bytes of memory for each of its bytes.
+      memory: bytes of memory needed per byte of the file.
 
     Raises:
-      JaxpflError: if it cannot be read, or memory does not hold it.
+      JaxpflError: if the file cannot be read or does not fit in memory.
     """
     try:
         with opened(path) as file:
@@ -103,10 +103,10 @@ def contents(path: Path, memory: int = 1) -> bytes:
 
 
 def own_contents(path: Path) -> bytes:
-    """The bytes of the user's own file, which will be executed.
+    """Read the user's own file, whose content will be executed.
 
     Raises:
-      OSError: as `opened`, and if another user could have written it, or put it there.
+      OSError: as in `opened`, and if another user could have written the file or put it there.
     """
     with opened(path) as file:
         if not (is_own(os.fstat(file.fileno())) and is_own(path.parent.stat())):
@@ -115,7 +115,7 @@ def own_contents(path: Path) -> bytes:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """True for a file or folder of this user's to which no other can write."""
+    """Return True if a file or folder belongs to this user and no one else can write to it."""
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
@@ -123,11 +123,11 @@ def check_fits(path: object, need: int) -> None:
     """Check that a file's contents fit in memory, before they are read.
 
     Args:
-      path: the file, as named in the message.
-      need: bytes that reading it takes.
+      path: file, as named in the message.
+      need: bytes of memory that reading needs.
 
     Raises:
-      JaxpflError: if more is needed than is free.
+      JaxpflError: if not enough memory is free.
     """
     host_memory.check(need, f"{path}: its contents need", "read a part of it, or use a larger machine")
 
@@ -152,15 +152,15 @@ def read_json(path: Path) -> Any:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Path of a file in a folder, by a name that was read from the folder.
+    """Return the path of a file in a folder, for a name that was read from a file in the folder.
 
     Raises:
-      JaxpflError: for a name that leads out of the folder, also by a link.
+      JaxpflError: if the name leads out of the folder, also by a link.
     """
     path, parts = folder / name, Path(name).parts
     try:
         leads_out = not parts or Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a zero byte, or links in a circle
+    except (OSError, ValueError, RuntimeError):  # the name has a zero byte, or links form a cycle
         leads_out = True
     if leads_out or ".." in parts:
         raise JaxpflError(f"{folder} names a file that is not in it: {shown(name)}")
@@ -168,7 +168,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with arrays as lists, NumPy scalars as numbers, and non-finite floats as None."""
+    """Convert arrays to lists, NumPy scalars to numbers, and non-finite floats to None, for JSON."""
     if isinstance(value, dict):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -181,9 +181,9 @@ def jsonable(value: Any) -> Any:
 
 
 class Records:
-    """``metrics.jsonl``: one JSON object per line for every method's rounds and evaluations, in the order of events.
+    """``metrics.jsonl``: one JSON object per line for each round and evaluation of each method, in order of time.
 
-    A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, which together identify it; an
+    A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, which together identify it. An
     evaluation also has its ``seconds``. Every other value is a list with one number per seed.
     """
 
@@ -191,10 +191,10 @@ class Records:
         self.path = path
 
     def append(self, records: list[dict[str, Any]]) -> None:
-        """Append records, on disk when the call returns.
+        """Append records, which are on disk when the call returns.
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if the file cannot be written, for example on a full disk.
         """
         with writing(self.path), open(self.path, "a", opener=no_link) as file:
             file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
@@ -202,7 +202,7 @@ class Records:
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """All complete lines; a last line truncated by a kill is left out.
+        """Read all complete lines; a last line that was cut off when a process was killed is left out.
 
         Raises:
           JaxpflError: if a line is not a valid record.
@@ -211,7 +211,7 @@ class Records:
             return []
         lines = contents(self.path).split(b"\n")[:-1]
         records: list[dict[str, Any]] = []
-        seeds: defaultdict[str, set[int]] = defaultdict(set)  # of each method, the lengths of its lists
+        seeds: defaultdict[str, set[int]] = defaultdict(set)  # method -> lengths of its lists
         for number, line in enumerate(lines, 1):
             record = _record(line)
             if record is not None:
@@ -224,14 +224,14 @@ class Records:
         return records
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the wanted records only, and only the last of several records for one round."""
+        """Rewrite the file with only the wanted records; of several records for one round, the last one is kept."""
         records = {(r["kind"], r["method"], r["round"]): r for r in self.read() if wanted(r)}
         with whole(self.path) as file:
             file.writelines(json.dumps(record) + "\n" for record in records.values())
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line; None if the line holds no valid one."""
+    """Parse the record in a line, or return None if the line has no valid record."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -251,12 +251,12 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder into it."""
+    """Write the checksums of all files in a folder to a file in it."""
     (folder / CHECKSUMS).write_bytes(_sums(folder))
 
 
 def check_checksums(folder: Path) -> None:
-    """Verify every file of a folder against its checksums.
+    """Verify every file in a folder against its checksum.
 
     Raises:
       JaxpflError: if a file was changed, removed or added since `write_checksums`.
@@ -269,12 +269,16 @@ def check_checksums(folder: Path) -> None:
         raise JaxpflError(f"{folder} has no checksums: its {CHECKSUMS} is missing") from None
     except OSError as error:
         raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
-    if found != written:  # compared byte by byte, so that an edit of the checksums is never taken for another spelling
+    if found != written:  # compared byte by byte, so that any edit of the checksum file itself is an error
         raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {CHECKSUMS}")
 
 
 def check_checksum(folder: Path, name: str) -> None:
-    """Verify one file of a folder, as `check_checksums` does for all."""
+    """Verify one file in a folder, as `check_checksums` verifies all.
+
+    Raises:
+      JaxpflError: if the file is missing, cannot be read, or does not fit its checksum.
+    """
     try:
         with opened(folder / CHECKSUMS) as file:
             known = file.read().splitlines()
@@ -310,10 +314,10 @@ _AGAIN = "delete the file to run it again"
 
 
 def write_checksummed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object with its checksum; folders above the file are made.
+    """Write an object with its checksum as JSON; missing parent folders are created.
 
     Raises:
-      UnwritableError: as on a full disk.
+      UnwritableError: if the file cannot be written, for example on a full disk.
     """
     content = dict(jsonable(dict(content)))
     with writing(path):
@@ -322,14 +326,14 @@ def write_checksummed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_checksummed(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
-    """The object of a file that `write_checksummed` wrote.
+    """Read the object in a file that `write_checksummed` wrote.
 
     Args:
       path: file to read.
-      remedy: what to do if it is lost, for the message.
+      remedy: advice for the message if the file is lost.
 
     Raises:
-      JaxpflError: for a file that cannot be read, or that holds something else.
+      JaxpflError: if the file cannot be read, or its content does not fit its checksum.
     """
     try:
         found = read_json(path)
@@ -347,17 +351,17 @@ def _sum(content: Mapping[str, Any]) -> str:
 
 
 _MIXED = b"jaxpfl.values"
-"""Metadata of a column that mixes types: the value behind each text, as JSON."""
+"""Metadata key of a column with mixed types: JSON of the original value for each text."""
 
 
 def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
     """Write a table atomically.
 
-    A column of Parquet has one type. One that mixes text with numbers or switches (``cohort`` = 0.1m, 10) is written as
-    text, with the values behind the texts in the column's metadata, from which `read_table` restores them.
+    A column in Parquet has one type. A column that mixes text with numbers or booleans (``cohort`` = 0.1m, 10) is
+    written as text. The column's metadata map each text to its original value, so that `read_table` can restore it.
 
     Returns:
-      Names of the columns that were written as text though not all of their values are.
+      Names of the columns that were written as text although some of their values are not text.
 
     Raises:
       UnwritableError: if the file cannot be written.
@@ -381,10 +385,10 @@ def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
 
 
 def read_table(path: str | Path) -> pandas.DataFrame:
-    """The table that `write_table` wrote, each value in its own type.
+    """Read a table that `write_table` wrote, with each value in its original type.
 
     Raises:
-      JaxpflError: for a file that cannot be read.
+      JaxpflError: if the file cannot be read.
     """
     import pandas
     from pyarrow import parquet
@@ -402,14 +406,14 @@ def read_table(path: str | Path) -> pandas.DataFrame:
                 table[field.name] = pandas.Series(found, dtype=object)
     except JaxpflError:
         raise
-    except Exception as error:  # Arrow raises many kinds of errors for a damaged file
+    except Exception as error:  # Arrow raises many types of errors for a damaged file
         raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
     return table
 
 
 def _mixed(column: Any) -> dict[str, Any]:
-    """The value behind each text of a pandas column that mixes types; empty for a column of one type."""
-    values = {json.dumps(value): value for value in column if not _missing(value)}  # as texts, since 1 == True
+    """Map each text to its original value for a pandas column with mixed types; {} for a column of one type."""
+    values = {json.dumps(value): value for value in column if not _missing(value)}  # keys are texts, because 1 == True
     if column.dtype != object or len({type(value) for value in values.values()}) < 2:
         return {}
     texts = {value if isinstance(value, str) else json.dumps(value): value for value in values.values()}

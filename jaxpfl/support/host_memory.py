@@ -1,8 +1,9 @@
-"""Memory of the host: its free bytes, checked before a large allocation, and arrays in memory-mapped files instead.
+"""Memory of the host: checks of free memory before large allocations, and arrays in memory-mapped files.
 
-The kernel kills without a message, so that a large allocation is refused first. A temporary file has no name: nothing
-of it stays after its array or process is gone. A file's pages do not exhaust memory, as the system drops them when it
-needs room. They count as resident all the same while they are mapped, and work in parts gives them back.
+The kernel kills a process that runs out of memory without a message, so a large allocation is checked first. A
+temporary file has no name, so nothing remains after its array or process is gone. The pages of a mapped file do not
+exhaust memory, because the system drops them when it needs room. But mapped pages count as resident memory, so
+functions here process a few examples at a time and release the pages.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ import numpy as np
 
 from jaxpfl.support.errors import JaxpflError, OutOfMemoryError, writing
 
-USABLE = 0.9  # share of the free memory: allocators round up, and other processes share the machine
+USABLE = 0.9  # usable share of the free memory: allocators round up, and other processes share the machine
 
 _SMALL = 2**20
-"""Bytes below which nothing is checked, as a check reads four files."""
+"""Bytes below which nothing is checked, because a check reads four files."""
 
 
 def free() -> int | None:
-    """Bytes available under the machine's, the container's and the process's limits; None if unknown."""
+    """Bytes usable under the limits of the machine, the container and the process; None if unknown."""
     known = [amount for amount in (_machine(), _container(), _process()) if amount is not None]
     return int(USABLE * max(0, min(known))) if known else None
 
 
 def check(need: int, what: str, advice: str) -> None:
-    """Refuse an allocation that would not fit.
+    """Check that an allocation would fit.
 
     Args:
       need: bytes to allocate.
-      what: the beginning of the message, which names what needs them.
-      advice: the end of the message.
+      what: beginning of the message, which says what needs the memory.
+      advice: end of the message.
 
     Raises:
-      OutOfMemoryError: if more is needed than is free.
+      OutOfMemoryError: if not enough memory is free.
     """
     left = free() if need > _SMALL else None
     if left is not None and need > left:
@@ -52,7 +53,7 @@ def check(need: int, what: str, advice: str) -> None:
 
 
 def readable(amount: float) -> str:
-    """Bytes in a readable unit: 1536 -> 1.5 KiB."""
+    """Format bytes in a readable unit: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(amount) < 1024:
             return f"{amount:.3g} {unit}"
@@ -69,7 +70,7 @@ def _machine() -> int | None:
 
 
 def _container() -> int | None:
-    """Bytes left by a container's limit (cgroup v2, then v1)."""
+    """Bytes left under a container's limit (cgroup v2, then v1), or None without a limit."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         (root / "memory.max", root / "memory.current"),
@@ -77,13 +78,13 @@ def _container() -> int | None:
     ):
         try:
             return int(limit.read_text()) - int(used.read_text())
-        except (OSError, ValueError):  # no such file, or "max"
+        except (OSError, ValueError):  # there is no such file, or the limit is "max"
             continue
     return None
 
 
 def _process() -> int | None:
-    """Bytes left by ``ulimit -v`` (address space, mapped files too) and ``ulimit -d`` (memory alone)."""
+    """Bytes left under ``ulimit -v`` (address space with mapped files) and ``ulimit -d`` (memory only)."""
     try:
         pages = [int(count) for count in Path("/proc/self/statm").read_text().split()]
     except (OSError, ValueError):
@@ -94,13 +95,13 @@ def _process() -> int | None:
 
 
 _ENTRIES = 2**23
-"""Number of entries worked on at once."""
+"""Number of entries processed at once."""
 _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 @contextmanager
 def files_in(folder: Path) -> Iterator[None]:
-    """Create the block's temporary files in a folder, not in the system's temporary folder."""
+    """Create the temporary files of the block in a folder instead of the system's temporary folder."""
     before = _FOLDER.set(folder)
     try:
         yield
@@ -109,22 +110,22 @@ def files_in(folder: Path) -> Iterator[None]:
 
 
 def pages_of(array: Any) -> mmap.mmap | None:
-    """The mapping behind an array or a view of one; None for one in memory, or whose changes are not the file's."""
+    """Return the mapping behind an array or its base; None for an array in memory or a private mapping."""
     while array is not None:
         if isinstance(array, np.memmap):
-            # Pages of a private mapping ("c") that were changed would be lost.
+            # Changed pages of a private mapping ("c") exist only in memory, so dropping them would lose the changes.
             return getattr(array, "_mmap", None) if getattr(array, "mode", None) != "c" else None
         array = getattr(array, "base", None)
     return None
 
 
 def is_mapped(array: Any) -> bool:
-    """True for an array in a memory-mapped file, or a view of one."""
+    """Return True for an array in a memory-mapped file, or a view of such an array."""
     return pages_of(array) is not None
 
 
 def give_back(*arrays: Any) -> None:
-    """Give the pages of memory-mapped arrays back to the system, which keeps what was written."""
+    """Release the resident pages of memory-mapped arrays; their content stays in the files."""
     for array in arrays:
         pages = pages_of(array)
         if pages is not None:
@@ -132,7 +133,7 @@ def give_back(*arrays: Any) -> None:
 
 
 def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
-    """Iterate over a few examples [k, ...] at a time, of inputs [N, ...]; pages of the ones before are given back."""
+    """Iterate over inputs [N, ...] in blocks of a few examples [k, ...], and release the pages after each block."""
     step = max(1, (entries or _ENTRIES) // max(1, x[:1].size))
     for start in range(0, len(x), step):
         yield x[start : start + step]
@@ -140,12 +141,12 @@ def iterate(x: np.ndarray, entries: int | None = None) -> Iterator[np.ndarray]:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
-    """An unwritten array, in a temporary file if ``like`` is in a file, else in memory.
+    """Return an uninitialised array, in a temporary file if ``like`` is in a file, else in memory.
 
     Args:
       shape: shape of the array.
-      dtype: type of the array.
-      like: array whose kind of memory decides.
+      dtype: dtype of the array.
+      like: array that determines the kind of memory.
 
     Raises:
       UnwritableError: if there is no room for the file.
@@ -161,16 +162,16 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
 def converted(
     x: np.ndarray, dtype: Any, function: Callable[[np.ndarray], Any], shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """A function of inputs [N, ...], a few examples at a time, in a temporary file if the inputs are in a file.
+    """Apply a function to inputs [N, ...] in blocks; the result is in a temporary file if the inputs are in a file.
 
     Args:
-      x: the inputs.
-      dtype: type of the result.
+      x: inputs of the function.
+      dtype: dtype of the result.
       function: ``examples [k, ...] -> [k, ...]``.
-      shape: shape of the result; that of the inputs unless given.
+      shape: shape of the result; by default, the shape of the inputs.
 
     Raises:
-      UnwritableError: as `empty`.
+      UnwritableError: as in `empty`.
     """
     made = empty(x.shape if shape is None else shape, dtype, like=x)
     for old, new in zip(iterate(x), iterate(made), strict=True):
@@ -179,41 +180,41 @@ def converted(
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Reserve disk space for a file, so that a full disk is an error here and not a signal at a later write."""
+    """Reserve disk space for a file, so that a full disk raises an error here instead of a signal at a later write."""
     if hasattr(os, "posix_fallocate"):  # macOS has no such call
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Some examples [k, ...] of inputs [N, ...], in a temporary file if they are in a file.
+    """Gather examples [k, ...] from inputs [N, ...]; the result is in a temporary file if the inputs are in a file.
 
     Args:
-      x: the inputs.
-      places: places of the examples, [k].
+      x: inputs to gather from.
+      places: indices of the examples, [k].
 
     Raises:
-      UnwritableError: as `empty`.
+      UnwritableError: as in `empty`.
     """
     if not is_mapped(x):
         return x[places]
     made, done = empty((len(places), *x.shape[1:]), x.dtype, like=x), 0
     for part in iterate(made):
-        np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # which needs no buffer
+        np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # "raise" would need a buffer
         done += len(part)
         give_back(x)
     return made
 
 
 def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
-    """Copy runs of consecutive examples from inputs [N, ...], one after the other, reading nothing else.
+    """Copy runs of consecutive examples from inputs [N, ...], one run after the other, and read nothing else.
 
     Args:
-      x: the inputs.
-      start, size: [k], place and length of each run.
-      out: [n, ...], at least as long as all runs together.
+      x: inputs to copy from.
+      start, size: [k], first index and length of each run.
+      out: [n, ...] destination, at least as long as all runs together.
     """
     starts, ends = (np.asarray(a, np.int64)[size > 0] for a in (start, start + size))
-    apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # adjacent runs are merged
+    apart = np.flatnonzero(ends[:-1] != starts[1:]) + 1  # split only where runs are not adjacent
     step, done, kept = max(1, _ENTRIES // max(1, x[:1].size)), 0, 0
     for run in np.split(np.stack([starts, ends], axis=1), apart) if len(starts) else ():
         for first in range(int(run[0, 0]), int(run[-1, 1]), step):
@@ -227,15 +228,15 @@ def copy_runs(x: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarra
 
 
 def check_room(what: object, need: int, folder: Path | None = None) -> None:
-    """Refuse files that would not fit on the disk.
+    """Check that files would fit on the disk.
 
     Args:
-      what: what needs the space, for the message.
+      what: name of the files, for the message.
       need: bytes to write.
-      folder: folder to write in; that of temporary files unless given.
+      folder: folder to write in; by default, the folder of temporary files.
 
     Raises:
-      JaxpflError: with what is needed and free.
+      JaxpflError: if not enough space is free.
     """
     folder = folder or Path(_place())
     free = shutil.disk_usage(folder).free
@@ -244,7 +245,7 @@ def check_room(what: object, need: int, folder: Path | None = None) -> None:
 
 
 class Growing:
-    """An array [N, ...] to which rows are appended, in memory or in a temporary file; N is not known before."""
+    """An array [N, ...] to which rows are appended, in memory or in a temporary file; N need not be known."""
 
     def __init__(self, in_file: bool) -> None:
         self._in_file = in_file
@@ -256,10 +257,10 @@ class Growing:
         return self._rows
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows [k, ...], of the same shape and type each time.
+        """Append rows [k, ...], which must have the same shape and dtype each time.
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if the file cannot be written, for example on a full disk.
         """
         self._rows += len(rows)
         if not self._in_file:
@@ -271,7 +272,7 @@ class Growing:
             self._file.write(np.ascontiguousarray(rows).data)
 
     def whole(self) -> np.ndarray:
-        """The finished array, to which nothing can be appended; at least one part must have been."""
+        """Return the finished array; something must have been appended, and nothing can be appended afterwards."""
         shape, dtype = (self._rows, *self._parts[0].shape[1:]), self._parts[0].dtype
         if self._file is None or not math.prod(shape):
             return np.concatenate(self._parts)

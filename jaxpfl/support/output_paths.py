@@ -1,4 +1,4 @@
-"""Output paths: checked before the work, and written atomically beside their target, then moved into it."""
+"""Output paths: checks before the work starts, and atomic writes by a temporary file beside the target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _UNFINISHED: set[Path] = set()
 
 @contextmanager
 def partial(path: Path) -> Iterator[Path]:
-    """A temporary place for a file or a folder, renamed to ``path`` only if the block ends without an error.
+    """Yield a temporary path for a file or folder, which is renamed to ``path`` if the block ends without an error.
 
     Raises:
-      FileNotFoundError: if the folder that holds it was moved or removed during the block, which may have gone on in
-        another of its name, without what was written before.
+      FileNotFoundError: if the parent folder was moved or removed during the block. Another folder of that name would
+        lack the files written before.
     """
     with _same(path.parent) as check, scratch(path) as place:
         yield place
@@ -31,10 +31,10 @@ def partial(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _same(folder: Path) -> Iterator[Callable[[], None]]:
-    """A function that raises if a folder that exists at the beginning is no longer the one under its name."""
+    """Yield a function that raises an error if the name ``folder`` no longer refers to the folder of the beginning."""
     descriptor = None
-    with suppress(OSError):  # it does not exist yet, or the system does not open folders
-        descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its number
+    with suppress(OSError):  # the folder does not exist yet, or the system cannot open folders
+        descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its inode number
 
     def check() -> None:
         if descriptor is not None and not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
@@ -49,7 +49,7 @@ def _same(folder: Path) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """A hidden place beside ``path`` for a file or a folder, removed when the block ends.
+    """Yield a hidden path beside ``path`` for a file or folder, which is removed when the block ends.
 
     Leftovers of a killed process are removed first.
     """
@@ -64,14 +64,14 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
-    """Remove what a library's threads still write into the hidden place of ``path`` after the library has failed.
+    """Remove files that a library's threads still write into the hidden path after the library has failed.
 
-    They recreate missing folders, so one removal is not enough.
+    The threads recreate missing folders, so one removal is not enough.
 
     Args:
       path: target of a `partial` block that ended with an error.
-      quiet: seconds without new files after which this returns.
-      most: seconds after which this gives up; the next `partial` for the path removes the rest.
+      quiet: seconds without new files after which the function returns.
+      most: seconds after which the function gives up; the next `partial` for the path removes the rest.
     """
     place = _hidden(path)
     start = seen = time.monotonic()
@@ -83,7 +83,7 @@ def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
 
 
 def discard() -> None:
-    """Remove everything that is being written, for a process that is about to exit at once."""
+    """Remove all unfinished files and folders, for a process that is about to exit at once."""
     for place in tuple(_UNFINISHED):
         _remove(place)
 
@@ -93,7 +93,7 @@ def _hidden(path: Path) -> Path:
 
 
 def _remove(place: Path) -> None:
-    with suppress(OSError):  # it does not exist, or cannot
+    with suppress(OSError):  # the path does not exist, or cannot be removed
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place, ignore_errors=True)
         else:
@@ -115,8 +115,8 @@ class Place:
     """Requirement on an output path.
 
     Attributes:
-      metavar: its name in ``--help``.
-      trouble: ``path -> text``, the reason why the path is unsuitable; None if it is fine.
+      metavar: name of the path in ``--help``.
+      trouble: ``path -> text``, the reason why the path is unsuitable; None if it is suitable.
     """
 
     metavar: str
@@ -126,7 +126,7 @@ class Place:
 def _file(path: Path) -> str | None:
     if path.is_dir() or not path.name:
         return "a file to write, got a folder"
-    if path.exists() and not path.is_file():  # a device, which moving a file over it would replace
+    if path.exists() and not path.is_file():  # for example a device, which the rename would replace
         return "a file to write, got something else"
     return _parents(path)
 

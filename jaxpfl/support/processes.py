@@ -1,9 +1,9 @@
-"""Processes that share one run: their number, what they agree on, and arrays that are spread over them.
+"""Processes that share one run: their number, exchanges of values, and arrays that are sharded over them.
 
-After `distributed.start` every process runs the same program on the same settings, and each device holds its own
-clients. Whatever one process alone decides or reads (a file, the time, a random seed, the free memory) must reach the
-others before it steers the run: `on_first`, `exchange` and `agree` do that. With one process each of them is the plain
-call, and nothing here starts JAX.
+After `distributed.start`, every process runs the same program with the same settings, and each device holds its own
+clients. Anything that only one process decides or reads (a file, the time, a random seed, the free memory) must reach
+the other processes before it affects the run. `on_first`, `exchange` and `agree` serve this purpose. With a single
+process they are plain calls, and no function here starts JAX.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jaxpfl.support.errors import JaxpflError, expecting, shown
 
 T = TypeVar("T")
 _SHORT = 2048
-"""Bytes of a message that travels in one exchange; a longer one takes a second."""
+"""Largest message in bytes that needs only one exchange; a longer message needs two."""
 _BLOCK_BYTES = 2**26
-"""Largest part of an array that all processes hold at once while it is fetched or dealt out, and longest message."""
+"""Largest block of an array in bytes that is exchanged at once, and longest message."""
 _CODE_BYTES = 32
 
 _key = b""
@@ -40,36 +40,36 @@ class AgreedError(JaxpflError):
 
 
 class _Refused(NamedTuple):
-    """An error sent instead of a value; ``alone`` if no other process could have had it."""
+    """An error sent instead of a value; ``alone`` if only one process computed the value."""
 
     said: str
     alone: bool
 
 
 def several() -> bool:
-    """True if this process shares its run with others."""
+    """Return True if other processes share this run."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def count() -> int:
-    """Number of processes."""
+    """Return the number of processes in the run."""
     return jax.process_count() if several() else 1
 
 
 def index() -> int:
-    """This process's number, from 0."""
+    """Return the number of this process, from 0."""
     return jax.process_index() if several() else 0
 
 
 def is_first() -> bool:
-    """True for the process that prints and writes."""
+    """Return True for the process that prints and writes files."""
     return index() == 0
 
 
 def secure(token: str) -> None:
-    """Begin the messages of this run: each carries a code that only a process with the same token can make.
+    """Set the key of this run's messages, each of which has a code that only processes with the same token can make.
 
-    The key belongs to this run alone, so that messages of earlier runs fail the check.
+    The key is new in each run, so messages of earlier runs fail the check.
     """
     global _key, _messages
     nonces = multihost_utils.process_allgather(np.frombuffer(os.urandom(_CODE_BYTES), np.uint8))
@@ -77,14 +77,14 @@ def secure(token: str) -> None:
 
 
 def exchange(value: T) -> list[T]:
-    """The values of all processes, in their order; every process must call it.
+    """Return the values of all processes, in their order; every process must call this function.
 
     Args:
-      value: JSON value; tuples come back as lists.
+      value: JSON value; tuples are returned as lists.
 
     Raises:
-      JaxpflError: for a message from outside the run.
-      AgreedError: on every process, if one of them sent an error instead of its value.
+      JaxpflError: if a message is not from this run.
+      AgreedError: in every process, if a process sent an error instead of its value.
     """
     if not several():
         return [value]
@@ -119,14 +119,14 @@ def together(do: Callable[[], T]) -> T:
 
 
 def agree(what: str, value: Any) -> None:
-    """Refuse a value that differs between the processes.
+    """Check that a value is the same in all processes.
 
     Args:
       what: name of the value in the message.
-      value: JSON value. For a mapping, also a nested one, the message names the first entry that differs.
+      value: JSON value. For a (nested) mapping, the message names the first entry that differs.
 
     Raises:
-      AgreedError: with the two values.
+      AgreedError: if two values differ.
     """
     first, *others = exchange(value)
     for number, other in enumerate(others, 1):
@@ -147,19 +147,20 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def fetch(tree: Any) -> Any:
-    """Arrays on the host, typed keys on its device; every process then has the whole of each."""
+    """Return whole arrays on the host of every process; typed keys stay on the device."""
     return jax.tree.map(_fetched, tree)
 
 
 def fetch_to_first(tree: Any) -> Any:
-    """Arrays on the host of the first process, and None in the others, which hold a small part at any time."""
+    """Return whole arrays on the host of the first process; other processes return None and hold one block at a
+    time."""
     leaves, structure = jax.tree.flatten(tree)
     found = [_fetched_to_first(leaf) for leaf in leaves]
     return jax.tree.unflatten(structure, found) if is_first() else None
 
 
 def put(value: Any, layout: Sharding) -> jax.Array:
-    """An array that all processes hold, or one that is laid out already, with each device's own part on it."""
+    """Place an array on the devices, from whole copies in all processes or from another layout."""
     if isinstance(value, jax.Array):
         if value.sharding.is_equivalent_to(layout, value.ndim):
             return value
@@ -170,12 +171,12 @@ def put(value: Any, layout: Sharding) -> jax.Array:
 
 
 def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
-    """Arrays of the first process's host, with each device's own part on it; the others give None for the tree.
+    """Place arrays from the first process's host on the devices of all processes.
 
     Args:
-      tree: NumPy arrays, or None.
-      shapes: shapes and types of the arrays (anything with ``shape`` and ``dtype``).
-      layouts: their shardings.
+      tree: NumPy arrays in the first process, None in the others.
+      shapes: shapes and dtypes of the arrays (anything with ``shape`` and ``dtype``).
+      layouts: shardings of the arrays.
     """
     given = jax.tree.leaves(tree) if tree is not None else None
     leaves, structure = jax.tree.flatten(shapes)
@@ -187,12 +188,12 @@ def deal(tree: Any, shapes: Any, layouts: Any) -> Any:
 
 
 def _exchange_result(do: Callable[[], T], *, alone: bool = False) -> list[T]:
-    """The exchanged results of ``do``; ``alone`` if the other processes only listen."""
+    """Exchange the results of ``do``; ``alone`` if the other processes only receive."""
     try:
         value = do()
-    except AgreedError:  # the others have it
+    except AgreedError:  # the other processes have the same error
         raise
-    except Exception as error:  # any other than a `JaxpflError` is a defect, and shown here
+    except Exception as error:  # anything but a `JaxpflError` is a defect, so its type is shown
         kind = "" if isinstance(error, JaxpflError) or not str(error) else f"{type(error).__name__}: "
         with suppress(AgreedError):
             exchange(_Refused(f"{kind}{error}" or type(error).__name__, alone))
@@ -201,7 +202,7 @@ def _exchange_result(do: Callable[[], T], *, alone: bool = False) -> list[T]:
 
 
 def _all(value: Any) -> list[Any]:
-    """Values of all processes, in one exchange of bytes, or two if a value is long."""
+    """Exchange values between all processes, in one exchange of bytes, or in two if a value is long."""
     own = json.dumps({"refused" if isinstance(value, _Refused) else "value": value}).encode()
     rows = _gathered(len(own).to_bytes(8, "little") + own[:_SHORT].ljust(_SHORT, b"\0"))
     lengths = [int.from_bytes(row[:8], "little") for row in rows]
@@ -209,12 +210,12 @@ def _all(value: Any) -> list[Any]:
     if (longest := max(lengths)) > _BLOCK_BYTES:
         raise JaxpflError(f"a message of {longest} bytes between the processes, at most {_BLOCK_BYTES} are taken")
     if longest > _SHORT:
-        rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # few sizes, few programs
+        rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # powers of two: few sizes to compile
     return [_parsed(number, row[:length]) for number, (row, length) in enumerate(zip(rows, lengths, strict=True))]
 
 
 def _gathered(own: bytes) -> list[bytes]:
-    """Equally many bytes from every process; their codes are checked before their content is read."""
+    """Gather the same number of bytes from every process, and check their codes before the content is used."""
     global _messages
     _messages += 1
     sent = np.frombuffer(own + _code(index(), own), np.uint8)
@@ -226,7 +227,7 @@ def _gathered(own: bytes) -> list[bytes]:
 
 
 def _code(number: int, content: bytes) -> bytes:
-    """Authentication code for the current message of one process, valid for no other message or process."""
+    """Return the authentication code of one process's current message, valid for no other message or process."""
     return hmac.digest(_key, f"{_messages} {number} ".encode() + content, "sha256")
 
 
@@ -244,7 +245,7 @@ def _fetched(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _same(a: jax.Array) -> jax.Array:  # at the top, so that each shape is compiled once
+def _same(a: jax.Array) -> jax.Array:  # a module-level function, so that each shape is compiled once
     return a
 
 
@@ -267,11 +268,11 @@ def _fetched_to_first(value: Any) -> np.ndarray | None:
 
 
 def _dealt(given: np.ndarray | None, shape: Any, layout: Sharding) -> jax.Array:
-    """One array of the first process, sent block by block; each process keeps the rows of its own devices."""
+    """Send one array of the first process block by block; each process keeps the rows for its own devices."""
 
     def sent(block: tuple[slice, ...], size: tuple[int, ...]) -> np.ndarray:
         part = np.zeros(size, shape.dtype) if given is None else np.ascontiguousarray(given[block])
-        # As bytes: the others add zeros, which would turn a negative zero into a positive one.
+        # Send bytes: the sum with the zeros of other processes would turn a negative float zero into a positive one.
         data = np.asarray(multihost_utils.broadcast_one_to_all(part.reshape(-1).view(np.uint8)))
         return data.view(shape.dtype).reshape(size)
 
@@ -303,7 +304,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _is_spread(value: Any) -> bool:
-    """True for an array that this process holds only in part."""
+    """Return True if this process holds only a part of an array."""
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 
@@ -313,19 +314,19 @@ def _everywhere(layout: Sharding) -> NamedSharding:
 
 
 def _axis(layout: Sharding) -> int:
-    """The one axis along which an array is sharded."""
+    """Return the only axis along which an array is sharded."""
     assert isinstance(layout, NamedSharding)
     return next(axis for axis, name in enumerate(layout.spec) if name is not None)
 
 
 def _rows_of_block(like: Any, axis: int) -> int:
-    """Rows of the largest blocks that travel at once."""
+    """Return the number of rows in the largest block that is exchanged at once."""
     row = like.dtype.itemsize * int(np.prod(like.shape)) // max(like.shape[axis], 1)
     return max(1, min(like.shape[axis], _BLOCK_BYTES // max(row, 1)))
 
 
 def _starts(every: int, rows: int) -> list[int]:
-    """First rows of blocks that cover all; the last one starts early enough to be complete."""
+    """Return the first rows of blocks that cover all rows; the last block starts early enough to be complete."""
     return [min(start, every - rows) for start in range(0, every, rows)]
 
 

@@ -1,10 +1,10 @@
 """Ctrl-C and SIGTERM: the process stops once, with one line and the matching exit status.
 
-Python would raise KeyboardInterrupt at whatever the main thread is at: an import that swallows it, a callback that
-prints it and goes on, a second one inside the clean-up of the first; and not at all while XLA compiles. The command
-line calls `watch` before it imports anything heavy: from then on a thread of its own hears the signals, and ends the
-process at once unless a run with rounds to save has `offered` to take them. Without `watch` (a notebook, a script),
-signals mean what they did before, unless a run takes them.
+By default, Python raises KeyboardInterrupt wherever the main thread happens to be. An import may swallow it, a callback
+may print it and continue, and a second one may interrupt the clean-up of the first. While XLA compiles, it is not
+raised at all. The command line therefore calls `watch` before it imports anything large. From then on, a separate
+thread receives the signals. It ends the process at once, unless a run with rounds to save handles the signal through
+`offered`. Without `watch` (in a notebook or script), signals keep their previous handlers unless a run handles them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpfl.support import output_paths
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 Taker = Callable[[int], bool]
-"""A function of a signal's number that returns whether it handles the signal."""
+"""A function of a signal's number that returns whether it handled the signal."""
 
 _takers: list[Taker] = []
 _leaving = threading.Event()
@@ -30,7 +30,7 @@ _note: str | Callable[[], str] = ""
 
 
 def watch() -> None:
-    """End this process on any signal that no taker handles, from now on; to be called in the main thread."""
+    """End this process on any signal that no taker handles, from now on. Call it in the main thread."""
     global _wakeup
     heard, _wakeup = os.pipe()
     os.set_blocking(_wakeup, False)
@@ -52,9 +52,9 @@ def unwatch() -> None:
 
 
 def finished(status: int) -> None:
-    """Make later signals end a watched process with ``status``: its work is done and reported.
+    """Make later signals end a watched process with ``status``, because its work is done and reported.
 
-    Waits for the end if a signal is ending the process already, so that its status is the signal's.
+    If a signal is already ending the process, this function never returns, so that the exit status is the signal's.
     """
     if _leaving.is_set():
         threading.Event().wait()
@@ -67,7 +67,7 @@ def finished(status: int) -> None:
 
 @contextmanager
 def offered(taker: Taker) -> Iterator[None]:
-    """Offer signals to ``taker`` first while the block runs."""
+    """Offer signals to ``taker`` first while the block runs; if it returns False, they are handled as before."""
     if _wakeup is not None:
         _takers.append(taker)
         try:
@@ -75,7 +75,7 @@ def offered(taker: Taker) -> Iterator[None]:
         finally:
             _takers.remove(taker)
         return
-    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     before: dict[int, Any] = {}
@@ -100,10 +100,10 @@ def offered(taker: Taker) -> Iterator[None]:
 
 @contextmanager
 def noted(note: str | Callable[[], str]) -> Iterator[None]:
-    """While the block runs, add ``note`` to the line that is printed when a signal ends the process.
+    """Add ``note`` to the line that is printed if a signal ends the process while the block runs.
 
     Args:
-      note: the text, or a function that returns it at the end of the process, in another thread than the main one.
+      note: text, or a function that returns the text; it is called when the process ends, not in the main thread.
     """
     global _note
     before, _note = _note, note
@@ -122,7 +122,7 @@ def _listen(heard: int) -> None:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     del frame
-    # The thread has been notified, unless a library has replaced this wake-up.
+    # The thread was woken by the signal, unless a library has replaced the wake-up descriptor.
     if _wakeup is not None and signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False) != _wakeup:
         _arrived(number)
 
@@ -133,18 +133,18 @@ def _arrived(number: int) -> None:
 
 
 def _leave(number: int) -> NoReturn:
-    """End the process from any of its threads, without output from the others."""
+    """End the process from any of its threads, and suppress the output of other threads."""
     _leaving.set()
     try:
         err = os.dup(2)
-        # Threads that write what is discarded here would report that it is gone.
+        # Other threads would print errors because the files that they write are removed below.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for output in (1, 2):
             os.dup2(nowhere, output)
         output_paths.discard()
         shown = b"\x1b[?25h\n" if os.isatty(err) else b""  # a progress display hides the cursor
         os.write(err, shown + f"interrupted{_note() if callable(_note) else _note}\n".encode())
-    except OSError:  # nobody reads it
+    except OSError:  # standard error is closed
         pass
     finally:
         os._exit(128 + number)
