@@ -247,7 +247,7 @@ class Task(NamedTuple):
 
     @property
     def has_classes(self) -> bool:
-        """Whether the task is a classification, whose predictions are logits of classes."""
+        """True for a classification, whose predictions are logits of classes."""
         return self.kind == CLASSIFICATION
 
 
