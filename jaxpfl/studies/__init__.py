@@ -1,1 +1,1 @@
-"""Estimation studies of ``jaxpfl estimate``, simulated or on data, with their tables and plots."""
+"""Estimation studies of ``jaxpfl estimate``, on simulated or real data, with their tables and plots."""

@@ -31,17 +31,17 @@ class BernoulliSettings(Settings):
     """X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
 
     clients: int = within(10_000, minimum(2))
-    """m."""
+    """Number of clients, m."""
     samples: int = 14
-    """n, of each client."""
+    """Samples per client, n."""
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
     epsilon: float | None = within(None, checks.positive)
-    """Local privacy of each client's message, pure; none unless given."""
+    """Pure local privacy of each client's message; none by default."""
     uploads: int | None = None
-    """K: number of clients that send; the others personalise as well. All unless given."""
+    """K: number of clients that send; the others personalise as well. By default all send."""
     repetitions: int = within(60, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -49,7 +49,7 @@ class BernoulliSettings(Settings):
         """Check the settings, and return the population.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.samples < 2:
@@ -72,7 +72,7 @@ def plain_estimators() -> dict[str, Estimator]:
 
 
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators that the settings call for, by name, with their exact errors if known."""
+    """Estimators for these settings, by name, each with its exact error or None."""
     n, of = given.samples, prior.population
     best, printed = of.weight(n), of.printed_weight(n)
     found: dict[str, tuple[Estimator, float | None]] = {
@@ -90,9 +90,9 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
 
 
 def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
-    """Exact error of shrinking towards the mean of the other clients' shares with a weight, averaged over all clients.
+    """Exact error, averaged over clients, of shrinking towards the other clients' mean share with the weight ``a``.
 
-    Clients that do not send count too. Without a weight, the estimate is the mean of all shares sent.
+    The average includes clients that do not send. Without a weight, the estimate is the mean of all shares sent.
     """
     uploads, n = given.uploads or given.clients, given.samples
     if a is None:
@@ -103,7 +103,7 @@ def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) ->
 
 
 def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[Array, base.Samples]:
-    """Draw probabilities [m] and samples [m, n] of zeros and ones."""
+    """Draw probabilities [m], and samples [m, n] in {0, 1}."""
     of_p, of_x = jax.random.split(key)
     p = prior.draw(of_p, given.clients)
     ones = jax.random.uniform(of_x, (given.clients, given.samples)) < p[:, None]
@@ -111,12 +111,12 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
 
 
 def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
-    """Mean squared error of each estimator in each repetition, [repetitions, ...], on the same data for all.
+    """Mean squared error of each estimator in each repetition, [repetitions, ...]; all estimators see the same data.
 
     Args:
       given: the settings.
       estimators: estimators by name.
-      numbers: random numbers of a client.
+      numbers: random numbers drawn per client, which determines the memory.
     """
     prior = parse_prior(given.prior)
     study = repetition(lambda key: draw(key, given, prior), estimators, given.uploads)
@@ -126,10 +126,10 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
 
 @dataclass(frozen=True)
 class BernoulliOptions(OwnClients):
-    """The user's own clients instead of simulated ones."""
+    """Options to estimate the user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own, samples 0 or 1: one row per client, or per sample; the reading of the file is reported."""
+    """Your own clients, with samples 0 or 1: a row per client, or per sample; the output says how it was read."""
 
 
 def simulated(given: BernoulliSettings) -> Results:
@@ -158,7 +158,7 @@ def simulated(given: BernoulliSettings) -> Results:
 
 
 def privacy_notes(given: BernoulliSettings) -> list[str]:
-    """A line on the guarantee of a client's message; none without eps."""
+    """A line that states the privacy of a client's message; no line without eps."""
     if given.epsilon is None:
         return []
     return [f"private: each client's message, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
@@ -177,8 +177,9 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Errors of the private designs, [repetitions, len(epsilons)] each, and of ``local``, [repetitions], on the same
-    data.
+    """Errors of the private estimators, [repetitions, len(epsilons)] each, and of ``local`` and ``personalized``.
+
+    The last two have shape [repetitions]. All estimators see the same data.
     """
     at = jnp.array(epsilons)
     estimators = {
@@ -192,7 +193,7 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
 
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
-    """Plot the gain against eps at the settings into ``folder``."""
+    """Plot the gain against eps for these settings; write the plot into ``folder``."""
     errors = over_epsilon(given)
     local = errors.pop("local")
     best = gain(errors.pop("personalized"), local)
@@ -211,10 +212,10 @@ class ProbabilityPrior(NamedTuple):
     """A distribution P on [0, 1].
 
     Attributes:
-      name: name as given.
+      name: text from which it was parsed.
       draw: ``(key, m) -> p [m]``.
-      population: its mean and variance.
-      beta: (alpha, beta) if P is that Beta distribution.
+      population: mean and variance of P.
+      beta: (alpha, beta) if P is a Beta distribution, otherwise None.
     """
 
     name: str
@@ -229,7 +230,7 @@ def parse_prior(text: str) -> ProbabilityPrior:
     ``truncnorm`` is truncated to [0, 1]; ``spikes`` has equal mass at 1/4, 1/2 and 3/4.
 
     Raises:
-      JaxpflError: for an unknown kind, or wrong arguments.
+      JaxpflError: if the kind is unknown or its arguments are wrong.
     """
     kind, _, rest = text.partition(":")
     if kind not in PRIORS:
@@ -276,17 +277,17 @@ def _truncated(text: str, mean: float, stddev: float) -> ProbabilityPrior:
 def estimate_file(
     path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL
 ) -> Own:
-    """Estimate the probabilities of the file's clients, whose samples are zeros and ones.
+    """Estimate the probabilities of a file's clients, whose samples are zeros and ones.
 
     Args:
       path: file to read.
-      given: the settings that apply to own data.
+      given: the settings; those for simulated clients must have their defaults.
       layout: layout of the file.
       level: level of the intervals.
 
     Raises:
-      JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two
-        clients, or none with two samples.
+      JaxpflError: if a setting does not apply to own data, if the file is bad, if samples are not 0 or 1, and if there
+        are fewer than two clients, or none with two samples.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "prior")
@@ -303,7 +304,7 @@ def estimate_file(
         estimators["private"] = bernoulli.split(given.epsilon)
     with jax.enable_x64(True):
         data = base.stack(clients.samples)
-        # Equal noise for two files that differ by one client would reveal that client.
+        # The key depends on the data: equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = own_clients.estimates(estimators, key, data)
         told: bernoulli.Broadcast = made["personalized"].shared
@@ -319,14 +320,14 @@ def estimate_file(
             "estimated": {"mean": float(mu), "variance": float(v)},
             "clients_differ": differences.compare_shares(ones, sizes, given.seed)._asdict(),
         }
-        # A share's standard error is zero without ones: use the standard deviation of the posterior under a flat prior.
+        # A share's usual standard error is zero if all samples are equal; a flat prior's posterior has a positive one.
         local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
         learned = own_clients.Learned(of_all, *believed, local_stderr, {})
         return own_clients.summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)
 
 
 def own_results(path: Path, given: BernoulliSettings, options: OwnClients) -> Results:
-    """`estimate_file` with the options' layout and level, as the results of a study."""
+    """Results of `estimate_file` with the options' layout and level."""
     made, notes = estimate_file(path, given, options, level=options.level), privacy_notes(given)
     if notes:
         notes = [*notes, own_clients.privacy_line(made.result["privacy"])]

@@ -1,4 +1,4 @@
-"""The study of clients' regressions: coefficients of a full covariance, or in one subspace, from few examples each."""
+"""The study of clients' regressions from few examples: coefficients with a full covariance, or in one subspace."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 from jaxpfl.support.errors import JaxpflError
 
 FLOOR = 1e-6
-"""Least variance."""
+"""Least variance in EM."""
 
 
 @dataclass(frozen=True)
 class CoefficientsSettings(Settings):
-    """y = X theta_i + w, X ~ N(0, I), and theta_i ~ N(mu, Sigma) of correlated entries, or in a subspace."""
+    """y = X theta_i + w, X ~ N(0, I); theta_i ~ N(mu, Sigma) with correlated entries, or in a subspace."""
 
     clients: int = within(800, minimum(2))
     """Number of clients, m."""
     samples: int = within(3, minimum(2))
-    """Examples of a client, n."""
+    """Examples per client, n."""
     dim: int = within(6, checks.count)
     """Number of coefficients, d."""
     rank: int = 0
-    """Dimension k of the coefficients' subspace; 0 gives them a full covariance about a mean."""
+    """Dimension k of the coefficients' subspace; 0 for coefficients with a mean and a full covariance."""
     noise_variance: float = within(0.3, checks.positive)
     """Variance of w."""
     em_steps: int = within(200, checks.count)
-    """Steps of EM, and of minimising in turns."""
+    """Steps of EM, and of alternating least squares."""
     repetitions: int = within(10, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -48,7 +48,7 @@ class CoefficientsSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if not 0 <= self.rank <= self.dim:
@@ -56,7 +56,7 @@ class CoefficientsSettings(Settings):
 
 
 def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Array, Array, Array]:
-    """Draw the population, coefficients [m, d], X [m, n, d] and y [m, n]."""
+    """Draw the population, coefficients [m, d], inputs X [m, n, d] and targets y [m, n]."""
     of_root, of_mu, of_theta, of_x, of_noise = jax.random.split(key, 5)
     m, n, d = given.clients, given.samples, given.dim
     rank = given.rank or d
@@ -69,7 +69,7 @@ def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Arr
 
 
 def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients, x: Array, y: Array) -> Array:
-    """Coefficients [m, d] by the estimator of that name."""
+    """Coefficients [m, d] by the estimator with this name; only "known" uses the true population ``known``."""
     sent = jax.vmap(joint.message)(x, y)
     if name == "local":
         return jax.vmap(partial(common.least_squares_head, jnp.eye(given.dim)))(sent)
@@ -92,10 +92,10 @@ def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients,
 
 
 def simulated(given: CoefficientsSettings) -> Results:
-    """Simulate clients: alone, pooled, under one variance, under the learned covariance or subspace, and the true one.
+    """Simulate clients, and compare estimators of their coefficients: local, pooled, learned and known populations.
 
     Raises:
-      JaxpflError: for settings that `CoefficientsSettings.check` refuses.
+      JaxpflError: as in `CoefficientsSettings.check`.
     """
     given.check()
     numbers = given.clients * given.dim * (given.samples + given.dim)
@@ -107,7 +107,7 @@ def simulated(given: CoefficientsSettings) -> Results:
 
         return repeat(study, given.seed, given.repetitions, numbers)
 
-    # One program each: decompositions of many matrices must not run side by side (see `regression.rotate`).
+    # One program per estimator, because batched decompositions must not run concurrently (see `regression.rotate`).
     names = ("full covariance", "in turns") if given.rank else ()
     order = ("local", "fedavg", "one variance", *names, "personalized", "known")
     series = {name: errors_of(name) for name in order}

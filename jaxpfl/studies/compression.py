@@ -1,13 +1,13 @@
-r"""The study of compressed updates: the loss of distributed gradient descent against the bits that were sent.
+r"""The study of compressed updates: loss of distributed gradient descent against the number of bits sent.
 
-Logistic regression over m clients, Algorithm 3 of Zhao et al. with everything shared: in every step each client sends
-the compressed gradient of its own loss at x, and the server takes a step along their mean,
+Logistic regression over m clients, by Algorithm 3 of Zhao et al. with all parameters shared. In every step each client
+sends the compressed gradient of its own loss at x, and the server takes a step along the weighted mean,
 
 .. math:: x \leftarrow x - \eta \sum_i \frac{n_i}{n} C(g_i + e_i), \qquad e_i \leftarrow g_i + e_i - C(g_i + e_i)
 
-(with e_i = 0 without error feedback). Every compressor runs at every rate, in units of 1 / L with L the largest
-curvature, and is scored by the gap to the optimum of the pooled data, found by Newton's method in double precision.
-Bits are the exact lengths of the messages' codes, per client, averaged over clients.
+with e_i = 0 if there is no error feedback. Every compressor runs at every learning rate, in units of 1 / L, where L is
+the largest curvature. Its score is the gap between the loss and the optimum of the pooled data, which Newton's method
+finds in double precision. Bits are the exact lengths of the encoded messages, averaged over clients.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ COMPRESSORS = (
 
 @dataclass(frozen=True)
 class CompressionSettings(Settings):
-    """Logistic regression with an intercept and a penalty l2/2 |x|^2, by descent from zero."""
+    """Logistic regression with an intercept and the penalty l2/2 |x|^2, by gradient descent from zero."""
 
     data: str = "planted:clients=20,clusters=1,examples=200,dim=54"
-    """Data set of two classes, as for jaxpfl run: a9a, libsvm:PATH, ...; unless given a synthetic one, in the dimension
-    of the paper's covtype."""
+    """Data set with two classes, as for jaxpfl run: a9a, libsvm:PATH, ...; by default a synthetic one, with as many
+    inputs as the paper's covtype."""
     data_dir: str | None = None
-    """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
+    """Folder of the data sets; by default $JAXPFL_DATA_DIR, then ./data."""
     clients: int = within(20, checks.count)
-    """m, unless the data set's users are the clients."""
+    """Number of clients, m, unless the data set's users are the clients."""
     alpha: float | None = within(None, checks.positive)
-    """Dirichlet concentration of the clients' class proportions; unless given examples are dealt iid."""
+    """Dirichlet concentration of the clients' class proportions; by default examples are distributed iid."""
     compressors: tuple[str, ...] = within(COMPRESSORS, lambda name, text: resolve(text))
     """Compressors to compare, as for --compress."""
     steps: int = within(300, checks.count)
-    """T."""
+    """Number of steps, T."""
     batch: int = within(0, minimum(0))
-    """Examples per gradient, drawn with replacement; 0 for all of a client's."""
+    """Examples per gradient, drawn with replacement; 0 for all of a client's examples."""
     rates: tuple[float, ...] = within((0.1, 0.3, 1.0, 3.0, 6.0), checks.positive)
-    """Rates, times 1 / L; every compressor runs at each."""
+    """Learning rates in units of 1 / L; every compressor runs at each."""
     l2: float = within(1e-3, checks.positive)
     """Weight of the penalty."""
     targets: tuple[float, ...] = within((1e-2, 1e-3, 1e-4), checks.positive)
-    """Gaps for which the number of bits to reach them is reported."""
+    """Gaps to the optimum for which the number of bits needed is reported."""
     seed: int = 0
     """Seed of mini-batches and stochastic rounding."""
     split_seed: int = 0
@@ -78,7 +78,7 @@ class CompressionSettings(Settings):
 
 
 RESOLUTION = 1e-7
-"""Smallest gap: smaller gaps are rounding errors of float32 losses, and are raised to this value."""
+"""Smallest gap that is reported: smaller gaps are rounding errors of float32 losses."""
 
 
 _NEWTON = 100
@@ -86,9 +86,9 @@ _NEWTON = 100
 
 
 class Problem(NamedTuple):
-    """Clients' data with an intercept, x [m, n, d] and y [m, n] in {-1, 1}, mask [m, n]; zero where padded.
+    """Clients' data with an intercept: x [m, n, d], y [m, n] in {-1, 1} and mask [m, n]; zero in the padding.
 
-    ``optimum`` is the least value of `loss`, and ``curvature`` an upper bound of the loss's second derivatives.
+    ``optimum`` is the least value of `loss`, and ``curvature`` an upper bound on the loss's second derivatives.
     """
 
     x: Array
@@ -99,18 +99,18 @@ class Problem(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Results of descent at R rates: ``gap`` to the optimum, [R, T + 1], and a message's ``bits``, [R, T]."""
+    """Results of descent at R learning rates: ``gap`` to the optimum, [R, T + 1], and ``bits`` per message, [R, T]."""
 
     gap: np.ndarray
     bits: np.ndarray
 
 
 def load(given: CompressionSettings, source: data.Source | None = None) -> Problem:
-    """Load the clients' data, and compute the least `loss` on all of them together.
+    """Load the clients' data, and compute the least `loss` on all data together.
 
     Args:
       given: the settings.
-      source: the data set; if None, it is loaded by the name in ``given`` (``data``).
+      source: the data set; by default loaded by its name, ``given.data``.
 
     Raises:
       JaxpflError: if the data cannot be loaded or split, do not have two classes, or have inputs that are not a single
@@ -134,13 +134,13 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
     y = np.where(np.asarray(train.y) > 0, 1, -1) * mask
     found, curvature = optimum(x[mask].astype(np.float64), y[mask].astype(np.float64), given.l2)
     with_data = Problem(jnp.asarray(x), jnp.asarray(y, jnp.float32), jnp.asarray(mask), 0.0, curvature)
-    # In the precision of the runs: what is lost in it is lost on both sides of a gap.
+    # The optimum's loss is computed in the runs' precision, so that rounding affects both sides of a gap.
     least = full_precision.jit(partial(loss, l2=given.l2))(jnp.asarray(found, jnp.float32), with_data)
     return with_data._replace(optimum=float(least))
 
 
 def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]:
-    """Minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound on its curvature.
+    """Minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound on the loss's curvature.
 
     Raises:
       JaxpflError: if Newton's method does not converge.
@@ -160,14 +160,14 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
 def loss(at: Array, problem: Problem, l2: float) -> Array:
     """Mean loss of all examples plus the penalty, []."""
     each = jnp.where(problem.mask, jax.nn.softplus(-problem.y * (problem.x @ at)), 0)
-    # First over each client: one float32 sum over many examples would lose the digits that make up the gaps.
+    # Sums over each client come first: one float32 sum over many examples would lose the digits that make up the gaps.
     return (each.sum(axis=1) / problem.mask.sum()).sum() + l2 / 2 * (at @ at)
 
 
 def descend(
     key: Key, rate: Array, problem: Problem, compressor: Compressor, given: CompressionSettings
 ) -> tuple[Array, Array]:
-    """One run of descent: the gaps [T + 1] and the bits [T].
+    """Run gradient descent with compressed updates; return the gaps [T + 1] and the mean bits per message [T].
 
     Implements: Zhao et al., Algorithm 3.
     """
@@ -207,7 +207,7 @@ def descend(
 
 
 def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
-    """Run every compressor at every rate."""
+    """Results of every compressor, each run at every learning rate."""
     rates = jnp.asarray(given.rates) / problem.curvature
     key = jax.random.key(given.seed)
     found = {}
@@ -219,8 +219,7 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
 
 
 def run(given: CompressionSettings, source: data.Source | None = None) -> dict[str, Any]:
-    """Summary of every compressor: the best rate, the final gap, the bits of all messages, and the bits to reach each
-    target.
+    """Compare the compressors: best learning rate, final gap, bits of all messages, and bits to reach each target.
 
     Reference: Zhao et al., Figure 6.
 
@@ -229,7 +228,7 @@ def run(given: CompressionSettings, source: data.Source | None = None) -> dict[s
       source: data set, as in `load`.
 
     Raises:
-      JaxpflError: if `CompressionSettings.check` refuses the settings, or as in `load`.
+      JaxpflError: as in `CompressionSettings.check` and `load`.
     """
     given.check()
     problem = load(given, source)
@@ -248,7 +247,7 @@ def run(given: CompressionSettings, source: data.Source | None = None) -> dict[s
 
 
 def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
-    """Summary of one compressor."""
+    """Summary of one compressor, from its runs at all learning rates."""
     final = np.where(np.isfinite(found.gap[:, -1]), found.gap[:, -1], np.inf)
     best = int(final.argmin())
     sent = np.concatenate([np.zeros((len(final), 1)), found.bits.cumsum(axis=1)], axis=1)
@@ -270,16 +269,16 @@ def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
 
 OPTIMUM = (1.0, -1.0, 1.0, -1.0)
 PRINTED = ((-1.0, -1.0, 1.0, 1.0), (1.0, -1.0, 1.0, 1.0), OPTIMUM)
-"""The text's x_1, x_2, x_3."""
+"""Points x_1, x_2, x_3 printed in the paper's section III-A."""
 GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
-"""Steps that are reported."""
+"""Steps to report."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Two switches for each variant: whether gamma decays, and whether there is error feedback."""
+"""Variants of the example, each with two switches: whether gamma decays, and whether there is error feedback."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
-    """Points x_1 ... of the text's example by descent with total-variation updates, [steps, 4]."""
+    """Points x_1, x_2, ... of descent with total-variation updates in the example of section III-A, [steps, 4]."""
     optimum = jnp.array(OPTIMUM)
 
     def step(at: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], Array]:
@@ -294,19 +293,20 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 
 
 def demo() -> dict[str, Any]:
-    r"""The example of section III-A computed exactly: x* = (1, -1, 1, -1), from x_0 = 0.
+    r"""Compute the example of section III-A exactly: x* = (1, -1, 1, -1), starting from x_0 = 0.
 
-    The text shows steps that the total-variation update "may" take to the optimum: (-1, -1, 1, 1), (1, -1, 1, 1), x*.
-    No gamma and no rate gives the first of them: every update u of a gradient g has
-    :math:`u^T g = |u|^2 + \gamma\,TV(u)`, and the printed one is orthogonal to the gradient; it doubles the squared
-    distance from the optimum. What descent on :math:`|x - x_*|^2 / 2` does is computed here: with a constant gamma it
-    stalls where no cumulative sum of the gradient exceeds gamma; a gamma that decays, and error feedback, arrive.
+    The paper shows steps that the total-variation update "may" take to the optimum: (-1, -1, 1, 1), (1, -1, 1, 1), x*.
+    No gamma and no learning rate gives the first step. Every update u of a gradient g satisfies
+    :math:`u^T g = |u|^2 + \gamma\,TV(u)`, but the printed update is orthogonal to the gradient, and doubles the squared
+    distance from the optimum. This function computes descent on :math:`|x - x_*|^2 / 2`. With a constant gamma it
+    stalls where no cumulative sum of the gradient exceeds gamma. With a decaying gamma, or with error feedback, it
+    reaches the optimum.
 
     Implements: Zhao et al., section III-A.
 
     Returns:
-      Points of each of `WAYS` at steps `SHOWN`; for the printed path, its first update relative to the gradient, and
-      distances.
+      Points of each variant in `WAYS` at the steps `SHOWN`; for the printed path, the product of its first update and
+      the gradient, and the squared distances from the optimum.
     """
     found = {}
     for name, (decay, feedback) in WAYS.items():
@@ -322,7 +322,7 @@ def demo() -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """Table of the compressors, from `run`'s result."""
+    """Table of the compressors, from the result of `run`."""
     given = result["settings"]
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
@@ -342,13 +342,13 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the gap against the bits: the total-variation updates, and all other compressors beside the best updates."""
+    """Plot the gap against the bits, in one plot for the total-variation updates and one for all other compressors."""
     names = list(result["compressors"])
     updates = [name for name in names if name.startswith("tv:")]
     others = [name for name in names if name not in updates]
     gap = {name: result["compressors"][name]["gap"] for name in updates}
     kinds = ([name for name in updates if ("codebook" in name) == coded] for coded in (False, True))
-    best = [min(kind, key=gap.__getitem__) for kind in kinds if kind]  # of least gap, without and with a codebook
+    best = [min(kind, key=gap.__getitem__) for kind in kinds if kind]  # least gap without, and with, a codebook
     pictures = {"bits": [*others, *best], "bits-total-variation": [*updates, *others[:1]]}
     return [_draw(folder, name, result, shown) for name, shown in pictures.items() if shown]
 

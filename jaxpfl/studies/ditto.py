@@ -1,13 +1,13 @@
-r"""Point estimation by Ditto: its error over lambda beside the posterior mean, which it is at one lambda.
+r"""Point estimation by Ditto: its error as a function of lambda, and the posterior mean, to which one lambda leads.
 
-Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)`, of mean
-:math:`\bar x_k`. With squared loss and :math:`\mu` the mean of all :math:`\bar x_k`, Ditto's personalised model is
+Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)` with mean
+:math:`\bar x_k`. Let :math:`\mu` be the mean of all :math:`\bar x_k`. With squared loss, Ditto's personalised model is
 
 .. math:: v_k(\lambda) = \frac{\bar x_k + \lambda \mu}{1 + \lambda}, \qquad
    E (v_k - w_k)^2 = \frac{\sigma^2}{n K} + \Big(1 - \frac1K\Big)
    \frac{\sigma^2 / n + \lambda^2 \tau^2}{(1 + \lambda)^2}
 
-whose least value is at :math:`\lambda^* = \sigma^2 / (n \tau^2)` for every number K of clients; :math:`v_k(\lambda^*)`
+The error is least at :math:`\lambda^* = \sigma^2 / (n \tau^2)`, for every number K of clients. :math:`v_k(\lambda^*)`
 is the posterior mean under a flat prior of :math:`\theta`.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
@@ -39,7 +39,7 @@ from jaxpfl.support import host_memory
 
 _STEPS = 10
 _SHARE = 0.5
-"""Share of the way to its fixed point that a model goes in a local step."""
+"""Fraction of the distance to its fixed point that a model moves in a local step."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class DittoSettings(Settings):
     clients: int = within(100, minimum(2))
     """Number of clients, K."""
     samples: int = within(10, checks.count)
-    """Samples of a client, n."""
+    """Samples per client, n."""
     sigma: float = within(1.0, checks.positive)
     """Standard deviation of a client's samples."""
     tau: float = within(0.5, checks.positive)
     """Standard deviation of the clients' means."""
     factors: tuple[float, ...] = within((0.0, 0.1, 0.3, 1.0, 3.0, 10.0), checks.not_negative, empty=True)
-    """Values of lambda, times lambda*."""
+    """Values of lambda, in units of lambda*."""
     rounds: int = within(8, checks.count)
-    """Rounds of Ditto; a round has ten full-batch steps that each go half the way."""
+    """Rounds of Ditto; a round has ten full-batch steps, each of which halves the distance to the fixed point."""
     repetitions: int = within(200, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -67,7 +67,7 @@ class DittoSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         host_memory.check(
@@ -78,19 +78,19 @@ class DittoSettings(Settings):
 
     @property
     def best(self) -> float:
-        """lambda*."""
+        """The value lambda* of least error."""
         return self.sigma**2 / (self.samples * self.tau**2)
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate at lambda; an infinite lambda gives the mean of all."""
+    """Expected squared error of Ditto's personalised estimate at lambda; at infinity, of the mean of all clients."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest
 
 
 def draw(given: DittoSettings) -> tuple[np.ndarray, np.ndarray]:
-    """Clients' means [K, R] and samples [K, n, R]; repetition r depends on the seed and r alone."""
+    """Draw the clients' means [K, R] and samples [K, n, R]; repetition r depends only on the seed and r."""
 
     def one(r: Array) -> tuple[Array, Array]:
         of_w, of_x = jax.random.split(jax.random.fold_in(jax.random.key(given.seed), r))
@@ -102,9 +102,10 @@ def draw(given: DittoSettings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(given: DittoSettings, x: np.ndarray, lambdas: np.ndarray) -> np.ndarray:
-    """Personalised models [L, K, R] of Ditto at each lambda [L], rows of one program.
+    """Train Ditto's personalised models [L, K, R] at all lambdas [L] in one compiled program.
 
-    A repetition is a coordinate of the model: the squared loss is their sum, so that they do not touch each other.
+    Each repetition is one coordinate of the model. The squared loss is a sum over coordinates, so repetitions do not
+    affect each other.
     """
     model = Model(lambda key, x: jnp.zeros(x.shape[-1]), lambda v, x, key=None, train=False: v - x)
     task = Task(model, x.shape[2:], 1, lambda rest, y: (rest**2).sum(axis=-1) / 2, {})
@@ -118,18 +119,18 @@ def trained(given: DittoSettings, x: np.ndarray, lambdas: np.ndarray) -> np.ndar
 
 
 def name_of(factor: float) -> str:
-    """Name of Ditto's series at a multiple of lambda*."""
+    """Name of Ditto's series at this multiple of lambda*."""
     return f"ditto {factor:g}"
 
 
 def simulated(given: DittoSettings) -> Results:
-    """Run Ditto at each lambda beside each client alone, one mean for all, and the posterior mean (personalized).
+    """Compare Ditto at each lambda with each client's own mean, the mean of all, and the posterior mean (personalized).
 
-    The summary has ``lambda_star``; ``oracle_gap``, the largest distance of Ditto at lambda* from the posterior mean;
-    and ``largest_z``, the largest distance of a mean error over lambda from its closed form in standard errors.
+    In the summary, ``lambda_star`` is lambda*; ``oracle_gap`` is the largest distance between Ditto at lambda* and the
+    posterior mean; ``largest_z`` is the largest distance between a mean error and its closed form, in standard errors.
 
     Raises:
-      JaxpflError: for settings that `DittoSettings.check` refuses.
+      JaxpflError: as in `DittoSettings.check`.
     """
     given.check()
     w, x = draw(given)
@@ -170,7 +171,7 @@ def _plot(folder: Path, given: DittoSettings, result: dict[str, Any]) -> Path:
     fine = np.geomspace(min([*shown, 0.1]), max([*shown, 10.0]), 100)
     rows = [result["mse"][name_of(factor)] for factor in shown]
     curves = {"ditto": Curve.measured(shown, rows, error(given, given.best * fine))}
-    for name, at in (("local", 0.0), ("global", np.inf)):  # what Ditto is at the ends of lambda's range
+    for name, at in (("local", 0.0), ("global", np.inf)):  # Ditto at the ends of lambda's range
         curves[name] = Curve.level(float(error(given, at)), fine)
     title = f"Ditto's point estimation, K = {given.clients}, n = {given.samples}"
     path = folder / "error-lambda.png"

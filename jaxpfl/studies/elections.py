@@ -1,4 +1,4 @@
-"""County elections: each county's tendency, learned from all others, scored on a held-out election."""
+"""County elections: estimate each county's tendency with the help of all others; score it on a held-out election."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
 
 PRINTED_GAIN = (0.107, 0.019)
-"""The paper's gain, with its spread over six runs."""
+"""The paper's gain, and its standard deviation over six runs."""
 
 
 @dataclass(frozen=True)
 class ElectionSettings(Settings):
-    """Six-fold cross-validation over the elections: five to learn from, the squared error on the sixth."""
+    """Six-fold cross-validation over the elections: five for estimation, the squared error on the sixth."""
 
     epsilon: tuple[float, ...] = within((0.5, 1.0, 2.0, 4.0, 8.0), checks.positive)
-    """Local privacy of each county's one bit, a study for each."""
+    """Local privacy of each county's single bit; the private estimators run at each value."""
     repetitions: int = within(40, checks.count)
-    """Repetitions of the private estimators' randomness, in each fold."""
+    """Repetitions of the private estimators with new randomness, in each fold."""
     seed: int = 0
     """Seed of every random draw."""
     data_dir: str | None = None
-    """Folder that holds elections/county_winners_2000_2020.csv; JAXPFL_DATA_DIR unless given."""
+    """Folder that contains elections/county_winners_2000_2020.csv; by default JAXPFL_DATA_DIR."""
 
 
 def folds(won: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Leave each election out in turn: won [m, e] -> training [e, m, e - 1] and held-out outcomes [e, m]."""
+    """Leave out each election in turn: won [m, e] -> training outcomes [e, m, e - 1] and held-out outcomes [e, m]."""
     left_out = range(won.shape[1])
     return np.stack([np.delete(won, f, axis=1) for f in left_out]), won.T
 
 
 def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) -> tuple[Array, Array]:
-    """Squared errors on the held-out elections, [e], and the estimates, [e, m]; all folds in one program."""
+    """Squared errors on the held-out elections, [e], and the estimates, [e, m]; vmapped over folds."""
 
     def fold(key: Key, train: Array, test: Array) -> tuple[Array, Array]:
         estimates = base.estimate(estimator, key, base.every(train)).estimates
@@ -56,20 +56,20 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
 
 
 def cross_validated(given: ElectionSettings, elections: Elections | None = None) -> Results:
-    """Cross-validate all estimators, the private ones with new randomness in every repetition.
+    """Cross-validate all estimators; the private ones get new randomness in every repetition.
 
-    The summary has ``mse`` and ``gains``: mean and standard error over folds, for the gains also the standard
-    deviation, as in the paper; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
-    ``beta_binomial``: the likelihood's alpha and beta in each.
+    In the summary, ``mse`` and ``gains`` have the mean and standard error over folds; gains also have the standard
+    deviation, as in the paper. ``gain_over_local`` is the gain of the personalised estimator. ``folds`` has the errors
+    in each fold, and ``beta_binomial`` the maximum-likelihood alpha and beta in each fold.
 
     Reference: Ozkara et al. 2023, section 4, elections.
 
     Args:
       given: the settings.
-      elections: election results; read from the data directory unless given.
+      elections: election results; by default read from the data directory.
 
     Raises:
-      JaxpflError: no data, damaged ones, or settings that `ElectionSettings.check` refuses.
+      JaxpflError: if the data are missing or damaged; also as in `ElectionSettings.check`.
     """
     given.check()
     elections = load_elections(given.data_dir) if elections is None else elections
@@ -86,7 +86,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     errors["beta-binomial"] = ((estimates["beta-binomial"] - np.asarray(test)) ** 2).mean(axis=1)
     private = _private(given, train, test)
     errors |= {name: values.mean(axis=0) for name, values in private.items()}
-    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # counties that never change have no error
+    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # an exact local estimate leaves no gain
     gained = {name: 1 - values / to_avoid for name, values in errors.items()}
     spread = {name: measure(g)._asdict() | {"std": float(g.std(ddof=1))} for name, g in gained.items()}
     result = {
@@ -119,7 +119,7 @@ def _note(result: dict[str, Any]) -> str:
 
 
 def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:
-    """Errors of the private estimators by name, [repetitions, e] each, vmapped over eps."""
+    """Errors of the private estimators by name, [repetitions, e] each; vmapped over eps."""
     builders = {"private": bernoulli.split, "printed private": bernoulli.printed_private}
 
     def errors(key: Key) -> dict[str, Array]:
@@ -143,7 +143,7 @@ def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the gain against eps into ``folder``."""
+    """Plot the gain against eps; write the plot into ``folder``."""
     epsilons = result["settings"]["epsilon"]
     gains = result["gains"]
     curves = {

@@ -32,41 +32,42 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
-"""Local mechanism: the analytic Gaussian one; in one dimension also the paper's calibration of it, one bit, and the
-discrete Gaussian on a quantiser's levels."""
+"""Local mechanism: the analytic Gaussian mechanism. In one dimension also the paper's calibration of Gaussian noise,
+one bit, and the discrete Gaussian on a quantiser's levels.
+"""
 
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Clients and their messages, as far as the theory depends on them; the defaults match the paper's Figure 1a."""
+    """Settings of clients and messages on which the theory depends; the defaults match the paper's Figure 1a."""
 
     clients: int = within(10_000, minimum(2))
-    """m."""
+    """Number of clients, m."""
     samples: int = within(15, checks.count)
-    """n, of each client."""
+    """Samples per client, n."""
     sigma_theta: float = within(0.1, minimum(0))
     """Standard deviation of the clients' parameters, in each dimension."""
     sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's parameter."""
     dim: int = within(1, checks.count)
-    """d."""
+    """Dimension, d."""
     radius: float = within(1.0, checks.positive)
-    """r: public bound |mu| <= r in each dimension, which determines the clipping of messages."""
+    """r: public bound |mu| <= r in each dimension, from which the clipping of messages follows."""
     epsilon: float | None = within(None, checks.positive)
-    """Local privacy of each client's message; none unless given."""
+    """Local privacy of each client's message; none by default."""
     delta: float = within(1e-5, checks.probability)
-    """delta of local privacy (the Gaussian mechanisms)."""
+    """delta of local privacy, for the Gaussian mechanisms."""
     mechanism: LocalMechanism = "analytic"
-    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
-    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
+    """analytic (Balle and Wang 2018); for one dimension also printed (the paper's calibration), one-bit (pure), or
+    discrete (Canonne et al. 2020: integer noise on a quantiser's levels)."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
-    """Bits to which each entry of a message is quantised; 8 for discrete noise unless given."""
+    """Bits to which each entry of a message is quantised; by default 8 for discrete noise, else no quantisation."""
 
     def check(self) -> None:
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.dim > 1 and self.mechanism != "analytic":
@@ -78,7 +79,7 @@ class GaussianPopulation(Settings):
 
     @property
     def s2(self) -> float:
-        """Variance of the mean of a client's samples about the client's parameter."""
+        """Variance of a client's sample mean about the client's parameter."""
         return self.sigma_x**2 / self.samples
 
     @property
@@ -87,12 +88,12 @@ class GaussianPopulation(Settings):
 
     @property
     def levels_bits(self) -> int:
-        """Bits of the quantiser to whose levels discrete noise is added."""
+        """Bits of the quantiser on whose levels discrete noise is added."""
         return 8 if self.bits is None else self.bits
 
     @property
     def bound(self) -> float:
-        """Clipping bound of an entry; for d > 1 under local privacy, of the norm."""
+        """Clipping bound of each entry; of the norm for d > 1 under local privacy."""
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
@@ -108,9 +109,9 @@ class GaussianSettings(GaussianPopulation):
     mean: float = 0.0
     """mu, in each dimension."""
     uploads: int | None = None
-    """K: number of clients that send; the others personalise as well. All unless given."""
+    """K: number of clients that send; the others personalise as well. By default all send."""
     repetitions: int = within(60, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -118,7 +119,7 @@ class GaussianSettings(GaussianPopulation):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if not abs(self.mean) <= self.radius:
@@ -127,9 +128,9 @@ class GaussianSettings(GaussianPopulation):
 
 
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators for these settings, by name, with their exact errors over all d entries if known.
+    """Estimators for these settings, by name, each with its exact error over all d entries or None.
 
-    ``estimated`` is the personalised estimator that also learns the variances from the clients.
+    ``estimated`` is the personalised estimator with variances learned from the clients.
     """
     found: dict[str, tuple[Estimator, float | None]] = {
         "local": (gaussian.local(), given.dim * given.s2),
@@ -146,16 +147,15 @@ def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | No
 
 
 def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
-    """The personalised estimator that knows the variances in the settings."""
+    """The personalised estimator with the variances known from the settings."""
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
-    """Exact error of `personalized`, summed over entries and averaged over all clients, including those that do not
-    send.
+    """Exact error of `personalized`, summed over entries and averaged over clients, also those that do not send.
 
-    The weight assumes the release variance sq2 (unless ``a`` is given), while releases add ``added`` to an entry's
-    variance (sq2 unless given).
+    The weight is optimal for the release variance sq2, unless ``a`` is given. Releases add ``added`` (by default sq2)
+    to an entry's variance.
     """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
@@ -167,7 +167,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """Releases of the settings with their exact variance per entry, neglecting clipping."""
+    """Releases for these settings by name, each with the variance that it adds per entry, exact without clipping."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)
@@ -180,9 +180,7 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def sent_variance(given: GaussianPopulation) -> float:
-    """Bound on the variance that a release adds to an entry, by privacy or, without privacy, by quantisation; zero
-    without both.
-    """
+    """Bound on the variance that a private or quantised release adds to an entry; zero without either."""
     if given.epsilon is not None:
         return float(private_release(given, strength(given, given.epsilon)).variance)
     return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
@@ -193,9 +191,7 @@ def _quantized_to(given: GaussianPopulation) -> float:
 
 
 def strength(given: GaussianPopulation, epsilon: float) -> float:
-    """Strength of the settings' mechanism: the standard deviation of Gaussian noise (in steps if discrete), or eps for
-    one-bit.
-    """
+    """Strength of the mechanism: standard deviation of Gaussian noise (in steps if discrete), or eps for one-bit."""
     if given.mechanism == "one-bit":
         return epsilon
     if given.mechanism == "discrete":
@@ -206,7 +202,7 @@ def strength(given: GaussianPopulation, epsilon: float) -> float:
 
 
 def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
-    """Local mechanism of the settings; its strength may be traced, except for discrete noise."""
+    """Local mechanism of these settings; ``strength`` may be traced, except for discrete noise."""
     if given.mechanism == "discrete":
         with jax.ensure_compile_time_eval():
             noise = discrete_gaussian.table(float(strength))
@@ -217,11 +213,11 @@ def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
 
 
 def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
-    """Exact variance that a private release adds to an entry; for one bit it decreases with the square of the mean."""
+    """Exact variance that a private release adds to an entry; for one bit it decreases with the squared mean."""
     spread = given.st2 + given.s2
     if given.mechanism == "one-bit":
         return sent.variance - (given.mean**2 + spread)
-    if given.mechanism == "discrete":  # rounding adds less than its bound
+    if given.mechanism == "discrete":  # the exact variance of the rounding replaces its bound
         most = quantizers.variance_bound(given.bound, given.levels_bits)
         rounding = quantizers.normal_variance(given.mean, spread, given.bound, given.levels_bits)
         return sent.variance - most + rounding
@@ -238,14 +234,14 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
 
 @dataclass(frozen=True)
 class GaussianOptions(OwnClients):
-    """The user's own clients instead of simulated ones."""
+    """Options to estimate the user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own, by the names of its columns: --client, and --value or --values. With --epsilon,
+    """Your own clients; --client, and --value or --values, name its columns. With --epsilon, the values of
     --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
     covariates: tuple[str, ...] = ()
-    """Columns of numbers beside the samples of a long file, on which these are regressed; clients are then normal about
-    the regression (the nested-error model of Battese, Harter and Fuller 1988)."""
+    """Numeric columns of a long file on which the samples are regressed; clients are then normal about the regression
+    (the nested-error model of Battese, Harter and Fuller 1988)."""
 
 
 def _errors(given: GaussianSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
@@ -259,12 +255,12 @@ def simulated(given: GaussianSettings) -> Results:
     """Run the simulation.
 
     Raises:
-      JaxpflError: if `GaussianSettings.check` refuses the settings, or if sigma_x is too small relative to the means
-        for single precision.
+      JaxpflError: as in `GaussianSettings.check`; also if sigma_x is too small relative to the means for single
+        precision.
     """
     given.check()
     full_precision.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
-    with jax.enable_x64(True):  # closed forms to all digits
+    with jax.enable_x64(True):  # closed forms in double precision
         found = contenders(given)
     errors = _errors(given, {name: estimator for name, (estimator, _) in found.items()}, given.samples)
     exact = {name: mse for name, (_, mse) in found.items()}
@@ -287,7 +283,7 @@ def simulated(given: GaussianSettings) -> Results:
 
 
 def privacy_note(given: GaussianSettings, epsilon: float) -> str:
-    """A line on the guarantee, the clipping and the size of a client's message."""
+    """A line that states the privacy guarantee, the clipping and the size of a client's message."""
     delta = "pure" if given.mechanism == "one-bit" else f"delta {given.delta:g}"
     clipped = "each entry" if given.dim == 1 else "the norm"
     bits = private_release(given, strength(given, epsilon)).bits
@@ -298,14 +294,14 @@ def privacy_note(given: GaussianSettings, epsilon: float) -> str:
 
 
 EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 9))
-"""Epsilons in the paper's figures."""
+"""Values of eps in the paper's figures."""
 
 MECHANISMS = ("analytic", "printed", "one-bit")
-"""One-dimensional mechanisms whose noise may be traced."""
+"""Mechanisms in one dimension with a strength that may be traced."""
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Errors of the local mechanisms, [repetitions, len(epsilons)] each, on the same data, in one program.
+    """Errors of the local mechanisms at each eps, [repetitions, len(epsilons)] each, on the same data, in one program.
 
     Reference: Ozkara et al. 2023, Figure 1a; Ozkara et al. 2023, Figure 3a; Ozkara et al. 2023, Figure 3b;
       Ozkara et al. 2022, Figure 4.
@@ -322,7 +318,7 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
 
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
-    """Plot the error against eps, m and n into ``folder``, measured and exact."""
+    """Plot the measured and exact errors against eps, m and n; write the plots into ``folder``."""
     of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), given.uploads or 2)
     of_n = fractions(given.samples, (0.2, 0.5, 1.0, 2.0, 4.0), 1)
     plots = [_epsilon_plot(folder, given)]
@@ -376,18 +372,18 @@ _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
     """Estimate the means of the file's clients, column by column, with variances estimated from the file.
 
-    With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius must be publicly
-    known, and the numbers of samples are public too.
+    With eps, messages are private by the settings' mechanism. sigma_theta, sigma_x, radius and the numbers of samples
+    must then be publicly known.
 
     Args:
       path: file to read.
-      given: the settings that apply to own data.
+      given: the settings; those for simulated clients must have their defaults.
       layout: layout of the file.
       level: level of the intervals.
 
     Raises:
-      JaxpflError: if a setting does not apply to the user's own data, the file is bad, there are fewer than two
-        clients, no client has two samples, or there is a column in which no client's samples differ.
+      JaxpflError: if a setting does not apply to the user's own data, if the file is bad, if there are fewer than two
+        clients, or none with two samples, or if all clients' samples are identical in a column.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "dim", "mean")
@@ -401,7 +397,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = own_clients.sizes_of(path, samples)
-    # The clipping radius must hold for the client with fewest samples.
+    # The clipping radius must also hold for the client with the fewest samples.
     known = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=samples[0].shape[1])
     known.check()
     own_clients.check_squares(path, clients.columns, samples)
@@ -421,7 +417,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
         if given.epsilon is not None:
             sent = private_release(known, strength(known, given.epsilon))
             estimators["private"] = personalized(known, sent)
-        # Equal noise for two files that differ by one client would reveal that client.
+        # The key depends on the data: equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = own_clients.estimates(estimators, key, data)
         settings = {name: value for name, value in vars(given).items() if name not in ignored}
@@ -454,7 +450,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
 
 
 def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Results:
-    """Results of `estimate_file` with the options' layout and level; with covariates, those of `regressed_results`."""
+    """Results of `estimate_file`, or with covariates of `regressed_results`, with the options' layout and level."""
     if options.covariates:
         return regressed_results(path, given, options)
     made = estimate_file(path, given, options, level=options.level)
@@ -474,7 +470,7 @@ def _column_posterior(
     sx2 = np.asarray(variances.client_variance(scatter, free))
     s2 = sx2 / sizes
     alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
-    unit = float(variances.pooled) ** 0.5  # scale at which the squares of variances do not underflow
+    unit = float(variances.pooled) ** 0.5  # in this unit the squares of variances do not underflow
     center, scale = (
         unit * np.asarray(each)[:, 0]
         for each in learned_gaussian.posterior(
@@ -513,12 +509,12 @@ _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "
 
 
 def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Results:
-    """Estimates for the clients of a file with a row for each sample, at the mean of each client's covariates.
+    """Estimate the clients of a file by regression on covariates, each at the mean of its own covariates.
 
     Args:
-      path: file to read, a row for each sample.
-      given: settings; those for simulated clients and for privacy must have their defaults.
-      options: a layout with ``covariates`` and ``level``.
+      path: file to read, with a row per sample.
+      given: the settings; those for simulated clients and for privacy must have their defaults.
+      options: file layout with ``covariates`` and ``level``.
 
     Raises:
       JaxpflError: if the file is bad, if covariates are not columns of the file, or if there is more than one column of

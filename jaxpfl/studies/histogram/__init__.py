@@ -1,4 +1,4 @@
-"""The histogram study: Table 1 of Setlur et al. 2023 on users drawn or read, and users' own histograms."""
+"""The histogram study: Table 1 of Setlur et al. 2023 for synthetic or real users, and users' own histograms."""
 
 from jaxpfl.studies.histogram.study import STUDY
 

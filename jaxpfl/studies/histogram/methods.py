@@ -1,6 +1,6 @@
-"""Settings, users and rows of the histogram table: centers by every method, without and with privacy.
+"""Settings, users and rows of the histogram table: centers by every method, with and without privacy.
 
-Users are drawn from a Dirichlet mixture, or are token counts that were read, in groups.
+Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
 _FEW = 20
-"""Number of users below which the minimum number of tokens per user is lowered."""
+"""Least number of users; if fewer have enough tokens, the required number of tokens is lowered."""
 _LEAST = (50, 20, 10, 5, 2)
 _USERS_OF_A_CLUSTER = 4
 
@@ -47,75 +47,75 @@ class HistogramSettings(Settings):
     tokens: int = within(1_000, minimum(2))
     """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = within(4_000, checks.count)
-    """n of synthetic data, including the users set apart."""
+    """n: number of synthetic users, including those for validation and the unseen ones."""
     components: int = within(10, checks.count)
-    """Clusters of synthetic data."""
+    """Number of clusters in synthetic data."""
     alpha: float = within(200.0, checks.positive)
     """Concentration of synthetic users about their cluster's center."""
     spread: float = within(1.0, minimum(0))
     """Standard deviation of the logarithms of synthetic centers about Zipf's law."""
     samples: int = within(500, checks.count)
-    """m, tokens of a synthetic user; their median with --samples-spread."""
+    """m: tokens of a synthetic user; with --samples-spread, their median."""
     samples_spread: float = within(0.0, minimum(0))
-    """Standard deviation of the logarithm of a synthetic user's tokens."""
+    """Standard deviation of the logarithm of a synthetic user's number of tokens."""
     least_tokens: int = within(100, checks.count)
-    """Real users with fewer tokens are left out; lowered if hardly any has so many."""
+    """Real users with fewer tokens are left out; the default is lowered if too few users have so many."""
     train_share: float = 0.5
-    """Share of a real user's tokens used for estimation; estimates are scored on the others."""
+    """Share of a real user's tokens used for estimation; the others score the estimates."""
     validation: float = within(0.2, minimum(0))
-    """Share of the users that lambda and alpha are tuned on."""
+    """Share of the users on which lambda and alpha are tuned."""
     unseen: float = within(0.1, minimum(0))
-    """Share of users unseen by every method, which are scored separately."""
+    """Share of users that no method sees, and that are scored separately."""
     block: int = within(histogram.BLOCK, checks.count)
-    """Users per dense block, which affects memory and speed alone."""
+    """Users per dense block, which affects only memory and speed."""
     seed: int = 0
     """Seed of every random draw."""
     data_dir: str | None = None
-    """Folder that holds irc/; JAXPFL_DATA_DIR unless given."""
+    """Folder that contains irc/; by default JAXPFL_DATA_DIR."""
     encoding: str | None = None
-    """Encoding of csv:FILE, such as latin-1; UTF-8 unless given."""
+    """Encoding of csv:FILE, such as latin-1; by default UTF-8."""
     clusters: int = within(10, checks.count)
-    """k; one per four users if they are few."""
+    """k: number of clusters; at most one per four users by default."""
     rounds: int = within(20, checks.count)
-    """T of Algorithm 2 and of IFCA without privacy."""
+    """T: rounds of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = within(0.1, checks.rate)
-    """Rate of IFCA's steps."""
+    """Step size of IFCA."""
     temperature: float = within(0.5, minimum(0))
-    """t of Algorithm 1."""
+    """t: temperature of Algorithm 1."""
     direction: Direction = "printed"
     """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = within(100, checks.count)
-    """Tokens that DimRed keeps; a tenth of all if they are fewer."""
+    """Number of tokens that DimRed keeps; a tenth of all tokens if there are fewer."""
     candidates: int = within(200, checks.count)
-    """Candidate tokens of private DimRed, the most frequent by the private mean; all if they are fewer."""
+    """Number of candidate tokens of private DimRed, the most frequent by the private mean; at most all tokens."""
     lam: float | None = None
-    """lambda of fine-tuning; tuned on the validation users unless given."""
+    """lambda of fine-tuning; by default tuned on the validation users."""
     epsilon: tuple[float, ...] = within((1.0, 3.0, 8.0, 15.0), checks.positive, empty=True)
-    """Epsilon per user, one table column each; all releases behind a row are accounted for."""
+    """Epsilon per user, one table column each; it covers all releases behind a row."""
     delta: float = within(1e-10, checks.probability)
-    """delta of each epsilon."""
+    """delta for each epsilon."""
     private_clusters: int | None = within(None, checks.count)
-    """k under privacy; --clusters unless given."""
+    """k under privacy; by default --clusters."""
     private_rounds: int = within(5, checks.count)
     """T under privacy."""
     mean_share: float = within(0.5, checks.probability)
-    """Share of a clustering's privacy budget for its release of the mean; its rounds have the rest."""
+    """Share of a clustering's privacy budget for its release of the mean; the rest is for its rounds."""
     radius: float = within(0.25, checks.positive)
     """C: public clipping norm (L2) of the histograms."""
     clip: float = within(1.0, checks.positive)
-    """c of Algorithm 3 as printed."""
+    """c: clipping constant of Algorithm 3 as printed."""
     floor: float = within(1e-6, checks.positive)
-    """s: floor of every token's estimate before normalisation, which determines the score of local."""
+    """s: floor of every token's estimate before normalisation; the loss of local depends only on it."""
     em_steps: int = within(10, checks.count)
     """EM steps of the Dirichlet mixture, and steps of each cluster's Dirichlet fit."""
     repetitions: int = within(20, checks.count)
-    """Runs, each with its own start and noise, side by side on the same users."""
+    """Number of runs on the same users, each with its own initial centers and noise; vmapped."""
 
     def check(self) -> None:
-        """Check the settings, independently of the data (see `follow`).
+        """Check the settings by themselves; `follow` checks them against the data.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
@@ -139,17 +139,17 @@ class HistogramSettings(Settings):
 
 
 def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[HistogramSettings, dict[str, Any]]:
-    """Reduce settings at their defaults that are too large for the data.
+    """Reduce settings that have their defaults and are too large for the data.
 
     Args:
       given: settings that have passed their own checks.
-      counts: counts of real users; None for synthetic ones.
+      counts: counts of real users; None for synthetic users.
 
     Returns:
       The settings, and the changed ones by name.
 
     Raises:
-      JaxpflError: a setting that the user gave and that the data cannot hold.
+      JaxpflError: if a setting given by the user is too large for the data.
     """
     taken: dict[str, Any] = {}
 
@@ -189,7 +189,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
 
 
 class Group(NamedTuple):
-    """Users and the ground truth of their scores."""
+    """Users, and the ground truth by which their estimates are scored."""
 
     users: Users
     truth: Truth
@@ -199,13 +199,13 @@ class Prepared(NamedTuple):
     """Users of a study, in groups.
 
     Attributes:
-      clients: the users that take part.
+      clients: users that take part.
       validation: users on which lambda and alpha are tuned.
       unseen: users that no method sees, scored separately.
-      vocabulary: the tokens [d].
-      names: the clients' names [clients].
-      population: the mixture that synthetic users are drawn from; None for real ones.
-      kinds: each client's component of that mixture [clients]; None for real users.
+      vocabulary: the tokens, [d].
+      names: the clients' names, [clients].
+      population: mixture from which synthetic users are drawn; None for real users.
+      kinds: each client's component of that mixture, [clients]; None for real users.
     """
 
     clients: Group
@@ -218,10 +218,10 @@ class Prepared(NamedTuple):
 
 
 def read(given: HistogramSettings) -> TokenCounts | None:
-    """Counts of real users; None for synthetic ones.
+    """Read the counts of real users; return None for synthetic users.
 
     Raises:
-      JaxpflError: files that cannot be read.
+      JaxpflError: if files cannot be read.
     """
     if given.data == "synthetic":
         return None
@@ -233,10 +233,10 @@ def read(given: HistogramSettings) -> TokenCounts | None:
 
 
 def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepared:
-    """Draw synthetic users, or divide the users that were read into groups.
+    """Draw synthetic users, or divide the real users into groups.
 
     Raises:
-      JaxpflError: settings that `HistogramSettings.check` refuses, or that the users are too few for.
+      JaxpflError: as in `HistogramSettings.check`; also if there are too few users for the settings.
     """
     given.check()
     if read is None:
@@ -254,7 +254,7 @@ def prepare(given: HistogramSettings, read: TokenCounts | None = None) -> Prepar
 
 
 def _synthetic(given: HistogramSettings) -> Prepared:
-    # Three dense tables in double precision: the counts, the histograms, and their blocks.
+    # Three dense tables in double precision: counts, histograms, and the histograms' blocks.
     host_memory.check(
         24 * given.tokens * (given.users + given.components),
         f"{given.users} users (of {given.components} components) over {given.tokens} tokens need",
@@ -283,12 +283,12 @@ LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
 ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())
 METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
 BLENDED = ("Algorithm 2", "Standardised")
-"""Methods whose users also blend the centers."""
+"""Methods with an additional row in which users blend the centers."""
 PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
-"""Methods whose users also weight their own histogram by its number of tokens."""
+"""Methods with an additional row in which the weight of a user's own histogram depends on its number of tokens."""
 MOMENT_RADIUS = 1.0
-"""B: public, the norm of a user's standardised deviation over the candidate tokens."""
+"""B: public clipping norm of a user's standardised deviation over the candidate tokens."""
 ONE_RELEASE = ("FedAvg", "FedAvg, denoised")
 CLUSTERINGS = ("IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
 PRIVATE_METHODS = ONE_RELEASE + CLUSTERINGS
@@ -298,7 +298,7 @@ ALGORITHM_3 = "Algorithm 3 (printed)"
 def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings) -> Array:
     """Centers by a non-private method, [1 or k, d].
 
-    Without noise ``Standardised`` is Algorithm 2 from random multiples of the mean.
+    Without noise, ``Standardised`` is Algorithm 2 with random multiples of the mean as initial centers.
     """
     k, s = given.clusters, given.floor
     mean = floored(histogram.mean(users), s)
@@ -331,9 +331,9 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """All rows of the table for these centers: the estimates, and the lambda or alpha that was chosen (NaN if none).
+    """All rows of the table for these centers: the estimates, and the chosen lambda or alpha (NaN if there is none).
 
-    Each row's lambda or alpha is tuned on the validation users alone.
+    Each row's lambda or alpha is tuned only on the validation users.
     """
     s, rows = given.floor, {}
     none = jnp.asarray(jnp.nan)
@@ -360,7 +360,7 @@ def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, 
     """All non-private rows except `reference_rows`.
 
     Args:
-      key: key of the starts.
+      key: random key of the initial centers.
       data: the users.
       given: the settings.
     """
@@ -371,9 +371,9 @@ def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, 
 def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
     """Reference rows from Dirichlet models around Algorithm 2's centers [k, d].
 
-    They are a Dirichlet distribution fitted to each cluster, the mixture of them by EM, and for a known population its
-    Bayes estimate, which is optimal. Also the validation users' mean, fine-tuned, which costs the users no privacy and
-    is the baseline of FedAvg under much noise.
+    The rows are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for synthetic
+    users the Bayes estimate under the true population, which is optimal. A further row fine-tunes the validation users'
+    mean. It costs the other users no privacy, and is the baseline for FedAvg under much noise.
     """
     s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
     start = histogram_dirichlet.around(centers, 100.0)
@@ -396,7 +396,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Scores of a row: mean loss, mean loss on unseen users, the lambda or alpha, and each user's loss [b, c]."""
+    """Scores of a row: mean loss, mean loss on unseen users, the chosen lambda or alpha, each user's loss [b, c]."""
 
     loss: Array
     unseen: Array
@@ -405,7 +405,7 @@ class Scored(NamedTuple):
 
 
 def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, Scored]:
-    """Score every row; unseen users are assigned and fine-tuned by their own counts alone."""
+    """Score every row; unseen users are assigned and fine-tuned by their own counts only."""
     found = {}
     for name, (personal, chosen) in rows.items():
         own = losses(*data.clients, personal)
@@ -415,7 +415,7 @@ def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, 
 
 
 class Choice(NamedTuple):
-    """Settings of a private method: k, T, the clipping norm C, and the first release's share of the budget."""
+    """Settings of a private method: k, T, clipping norm C, and the first release's share of the privacy budget."""
 
     clusters: int
     rounds: Scalar
@@ -424,11 +424,11 @@ class Choice(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise for one budget (eps, delta).
+    """Noise for one privacy budget (eps, delta).
 
     Attributes:
       alone: noise multiplier of a method with a single release; methods with several releases divide it (`divided`).
-      printed_epsilon: eps of each call in Algorithm 3 as printed.
+      printed_epsilon: eps of each part of a call of Algorithm 3 as printed.
       printed_stddev: standard deviation of the noise in these calls.
     """
 
@@ -438,7 +438,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """Noise that makes each private row (eps, delta)-DP as a whole."""
+    """Noise with which each private row as a whole is (eps, delta)-DP."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
     part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
@@ -453,7 +453,7 @@ def method_choices(given: HistogramSettings) -> dict[str, Choice]:
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
-    """Noise multipliers of the first release and of each further one, and how many further ones there are."""
+    """Noise multipliers of the first release and of each further release, and the number of further releases."""
     if method in ONE_RELEASE:
         return alone, alone, 0
     others = choice.rounds + (method == "Algorithm 2 + DimRed")
@@ -463,15 +463,15 @@ def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar,
 def private_centers(
     method: str, key: Key, users: Users, alone: Scalar, choice: Choice, given: HistogramSettings
 ) -> Array:
-    """Centers by a private method, [1 or k, d]; every use of the users' data is accounted for.
+    """Centers by a private method, [1 or k, d]; the privacy accounting covers every use of the users' data.
 
     Args:
-      method: method of `PRIVATE_METHODS`.
-      key: key of the start and of all noise; every method, budget and choice has a stream of its own by it.
+      method: name in `PRIVATE_METHODS`.
+      key: random key of the initial centers and the noise; every method, budget and choice derives its own stream.
       users: the users.
-      alone: noise multiplier of a single release that is as private as the whole; may be traced.
-      choice: k static, the others may be traced.
-      given: settings outside a choice: floor, IFCA's rate, DimRed's tokens.
+      alone: noise multiplier of a single release that is as private as all releases together; may be traced.
+      choice: the method's settings; k is static, the others may be traced.
+      given: all other settings: floor, IFCA's step size, DimRed's tokens.
     """
     s, k = given.floor, choice.clusters
     key = numbered(named(key, method, given), alone, *choice)
@@ -489,7 +489,7 @@ def private_centers(
     keep = None
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
-        candidates = jax.lax.top_k(mean, given.candidates)[1]  # private, as the mean is
+        candidates = jax.lax.top_k(mean, given.candidates)[1]  # derived from the private mean, at no privacy cost
         moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
         keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
@@ -523,15 +523,15 @@ def all_private_centers(
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
-"""Method whose centers are exported, and blended by the users: without privacy, and with."""
+"""Method with the exported centers, which the users blend: without privacy (True) and with privacy (False)."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
-"""The arrays of an exported archive, see `export`."""
+"""Names of the arrays in an exported archive, see `export`."""
 PRINTED = {
     "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
     "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
     "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
 }  # fmt: skip
-"""The paper's losses, without and with privacy (eps 15, delta 1e-10), on Reddit."""
+"""The paper's losses on Reddit, without and with privacy (eps 15, delta 1e-10)."""
 ORDER = (
     "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
     BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
@@ -542,7 +542,7 @@ ORDER = (
 
 
 def exported(column: str) -> str:
-    """The row whose histograms `export` writes."""
+    """Name of the row with the histograms that `export` writes for a column."""
     return f"{CLUSTERING[column == EXACT]}, blended + FT"
 
 
@@ -550,10 +550,10 @@ class Made(NamedTuple):
     """Result of the study: the summary as JSON, and arrays for plots and export.
 
     Attributes:
-      given: the settings, as they were fitted to the data.
-      result: see `run`.
+      given: the settings after `follow`.
+      result: summary, see `run`.
       data: the users.
-      centers: centers in the first run by column, of `CLUSTERING`, [k, d].
+      centers: centers of `CLUSTERING` in the first run, [k, d], by column.
       series: mean losses by "row, column", [runs] each; [1] for rows that do not depend on the run.
     """
 

@@ -1,4 +1,4 @@
-"""The histogram study: Table 1 of Setlur et al. 2023 in both columns, with intervals, and users' own histograms."""
+"""The histogram study: both columns of Table 1 of Setlur et al. 2023, with intervals, and users' own histograms."""
 
 from __future__ import annotations
 
@@ -87,22 +87,28 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
 def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     """Run every method, without privacy and at every eps.
 
-    Args:
-      given: the settings.
-      counts: real users' counts; read here unless given.
+    The summary ``result`` has the entries
+
+    - ``rows``: by column ("non-private" and "epsilon E") and row, the mean loss over runs with its 95 % half width
+      (``interval``, by Student's t; None for one run), the mean loss of unseen users, and the mean lambda or alpha.
+      ``difference`` is the paired difference from the column's FedAvg + FT, with half widths over runs, and over users
+      (of each user's mean over runs).
+    - ``best``: the row `exported`, by column.
+    - ``privacy`` at each eps; ``floor``; ``users``; ``printed``, the paper's table.
+    - ``followed_the_data``: settings that `methods.follow` reduced.
+    - ``misclustering``: see `misclustering`; only for synthetic users.
 
     Reference: Setlur et al. 2023, Table 1.
 
+    Args:
+      given: the settings.
+      counts: real users' counts; by default read from the settings' files.
+
     Returns:
-      With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
-      its 95 % half-width (``interval``, by Student's t; None for one run), the mean loss of unseen users, the mean
-      lambda or alpha, and the paired ``difference`` from the column's FedAvg + FT, with its half-width over runs and,
-      for each user's mean over runs, over users; ``best``, the row `exported` in each column; ``privacy`` at each
-      eps; ``floor``; ``users``; ``printed``: the paper's table; ``followed_the_data``: settings that
-      `methods.follow` made smaller; for synthetic users ``misclustering`` (`misclustering`).
+      The summary, and arrays for plots and export.
 
     Raises:
-      JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
+      JaxpflError: as in `HistogramSettings.check`; also if files cannot be read.
     """
     given.check()
     noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
@@ -111,7 +117,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
-    # The noise's key depends on the users too: equal noise for files that differ by one user would reveal it.
+    # The noise's key depends on the users: equal noise for two files that differ by one user would reveal that user.
     own = named(key, *jax.tree.leaves(data.clients.users))
     keys, private_keys = (
         jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
@@ -154,12 +160,12 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 
 
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
-    """Write users' own histograms, `exported` of the first run, as an ``.npz`` file.
+    """Write users' own histograms, from the row `exported` of the first run, to an ``.npz`` file.
 
-    It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
-    nearest, and ``lam``.
+    Its arrays are ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], the nearest
+    center of each user ``cluster`` [n], and ``lam``.
 
-    With an eps of the study the centers are private; a user's histogram is its own, and is not released.
+    With an eps of the study the centers are private. A user's histogram is meant for that user, and is not private.
     """
     given, column = made.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
@@ -182,7 +188,7 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
 
 def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
     made = measure(scored.loss)
-    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # runs with the same key
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # paired: runs share their keys
     of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
     return {
         "mean": made.mean,
@@ -198,7 +204,7 @@ def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
 
 
 def _interval(values: Any) -> float | None:
-    """Half width of a 95 % interval for the mean."""
+    """Half width of a 95 % confidence interval of the mean."""
     from scipy.special import stdtrit
 
     stderr = standard_error(np.asarray(values, float))
@@ -231,7 +237,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
 
 
 def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
-    """Share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
+    """Share of users in a wrong cluster, under the best matching of the labels [n] to the true clusters [n]."""
     from scipy.optimize import linear_sum_assignment
 
     table = np.zeros((clusters, clusters))
@@ -240,10 +246,10 @@ def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
 
 
 def rate(population: DirichletMixture, tokens: float) -> float:
-    """Rate ``exp(-Delta^2 / (8 sigma^2))`` of the bound, with sigma^2 the largest variance of a histogram's entry.
+    """Rate ``exp(-Delta^2 / (8 sigma^2))`` of the bound; sigma^2 is the largest variance of a histogram's entry.
 
-    That variance about the center is ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``; the largest eigenvalue of
-    the covariance is not much larger for small P.
+    An entry's variance about the center is ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``. For small P the
+    largest eigenvalue of the covariance is not much larger.
     """
     centers, about = population.centers, 1 / (population.alpha + 1)
     apart = ((centers[:, None] - centers) ** 2).sum(axis=-1)
@@ -253,20 +259,20 @@ def rate(population: DirichletMixture, tokens: float) -> float:
 
 
 def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
-    r"""Misclustering rates of the users after 0 ... T rounds, averaged over runs, by method; and the bound's rate.
+    r"""Misclustering rates of the users after 0 ... T rounds by method, averaged over runs, and the paper's bound.
 
-    Appendix D of the paper bounds it by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish, with Delta
-    the least distance of two centers and sigma^2 a sub-Gaussian parameter of a user's histogram about its center. The
-    analysis treats Lloyd's algorithm in Euclidean distance with such noise, not the divergence: the bound is shown for
-    comparison.
+    Appendix D of the paper bounds the rate by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish. Delta
+    is the least distance between two centers, and sigma^2 a sub-Gaussian parameter of a user's histogram about its
+    center. The analysis is for Lloyd's algorithm in Euclidean distance with such noise, not for the KL divergence, so
+    the bound is shown only for comparison.
 
-    Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
+    If the numbers of clusters differ, users in clusters without a match count as wrong.
 
     Implements: Setlur et al. 2023, appendix D.
     """
     assert data.population is not None
     assert data.kinds is not None
-    steps = {"Algorithm 2": 1.0, "IFCA": given.ifca_rate}  # rates of a step towards the mean
+    steps = {"Algorithm 2": 1.0, "IFCA": given.ifca_rate}  # step sizes towards the mean
 
     @full_precision.jit
     def labels(keys: Key, users: histogram.Users) -> dict[str, Array]:
@@ -308,18 +314,18 @@ def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HistogramOptions(Options):
-    """Export of every user's estimate to an archive."""
+    """Options to export every user's estimate to an archive."""
 
     export: Annotated[Path | None, NEW_FILE] = None
     """Write every user's personalised histogram to this .npz file."""
     export_epsilon: float | None = None
-    """Epsilon of the exported centers; without privacy unless given."""
+    """Epsilon of the exported centers; by default the centers without privacy."""
 
     def check(self, given: HistogramSettings) -> None:
-        """Check that the study has these centers, and that the file can be written.
+        """Check that the study computes the centers to export, and that the file can be written.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the option, its value and the allowed values.
         """
         if self.export_epsilon is not None and self.export_epsilon not in given.epsilon:
             known = ", ".join(f"{e:g}" for e in given.epsilon)
@@ -350,11 +356,11 @@ def _read(given: HistogramSettings) -> Read:
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
-"""Rows that plots show, each in its colour."""
+"""Rows that the plots show, each with its own colour."""
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """Table of every row in every column, and lines on the privacy claims, from `study.run`'s result."""
+    """Table of every row in every column, and lines on the privacy claims, from the result of `study.run`."""
     given, users = result["settings"], result["users"]
     sizes = result["tokens_per_user"]
     title = (
