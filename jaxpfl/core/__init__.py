@@ -1,1 +1,1 @@
-"""Vocabulary of the field: protocol, types, trees, randomness, participation and settings."""
+"""Foundations of all other packages: protocol, types, trees, randomness, participation and settings."""

@@ -62,7 +62,7 @@ def count(name: str, value: int, most: int | None = None) -> None:
 def seed(name: str, value: int) -> None:
     """Check that a seed is a whole number of 32 bits.
 
-    JAX maps any other seed to the key of a 32-bit one.
+    By default JAX truncates a longer seed to 32 bits, so that two different seeds could give the same key.
 
     Raises:
       JaxpflError.

@@ -1,4 +1,4 @@
-"""Choices by name with arguments, written in one line: ``NAME`` or ``NAME:argument=value,argument=value``."""
+"""Parsing of choices that are given as text: ``NAME`` or ``NAME:argument=value,argument=value``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """The name and the arguments of a choice, with each argument's value as text.
+    """Split a choice into its name and its arguments, without converting the arguments' values.
 
     Examples:
       >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
@@ -40,13 +40,13 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
 def arguments(
     kind: str, text: str, makers: Mapping[str, Callable[..., Any]], **more: type
 ) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a choice, in the types of its maker's parameters.
+    """Split a choice into its name and its arguments, converted to the types of its maker's parameters.
 
     Args:
-      kind: the word for such choices in messages.
+      kind: noun for these choices in error messages.
       text: the choice, as ``NAME`` or ``NAME:argument=value,...``.
       makers: name -> maker, for all choices.
-      more: further arguments of every choice, and their types.
+      more: types of the arguments that every choice accepts in addition.
 
     Raises:
       JaxpflError: if the name or an argument is unknown, an argument is missing, or a value has another type.
@@ -64,10 +64,10 @@ def arguments(
 
 
 def literal(text: str) -> Any:
-    """The number or switch (true, false) that a text denotes; the text itself if neither."""
+    """Parse a number or a switch (true, false); return any other text unchanged."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for deeply nested brackets
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # deeply nested brackets raise the last two
         return text
 
 
@@ -77,17 +77,17 @@ _FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.
 def typed(what: str, text: str, kind: type) -> Any:
     """Parse a text as a value of type ``kind``.
 
-    A whole number is accepted as a float, and so is inf; a single number is accepted as a tuple of one.
+    Whole numbers and inf are accepted as floats. A single number is accepted as a tuple of length one.
 
     Raises:
       JaxpflError: if the text denotes a value of another type.
     """
     try:
-        value = float(text) if kind is float else literal(text)  # "inf" is a number too
+        value = float(text) if kind is float else literal(text)  # literal does not parse "inf"
     except ValueError:
         value = text
     if kind is tuple and type(value) in (int, float):
         value = (value,)
-    if type(value) is not kind or value != value:  # not a number
+    if type(value) is not kind or value != value:  # only NaN differs from itself
         raise JaxpflError(f"{what} must be {_FORMS.get(kind, f'a {kind.__name__}')}, got {shown(text)}")
     return value

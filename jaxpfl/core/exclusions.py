@@ -1,4 +1,4 @@
-"""Settings that cannot go together: one table, from which refusals, their documentation and their tests are made."""
+"""Table of incompatible settings, from which the refusals, their documentation and their tests are made."""
 
 from __future__ import annotations
 
@@ -118,22 +118,22 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "an audit assumes users' uploads, and independent noise and cohorts"
     ),
 }
-"""Combinations that cannot be accounted or computed: (a setting, others that cannot go with it) -> the reason, and what
-to write instead. Each is a setting that is on (``compress``), a setting with its value (``noise = central``), or a
-property of the run in words (``asynchronous rounds``)."""
+"""Combinations that cannot be accounted or computed: (setting, incompatible settings) -> the reason and the remedy. A
+setting is given by its name if it is on or off (``compress``), by its name and value (``noise = central``), or as a
+property of the run in words (``asynchronous rounds``). Incompatible settings are separated by commas."""
 
 NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a claim"]
-"""Reason why a mechanism without noise has no claim."""
+"""Reason why no epsilon can be claimed for a mechanism without noise."""
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that cannot go together.
+    """Refuse incompatible settings.
 
     Args:
-      settings: values by name, in the words of `EXCLUSIONS`; None and False are off.
+      settings: name -> value, with the names that `EXCLUSIONS` uses. None and False mean that the setting is off.
 
     Raises:
-      JaxpflError: with both settings, and the reason.
+      JaxpflError: if two settings are incompatible; the message gives both settings and the reason.
     """
     shown: dict[str, str] = {}
     for name, value in settings.items():
@@ -146,11 +146,11 @@ def check(settings: Mapping[str, Any]) -> None:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Pairs of settings that cannot go together, with the reason."""
+    """Pairs of incompatible settings, each with the reason."""
     return [(what, other, why) for (what, others), why in EXCLUSIONS.items() for other in others.split(", ")]
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """`EXCLUSIONS` as a Markdown table."""
     lines = [f"| {what} | {others} | {why} |" for (what, others), why in EXCLUSIONS.items()]
     return "\n".join(["| setting | not with | why |", "|---|---|---|", *lines])

@@ -1,4 +1,4 @@
-"""Arithmetic that keeps its digits: products in the precision of their operands, and compensated sums of many trees."""
+"""Accurate arithmetic: products in the precision of their operands, and compensated sums of many trees."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _FULL = "float32"
 _ROUNDING = 1e-3
-"""Largest rounding error of a value, relative to the range of a client's values."""
+"""Largest rounding error that `check_digits` accepts, relative to the range of a client's values."""
 
 
 def users_own() -> bool:
-    """True if the user has set JAX's matmul precision to another value than `products` does; it is then kept."""
-    # Inside `products` the setting has the value that `products` gave it.
+    """True if the user has set JAX's matmul precision, other than to the value that `products` sets."""
+    # The value of `products` does not count as the user's, because an enclosing `products` may have set it.
     return jax.config.jax_default_matmul_precision not in (None, _FULL)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Function whose products are traced in float32, or float64, where their operands are.
+    """Wrap a function such that its matrix products keep the precision of float32 and float64 operands.
 
-    By default JAX rounds the operands of a product of float32 to 10 bits of mantissa on recent GPUs (tf32) and to 7 on
-    TPUs (bfloat16): a sum of squares is then off by one in 1000. On a CPU nothing changes. A setting of
-    ``jax_default_matmul_precision`` of the user's own is kept.
+    By default JAX rounds the operands of a float32 product to 10 bits of mantissa on recent GPUs (tf32) and to 7 bits
+    on TPUs (bfloat16), so that a sum of squares is wrong by one part in 1000. On a CPU nothing changes. A value of
+    ``jax_default_matmul_precision`` that the user has set is kept.
 
     Args:
-      function: function of arrays, not yet jitted; ``jit`` goes outside.
+      function: function of arrays that is not yet jitted; apply ``jit`` to the wrapped function.
     """
 
     @functools.wraps(function)
@@ -52,15 +52,15 @@ def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
 
 
 class RunningSum(NamedTuple):
-    r"""Sum of the trees so far, accurate to one rounding of it however many they are.
+    r"""Compensated sum of trees, whose error hardly grows with their number.
 
-    Each addition's rounding error is computed and subtracted from the next term (Kahan 1965), which leaves a relative
-    error of :math:`2 u + O(n u^2)` of n terms of one sign, u the unit roundoff; plain addition in a loop has up to
-    :math:`n u`, six per cent of a million float32 terms. Integers and Booleans are added as they are.
+    Each addition's rounding error is computed and subtracted from the next term (Kahan 1965). For n terms of one sign
+    and unit roundoff u, the relative error is :math:`2 u + O(n u^2)`. Plain addition in a loop has an error of up to
+    :math:`n u`, which is six per cent for a million float32 terms. Integers and Booleans are added without correction.
 
     Attributes:
       total: the sum.
-      excess: amount by which each floating-point leaf of ``total`` is too large, in the order of its leaves.
+      excess: amount by which each floating-point leaf of ``total`` is too large, in the order of the leaves.
 
     Examples:
       >>> terms = jnp.full(100_000, 0.1)
@@ -74,12 +74,12 @@ class RunningSum(NamedTuple):
 
     @classmethod
     def zero(cls, like: PyTree) -> Self:
-        """The empty sum of trees with these shapes and types."""
+        """Start the sum of trees with the shapes and dtypes of ``like``."""
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return cls(total, tuple(jnp.zeros_like(leaf) for leaf in jax.tree.leaves(total) if _rounds(leaf)))
 
     def plus(self, tree: PyTree) -> Self:
-        """The sum with one more tree."""
+        """Add a tree to the sum."""
         leaves, structure = jax.tree.flatten(self.total)
         totals, excess = [], iter(self.excess)
         left = []
@@ -103,8 +103,8 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
     """Refuse values whose rounding error in JAX's floating-point type is not small relative to their range.
 
     Args:
-      largest: the largest absolute value, for each entry of a sample.
-      spread: the range of a client's values, shaped as ``largest``; zero is never refused.
+      largest: largest absolute value of each entry of a sample.
+      spread: range of a client's values, with the shape of ``largest``. A range of zero is never refused.
 
     Raises:
       JaxpflError.

@@ -1,22 +1,23 @@
 r"""Client participation: cohort sampling, stragglers and dropout. These change results, not only speed.
 
-A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m. An
-`Availability` decides which of its clients take fewer local steps, and whose upload is lost.
+A `Participation` draws the cohort as sorted row numbers of the stack, [capacity] int32; an empty slot has the row
+number m. An `Availability` decides which clients of the cohort take fewer local steps, and which uploads are lost.
 
-A client's score depends on its id alone, whatever the order of the stack.
+A client's score in these draws depends on its id, not on the order of the stack.
 
-**Simulated time.** A client with :math:`g` gradients in a round, which receives :math:`B_d` bytes and uploads
-:math:`B_u`, takes
+**Simulated time.** A client that evaluates :math:`g` gradients in a round, receives :math:`B_d` bytes and uploads
+:math:`B_u` bytes takes
 
 .. math:: t_i = g\, s\, c_i + \frac{B_d}{d\, l_i} + \frac{B_u}{u\, k_i}
 
-seconds, with s seconds a gradient and d, u bytes a second; the factors :math:`c_i, l_i, k_i` are a client's own in all
-rounds: 1, or log-normal with median 1 and deviation sigma of their logarithms. A synchronous round lasts as long as its
-slowest client takes, including clients whose upload is lost; clients outside the cohort are not waited for. An
-asynchronous round (FedBuff) lasts until the next clients at work have arrived.
+seconds. A gradient takes s seconds, and the downlink and the uplink transfer d and u bytes per second. The client's
+factors :math:`c_i, l_i, k_i` are the same in all rounds. They are 1, or log-normal with median 1 and standard deviation
+sigma of their logarithms. A synchronous round lasts until the slowest client of the cohort has finished, even if that
+client's upload is lost. An asynchronous round (FedBuff) lasts until as many uploads have arrived as a cohort has
+clients.
 
-By name with arguments, for ``--time-model`` and ``jaxpfl.fit(time_model=)``: ``equal:step=0.1,up=1e6,down=1e7``, or
-``lognormal`` with ``sigma=0.5,seed=0`` as well. Nothing else of a run depends on it, but for asynchronous rounds.
+``--time-model`` and ``jaxpfl.fit(time_model=)`` accept ``equal:step=0.1,up=1e6,down=1e7``, or ``lognormal`` with the
+additional arguments ``sigma=0.5,seed=0``. In synchronous rounds, only the reported time depends on the time model.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class TimeModel(NamedTuple):
-    """Speeds of clients.
+    """Speeds of the clients.
 
     Attributes:
-      step: s, median seconds of a gradient.
-      up, down: u and d, median bytes a second of the uplink and of the downlink; infinite if they take no time.
+      step: s, median seconds per gradient.
+      up, down: u and d, median bytes per second of the uplink and the downlink; infinite if transfers take no time.
       sigma: standard deviation of the logarithms of the clients' factors.
       seed: seed of the factors.
     """
@@ -64,19 +65,19 @@ class TimeModel(NamedTuple):
         return jnp.exp(self.sigma * jax.random.normal(key, (3,), jnp.float32))
 
     def seconds(self, client_ids: Array, gradients: Array, up: Scalar, down: Scalar) -> Array:
-        """Seconds of each client's round, [m].
+        """Duration of each client's round in seconds, [m].
 
         Args:
           client_ids: [m].
           gradients: gradients evaluated in the round, [m].
-          up, down: bytes of a client's upload and of its message, [] or [m].
+          up, down: sizes of a client's upload and of its message in bytes, [] or [m].
         """
         compute, received, sent = jax.vmap(self.factors)(client_ids).T
         return gradients * self.step * compute + down / (self.down * received) + up / (self.up * sent)
 
 
 def resolve_time_model(time_model: str) -> TimeModel:
-    """The time model of that name with those arguments.
+    """Parse a time model such as ``equal:step=0.1``.
 
     Examples:
       >>> resolve_time_model("equal:step=0.1,up=1e6")
@@ -112,24 +113,24 @@ TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognorm
 
 
 class Participation(NamedTuple):
-    """A sampling scheme of the cohort.
+    """Sampling scheme for the cohort.
 
     Attributes:
       name: name in config files and reports.
       num_clients: m.
-      capacity: slots of the cohort, static.
+      capacity: number of slots of the cohort, static.
       expected_cohort: the expected number of clients in a round (public).
       everyone: static; true if the cohort is always all m clients in order (the engine then needs no gather).
-      sample: ``(key, client_ids [m]) -> rows [capacity] int32``, sorted, m where empty.
-      left_out: ``(key, client_ids [m]) -> [] int32``, how many clients of the same draw found no slot; None where that
-        cannot happen.
-      rate: the probability with which each client takes part, where clients do so independently; else None.
-      fixed_size: whether the cohort is always ``capacity`` clients, uniformly without replacement. Where neither this
-        nor ``rate`` nor ``everyone`` says how clients are drawn, nothing can be claimed of their privacy.
-      cycle: rounds after which a client's turn comes again, where clients take turns; else None. ``rate`` then applies
-        to the clients whose turn it is.
-      turns: replaces ``sample`` where clients take turns: ``(key of the run, key of the round, round, client_ids [m])
-        -> rows [capacity] int32``.
+      sample: ``(key, client_ids [m]) -> rows [capacity] int32``, sorted; m for an empty slot.
+      left_out: ``(key, client_ids [m]) -> [] int32``, the number of clients that the same draw selects beyond the
+        capacity; None if that cannot happen.
+      rate: probability that a client takes part, if clients do so independently; otherwise None.
+      fixed_size: whether the cohort is always ``capacity`` clients, drawn uniformly without replacement. If ``rate`` is
+        None and neither this nor ``everyone`` is true, no privacy guarantee can be claimed.
+      cycle: number of rounds from one turn of a client to its next, if clients take turns; otherwise None. With turns,
+        ``rate`` applies to the clients whose turn it is.
+      turns: replacement for ``sample`` if clients take turns: ``(key of the run, key of the round, round,
+        client_ids [m]) -> rows [capacity] int32``.
     """
 
     name: str
@@ -145,10 +146,10 @@ class Participation(NamedTuple):
     turns: Callable[[Key, Key, Array, Array], Array] | None = None
 
     def rows(self, released: Key, round: Array, client_ids: Array) -> Array:
-        """The cohort of a round, sorted rows [capacity] int32.
+        """Draw the cohort of a round, sorted row numbers [capacity] int32.
 
         Args:
-          released: key of the run's cohorts and noise.
+          released: the run's key for cohorts and noise.
           round: [] int32, the number of finished rounds.
           client_ids: [m].
         """
@@ -170,7 +171,7 @@ def full(num_clients: int) -> Participation:
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
-    """Uniform sampling of K clients without replacement, by the K largest of m independent uniform scores."""
+    """Uniform sampling of K clients without replacement: the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
 
     def sample(key: Key, client_ids: Array) -> Array:
@@ -183,13 +184,13 @@ def uniform(num_clients: int, cohort: int) -> Participation:
 def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participation:
     """Poisson sampling: each client takes part with probability q, independently of the others.
 
-    The cohort has ``cap`` slots. If more clients are drawn, a uniformly random subset of them takes part and the others
-    are counted as left out. This truncated scheme must be accounted as such.
+    The cohort has ``cap`` slots. If more clients are drawn, a uniformly random subset of them takes part, and the
+    others are counted as left out. Privacy accounting must account for this truncation.
 
     Args:
       num_clients: m.
-      rate: q, rounded up to a multiple of 2^-23, as scores are such multiples: `Participation.rate` is then exact.
-      cap: slots; m, which leaves nobody out, unless given.
+      rate: q, rounded up to a multiple of 2^-23. As scores are such multiples too, `Participation.rate` is then exact.
+      cap: number of slots; by default m, which leaves no client out.
 
     Raises:
       JaxpflError: for a rate outside (0, 1], or a cap outside 1 ... m.
@@ -202,7 +203,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
     def sample(key: Key, client_ids: Array) -> Array:
-        # Drawn clients' scores are independent and uniform below q: the lowest are a uniformly random subset.
+        # The scores of the drawn clients are independent and uniform below q, so the lowest are a random subset.
         lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
         return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
 
@@ -215,15 +216,15 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     """Blocks of clients that take turns: a client takes part at most once in any ``cycle`` consecutive rounds.
 
-    Clients are divided into ``cycle`` blocks, at random by their ids and equally large up to one client. In round t it
-    is the turn of block t mod ``cycle``, and each of its clients takes part with probability ``rate``, independently.
+    Clients are divided at random into ``cycle`` blocks, whose sizes differ by at most one client. Round t is the turn
+    of block t mod ``cycle``. Each client of this block takes part with probability ``rate``, independently.
 
     Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Algorithm 2.
 
     Args:
       num_clients: m.
-      cycle: rounds between two turns of a client, at most m.
-      rate: probability of taking part when it is one's turn, rounded up to a multiple of 2^-23.
+      cycle: number of rounds from one turn of a client to its next, at most m.
+      rate: probability that a client takes part when it is its turn, rounded up to a multiple of 2^-23.
 
     Raises:
       JaxpflError: for a cycle outside 1 ... m, or a rate outside (0, 1].
@@ -235,7 +236,7 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     rate = math.ceil(rate * 2**23) / 2**23
 
     def turns(of_blocks: Key, key: Key, round: Array, client_ids: Array) -> Array:
-        # Ties of scores, multiples of 2^-23, are broken by the id: the order of the stack must not count.
+        # Scores are multiples of 2^-23 and can tie. Ties are broken by id, so that the stack's order does not matter.
         order = jnp.lexsort((client_ids, client_scores(of_blocks, client_ids)))
         places = jnp.arange(capacity) * cycle + round % cycle
         rows = jnp.where(places < num_clients, order.at[places].get(mode="clip"), num_clients)
@@ -257,16 +258,16 @@ def of(
     cap: int | None = None,
     cycle: int | None = None,
 ) -> Participation:
-    """The participation scheme for a cohort of the given expected size.
+    """Make the participation scheme for a cohort of the given expected size.
 
     Args:
       num_clients: m.
-      cohort: K; None for all.
-      kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client at the rate K / m) or
-        ``cyclic`` (blocks of clients take turns); by default full where K = m, else uniform.
-      cap: slots of a Poisson cohort; m unless given.
-      cycle: rounds between two turns of a client (cyclic), each of whose block takes part at the rate K cycle / m;
-        ceil(m / K) unless given, where the whole block does.
+      cohort: K; None for all clients.
+      kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
+        ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
+      cap: number of slots of a Poisson cohort; by default m.
+      cycle: number of rounds from one turn of a client to its next, for cyclic cohorts. Each client of the block then
+        takes part with probability K cycle / m. The default is ceil(m / K), and the whole block then takes part.
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation has a cohort below m, a cap
@@ -299,7 +300,7 @@ def of(
 
 
 class FailureRates(NamedTuple):
-    """Probabilities of an `Availability` as arguments of a program, [] or [S]; None for what never happens."""
+    """Probabilities of an `Availability` as arguments of a program, [] or [S]; None for a failure that never occurs."""
 
     dropout: Scalar | None = None
     stragglers: Scalar | None = None
@@ -310,7 +311,8 @@ class FailureRates(NamedTuple):
 class Availability:
     """Failures in the cohort. Draws are independent, and a client's draws do not depend on the other clients.
 
-    A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
+    A probability is one number for all runs, [], or one for each run, [S]. In a run with probability 0, nothing fails,
+    whatever the probabilities of the other runs.
 
     Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
     """
@@ -333,10 +335,11 @@ class Availability:
     client, or until the next clients arrive (fedbuff); results have the time."""
 
     def checked(self) -> Availability:
-        """The same, checked, with lists of probabilities as tuples.
+        """Check the settings and convert lists of probabilities to tuples.
 
         Raises:
-          JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
+          JaxpflError: for a value outside its range, for ``same_stragglers`` without stragglers, and for lists of
+            different lengths.
         """
         check(self)
         if self.time_model is not None:
@@ -354,13 +357,13 @@ class Availability:
 
     @property
     def rates(self) -> FailureRates:
-        """The probabilities, to be handed to a program that is made `without_rates`."""
+        """The probabilities as arguments of a program that was built with `without_rates`."""
         given = (None if _never(rate) else np.asarray(rate, np.float32) for rate in (self.dropout, self.stragglers))
         return FailureRates(*given)
 
     @property
     def per_run(self) -> tuple[Availability, ...]:
-        """The availability of each run, [S]; one for all runs, [1], where no probability differs between runs."""
+        """The availability of each run, [S]; a single one, [1], if no probability is given per run."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))
@@ -369,11 +372,11 @@ class Availability:
 
     @property
     def without_rates(self) -> Availability:
-        """The availability without its probabilities: the part that a program still depends on."""
+        """The availability without its probabilities: the settings that a compiled program depends on."""
         return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
     def replace_rates(self, rates: FailureRates) -> Availability:
-        """The same with these probabilities, traced or not."""
+        """The same availability with these probabilities, traced or not."""
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
         return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)
 
@@ -397,12 +400,12 @@ class Availability:
 
 
 def _never(rate: Scalar | Sequence[float]) -> bool:
-    """True if a probability is known to be zero, in every run, when a program is made."""
+    """True if a probability is known at trace time to be zero in every run."""
     return not isinstance(rate, Tracer) and not np.any(rate)
 
 
 RELIABLE = Availability()
-"""Nobody fails."""
+"""Availability without failures."""
 
 
 def _check(num_clients: int, cohort: int) -> None:

@@ -5,9 +5,9 @@ calls the server and scatters the clients' states back. Neither this file nor an
 
 Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
 
-`wrapped_server` and `wrapped_client` forward whatever a wrapper of a method does not change. The state of a wrapper
-contains the state of the method, and a wrapper may add to messages and hyper-parameters; the method sees nothing of
-these additions.
+`wrapped_server` and `wrapped_client` wrap a method and forward every function that the wrapper does not change. The
+wrapper's state contains the method's state. The wrapper may add to messages and hyper-parameters, and the method does
+not see these additions.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ClientContext(NamedTuple):
       client_id: [] int32, the client's id.
       participations: [] int32, the client's previous rounds in the cohort.
       step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
-        static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
+        static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
       staleness: [] int32, the number of rounds that ended between the message and the client's upload; 0 in synchronous
@@ -208,7 +208,7 @@ class Client(NamedTuple):
         returns ``()``. The key is the same for all clients, so that models drawn with it start alike; fold in
         ``ctx.client_id`` for a key that differs between clients.
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round of a client in the cohort.
-        Metrics are a dict of scalars; progress displays show ``train_loss``.
+        Metrics are a dict of scalars. Progress displays show ``train_loss``.
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; the client's
         state does not change. With ``ctx.step_limit == 0`` no step is taken.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.

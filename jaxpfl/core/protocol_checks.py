@@ -127,7 +127,8 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
 def check_metric(name: str, values: Any, *examples: int) -> None:
     """Check that a task's metric is one number for each of a client's examples.
 
-    A mean over the examples would count padding. Without ``examples``, the metric must be one number for all examples.
+    The metric must not be a mean over the examples, because such a mean would include padding. Without ``examples``,
+    the metric must be one number for the client.
 
     Raises:
       JaxpflError: if it is not; the message gives the shape.

@@ -1,7 +1,7 @@
-"""Named random streams: the key of every draw is derived from its purpose, its round and its client.
+"""Named random streams: the key of every draw is derived from the draw's purpose, round and client.
 
 ``key = fold_in(run key, purpose, round, client id)``. A client's stream therefore does not depend on its slot in the
-cohort, on who else takes part, on how clients are chunked or on the number of devices.
+cohort, on the other clients in the cohort, on how clients are chunked or on the number of devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Purpose(IntEnum):
-    """Purpose of a random stream. The numbers are part of the results: never renumber, only append."""
+    """Purpose of a random stream. Results depend on these numbers: append new ones, but never change one."""
 
     SERVER_INIT = 0
     CLIENT_INIT = 1
@@ -39,17 +39,18 @@ class Purpose(IntEnum):
     SPEEDS = 14
     CYCLE = 15
 
-    # Local steps t = 0, 1, ... are folded into the same key: these numbers count down from the top, beyond any step.
+    # The numbers of local steps, t = 0, 1, ..., are folded into the same keys as the purposes below. These purposes
+    # therefore count down from 2^31 - 1, which no step reaches.
     RELEASE_NOISE = 2**31 - 1
     SCALE_NOISE = 2**31 - 2
     EXAMPLES = 2**31 - 3
-    UPLOAD_CODE = SCALE_NOISE  # folded into a round's key; for a scale's noise, into a step's
+    UPLOAD_CODE = SCALE_NOISE  # no clash: UPLOAD_CODE is folded into a round's key, SCALE_NOISE into a step's key
     ATTACK_NOISE = 2**31 - 4
     AUGMENTATION = 2**31 - 5
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
-    """Key of a named stream, by ``fold_in`` with the purpose and then each name (round, client id, ...)."""
+    """Derive a stream's key by folding in the purpose and then each name (round, client id, ...)."""
     key = jax.random.fold_in(run_key, int(purpose))
     for name in names:
         key = jax.random.fold_in(key, name)
@@ -57,12 +58,13 @@ def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
 
 
 def named(key: Key, *names: object) -> Key:
-    """Key for a stream with arbitrary data as its name: the first 16 bytes of the text's SHA-256 are folded in.
+    """Derive the key of a stream that is named by arbitrary data.
 
-    Streams of different names are independent, up to a collision of the hash.
+    The first 16 bytes of the names' SHA-256 hash are folded in. Streams with different names are independent unless
+    these hashes collide.
 
     Args:
-      names: arrays, or objects whose ``repr`` is the same in every process; memory addresses in it are ignored.
+      names: arrays, or objects whose ``repr`` is the same in every process. Memory addresses in a ``repr`` are ignored.
     """
     for word in words_of(*names):
         key = jax.random.fold_in(key, word)
@@ -70,13 +72,13 @@ def named(key: Key, *names: object) -> Key:
 
 
 def words_of(*names: object) -> np.ndarray:
-    """The hash of some names that `named` folds in, [4] uint32."""
+    """Hash the names of a stream to the words that `named` folds in, [4] uint32."""
     text = "\0".join(_ADDRESS.sub("", repr(name)) for name in map(_short, names))
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u4").astype(np.uint32)
 
 
 def _short(name: object) -> object:
-    """The shape, dtype and checksum of an array, whose ``repr`` omits most of it; other names as they are."""
+    """Replace an array by its shape, dtype and checksum, because the ``repr`` of a long array omits most entries."""
     if not isinstance(name, np.ndarray | jax.Array):
         return name
     array = np.asarray(name)
@@ -84,7 +86,7 @@ def _short(name: object) -> object:
 
 
 def numbered(key: Key, *numbers: Scalar) -> Key:
-    """Key of a stream named by numbers, traced or not: their bits, folded in."""
+    """Derive a stream's key by folding in the bits of some numbers, traced or not."""
     for number in numbers:
         number = jnp.asarray(number, jnp.result_type(float))
         for word in jnp.ravel(jax.lax.bitcast_convert_type(number, jnp.uint32)):
@@ -93,5 +95,5 @@ def numbered(key: Key, *numbers: Scalar) -> Key:
 
 
 def client_scores(key: Key, client_ids: Array) -> Array:
-    """One uniform score in [0, 1) per client, [m], which depends on the key and the client's id alone."""
+    """Uniform score in [0, 1) for each client, [m], which depends only on the key and the client's id."""
     return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(client_ids)

@@ -1,6 +1,6 @@
-"""Maximum of a smooth function of a few parameters, and the point at which a monotone condition turns.
+"""Maximisation of a smooth function of a few parameters, and bisection for a monotone condition.
 
-Pure and of fixed shapes, so that both jit, and vmap over problems.
+Both functions are pure and have fixed shapes, so that they can be jitted, and vmapped over problems.
 
 Reference: Nocedal and Wright 2006, "Numerical Optimization", section 3.4 (a modified Hessian).
 """
@@ -30,22 +30,25 @@ class _Place(NamedTuple):
 
 
 def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Array]:
-    """Maximise from the best start, by Newton steps that never descend by more than rounding.
+    """Maximise a function by damped Newton steps from the best of several starts.
+
+    No step lowers the function's value by more than rounding error.
 
     Args:
-      function: ``[P] -> []``, twice differentiable; the mean over clients of a log likelihood, so that its rounding
-        errors do not grow with their number. Values that are not finite count as the worst.
-      starts: [S, P], in units in which a step of 1 is neither tiny nor huge.
+      function: ``[P] -> []``, twice differentiable. If it is a log likelihood of clients, pass the mean over clients
+        rather than the sum, so that rounding errors do not grow with the number of clients. Values that are not finite
+        count as minus infinity.
+      starts: [S, P], scaled such that a step of length 1 is neither tiny nor huge.
 
     Returns:
-      The parameters [P], and the function's value.
+      The parameters [P] at the maximum, and the function's value there.
     """
 
     def value(at: Array) -> Array:
         found = function(at)
         return jnp.where(jnp.isfinite(found), found, -jnp.inf)
 
-    slope = jax.jacfwd(function)  # of a few parameters, and no step of the function is kept in memory
+    slope = jax.jacfwd(function)  # forward mode stores no intermediate values and is cheap for a few parameters
 
     def slope_twice(at: Array) -> tuple[Array, Array]:
         found = slope(at)
@@ -62,12 +65,13 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
         usable = jnp.isfinite(gradient).all() & jnp.isfinite(hessian).all()
         size, axes = jnp.linalg.eigh(jnp.where(usable, hessian, jnp.eye(len(gradient), dtype=hessian.dtype)))
         along = axes.T @ jnp.where(usable, gradient, 0)
-        # Uphill also where the function is convex, and not far where it is flat.
+        # Absolute eigenvalues give an ascent direction even where the function is convex. The lower limit on them
+        # avoids a division by zero where the function is flat.
         move = axes @ (along / (jnp.maximum(jnp.abs(size), _LEAST_CURVATURE) + place.damping))
         length = jnp.linalg.norm(move)
         move = move * jnp.minimum(1, _LONGEST / jnp.where(length > 0, length, 1))
         new = value(place.at + move)
-        # Where rounding hides the promised gain, the step is taken on the word of slope and curvature.
+        # If the predicted gain is below rounding error, a measured loss of that size does not reject the step.
         hidden = rounding * (1 + jnp.abs(place.value))
         better = new >= place.value - jnp.where(gradient @ move <= hidden, hidden, 0)
         return _Place(
@@ -87,7 +91,7 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
 
 
 def bisect(below: Callable[[Array], Array], low: Array, high: Array, halvings: int = _HALVINGS) -> Array:
-    """The point at which ``below`` turns from true to false, to the distance of low and high by 2^halvings."""
+    """Find the point where ``below`` turns from true to false, to within (high - low) / 2^halvings."""
     low, high = jnp.broadcast_arrays(low, high)
 
     def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:

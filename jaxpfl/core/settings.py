@@ -1,7 +1,7 @@
 """Settings: fields of frozen dataclasses that carry their help, type, range and unit.
 
-A setting is declared once. Flags, config files, ``config.json``, Python keywords and their documentation are read off
-the declaration, and `check` refuses a value of another type or outside the range wherever it was given.
+A setting is declared once. Flags, config files, ``config.json``, Python keywords and their documentation are derived
+from the declaration. Wherever a value was given, `check` refuses it if its type is wrong or it is out of range.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 LARGEST = 2**31 - 1
-"""Largest count: an int32 of a compiled program."""
+"""Largest value of a count, because compiled programs use int32."""
 
 
 class Kind(NamedTuple):
-    """A type of values: its name in error messages, and the test that a value passes."""
+    """Type of a setting's values: its name in error messages, and a predicate that accepts these values."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 class Range(NamedTuple):
-    """An interval of numbers; an end that is open does not belong to it."""
+    """Interval of numbers; an open end is excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -50,7 +50,7 @@ class Range(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The interval as error messages and help give it."""
+        """The interval in words, for error messages and help."""
         low = "" if self.low == -math.inf else f"{'>' if self.open_low else '>='} {_digits(self.low)}"
         if self.high == math.inf:
             high = "finite" if self.open_high else ""
@@ -74,7 +74,7 @@ def _is_number(value: Any) -> bool:
 
 
 def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A test for one value, extended to a list or array [S] of them."""
+    """Extend a predicate for one value to lists and arrays [S] of values."""
 
     def holds(value: Any) -> bool:
         if isinstance(value, np.ndarray) or hasattr(value, "__jax_array__") or hasattr(value, "aval"):
@@ -86,7 +86,7 @@ def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def instance_of(words: str, *types: type) -> Kind:
-    """The kind of the instances of some types."""
+    """Kind that accepts instances of some types."""
     return Kind(words, lambda value: isinstance(value, types))
 
 
@@ -105,7 +105,7 @@ BY_NAME = Kind(
 )
 
 _KINDS = {"int": WHOLE, "float": NUMBER, "str": NAME, "bool": SWITCH}
-"""Kinds by annotation; a setting with another annotation names its kind."""
+"""Annotation -> kind; for any other annotation, the setting must give its kind."""
 
 
 def about(
@@ -117,17 +117,17 @@ def about(
     kind: Kind | None = None,
     text: Any = None,
 ) -> dict[str, Any]:
-    """The metadata of a `setting`; a required one is declared ``name: kind = field(metadata=about(...))``.
+    """Metadata of a `setting`; declare a required setting as ``name: kind = field(metadata=about(...))``.
 
     Args:
-      help: its documentation, a sentence: what ``--help`` and the keyword's documentation show. The docstring below the
-        field unless given (`read_help`).
-      unless_given: the meaning of a default that is None.
-      range: the allowed values, for a number.
+      help: one sentence for ``--help`` and the documentation of the Python keyword; by default the docstring below the
+        field (`read_help`).
+      unless_given: meaning of a default that is None.
+      range: allowed values of a number.
       unit: unit of a number, such as "clients".
-      kind: the type of its values; read off the annotation (int, float, str or bool) unless given.
-      text: the annotation of its form as text, for flags and files, where Python accepts more (``str | None`` for a
-        setting that may also be a function).
+      kind: type of the values; by default derived from the annotation (int, float, str or bool).
+      text: annotation for flags and files, if Python accepts further types (``str | None`` for a setting that may also
+        be a function).
     """
     more: dict[str, Any] = {
         "unless_given": unless_given,
@@ -140,13 +140,16 @@ def about(
 
 
 def setting(default: Any, help: str = "", **more: Any) -> Any:
-    """A field of a dataclass that is a setting: its default value, its documentation, and what else `about` takes."""
+    """Declare a dataclass field as a setting, with a default value and the arguments of `about`."""
     return dataclasses.field(default=default, metadata=about(help, **more))
 
 
 def read_help(settings: type[T]) -> type[T]:
-    """Take the docstring below each field of a dataclass as the help of that setting, and its second paragraph as what
-    Python takes besides: editors and documentation tools read the same."""
+    """Decorate a dataclass such that the docstring below each field becomes the help of that setting.
+
+    The first paragraph is the help. The second paragraph, if there is one, describes what Python accepts in addition.
+    Editors and documentation tools read the same docstrings.
+    """
     for field, text in itertools.pairwise(_class_bodies(inspect.getmodule(settings))[settings.__name__]):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
@@ -159,20 +162,20 @@ def read_help(settings: type[T]) -> type[T]:
 
 @cache
 def _class_bodies(module: ModuleType | None) -> dict[str, list[ast.stmt]]:
-    """Statements of each class of a module, which is parsed once for all its settings."""
+    """Statements of each class in a module; cached, so that a module is parsed only once."""
     assert module is not None
     tree = ast.parse(inspect.getsource(module))
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def restated(settings: type, name: str, default: Any, unless_given: str = "") -> Any:
-    """A setting of another dataclass under the same name with another default.
+    """Declare a setting of another dataclass again, with the same name but another default.
 
     Args:
-      settings: the dataclass that declares it.
+      settings: dataclass that declares the setting.
       name: name of the field.
       default: the new default.
-      unless_given: the meaning of a default that is None.
+      unless_given: meaning of a default that is None.
     """
     field = _fields(settings)[name]
     text = text_type(settings, field)
@@ -186,28 +189,28 @@ def _sentence(help: str, unless_given: str) -> str:
 
 
 def text_type(settings: type, field: dataclasses.Field[Any]) -> Any:
-    """The annotation of a field's form as text."""
+    """Annotation of a field for flags and files."""
     return field.metadata.get("text") or get_type_hints(settings, include_extras=True)[field.name]
 
 
 def text_words(field: dataclasses.Field[Any]) -> str:
-    """The annotation of a field's form as text, in words such as ``int | None``."""
+    """Annotation of a field for flags and files, as text such as ``int | None``."""
     text = field.metadata.get("text") or field.type
     return text.__name__ if isinstance(text, type) else str(text)
 
 
 def check(settings: Any, *names: str, prefix: str = "") -> None:
-    """Refuse a setting of the wrong type or outside its range, and whole numbers beyond `LARGEST`.
+    """Refuse settings of the wrong type or outside their range, and whole numbers above `LARGEST`.
 
-    None passes where it is the default or the annotation allows it.
+    None is accepted if it is the default or if the annotation allows it.
 
     Args:
-      settings: an instance of a dataclass; fields that are not settings are ignored.
-      names: fields to check; all unless given.
+      settings: instance of a dataclass; fields that are not settings are ignored.
+      names: fields to check; all fields by default.
       prefix: prefix of the names in messages, such as "plan.".
 
     Raises:
-      JaxpflError: with the setting's name, its value and what is allowed.
+      JaxpflError: if a setting is refused; the message gives its name, its value and the allowed values.
     """
     for name, field in _fields(type(settings)).items():
         if "help" in field.metadata and (not names or name in names):
@@ -215,7 +218,7 @@ def check(settings: Any, *names: str, prefix: str = "") -> None:
 
 
 def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
-    """Refuse a value that a setting does not take.
+    """Refuse a value that a setting does not accept.
 
     Raises:
       JaxpflError: as `check`.
@@ -223,7 +226,7 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
     if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
         return
     within: Range | None = field.metadata["range"]
-    kind, value = _kind(field), cast(Any, value)  # else the type checker takes it for None here
+    kind, value = _kind(field), cast(Any, value)  # without the cast, the type checker infers None
     if kind is not None:
         check_kind(name, value, kind)
     if kind is WHOLE:
@@ -239,30 +242,30 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
 
 
 def check_kind(name: str, value: Any, kind: Kind) -> None:
-    """Refuse a value of another kind.
+    """Refuse a value that is not of the given kind.
 
     Raises:
-      JaxpflError: with its name, its value and the kind.
+      JaxpflError: if it is not; the message gives the name, the value and the kind.
     """
     if not kind.holds(value):
         raise JaxpflError(f"{name} must be {kind.words}, got {_shown(value)}")
 
 
 def is_default(settings: Any, name: str) -> bool:
-    """True if a setting has its default value, and so counts as not given."""
+    """True if a setting has its default value, which counts as not given."""
     value, default = getattr(settings, name), _fields(type(settings))[name].default
     return value is default or (type(value) is type(default) and value == default)
 
 
 def part_of(part: type[T], flat: Any) -> T:
-    """A settings dataclass from an object with attributes of the same names."""
+    """Build a settings dataclass from an object that has attributes of the same names."""
     return part(**{name: getattr(flat, name) for name in _fields(part)})
 
 
 def keywords_of(settings: type) -> Callable[[F], F]:
-    """Give a function, whose ``**settings`` are fields of a dataclass, their signature and documentation.
+    """Decorate a function of ``**settings`` with the signature and the documentation of a dataclass's fields.
 
-    A keyword that is not a field is refused as Python refuses it.
+    A keyword that is not a field raises Python's usual TypeError.
     """
 
     def decorate(function: F) -> F:
@@ -292,7 +295,10 @@ def documents_itself(settings: type[T]) -> type[T]:
 
 
 def documented(doc: str, settings: type) -> str:
-    """A docstring with the settings that it lacks in its section ``Args``, before ``Raises`` where it has one."""
+    """Add the settings that a docstring does not describe to its section ``Args``.
+
+    If the docstring has no such section, one is added, before ``Raises`` if there is such a section.
+    """
     doc, fields = inspect.cleandoc(doc), _fields(settings)
     lines = [] if "\nArgs:\n" in doc else ["", "Args:"]
     for name in inspect.signature(settings).parameters:
@@ -305,7 +311,7 @@ def documented(doc: str, settings: type) -> str:
 
 
 def described(field: dataclasses.Field[Any]) -> str:
-    """The documentation of a setting as a keyword, with its range and unit."""
+    """Documentation of a setting as a Python keyword, with its range and unit."""
     said, within = [field.metadata["help"], field.metadata.get("python")], field.metadata["range"]
     if within is not None and within.words:
         unit = field.metadata["unit"]
@@ -326,6 +332,6 @@ def _digits(value: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a few words."""
+    """The ``repr`` of a value, or only its type if the ``repr`` is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"

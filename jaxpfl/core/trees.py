@@ -1,4 +1,4 @@
-"""Tree operations beyond optax.tree: selection, finiteness, parts by path, prefix-weighted means, rows of stacks."""
+"""Tree operations that optax.tree lacks: selection, finiteness, splits by path, weighted means, rows of stacks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxpfl.core.types import Array, PyTree
 from jaxpfl.support import host_memory
 
 PathPredicate = Callable[[tuple[str, ...]], bool]
-"""Maps a leaf's path, such as ``("head", "kernel")``, to whether it belongs to the part in question."""
+"""Predicate that selects leaves by their path, such as ``("head", "kernel")``."""
 
 
 def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
-    """Select one of two trees by a scalar condition, without arithmetic: NaN on the other side is dropped."""
+    """Select one of two trees by a scalar condition; NaN in the other tree has no effect."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
@@ -32,7 +32,10 @@ _APART: ContextVar[bool] = ContextVar("apart", default=False)
 
 @contextmanager
 def leaves_apart(apart: bool = True) -> Iterator[None]:
-    """Trace a block without concatenating leaves, which would copy sharded ones whole to every device."""
+    """Trace the body of the ``with`` statement without concatenating leaves.
+
+    Concatenation would copy sharded leaves in full to every device.
+    """
     token = _APART.set(apart)
     try:
         yield
@@ -58,8 +61,8 @@ def all_finite(tree: PyTree) -> Array:
 class Packed:
     """A tree stored as a few vectors, one per dtype in order of first appearance; made by `pack`.
 
-    An operation on the vectors is one kernel instead of one per leaf, so such a program compiles faster. Within
-    `leaves_apart` the leaves themselves stand for the vectors, and ``shapes`` is None.
+    An operation on the vectors is one kernel instead of one per leaf, so programs compile faster. Within `leaves_apart`
+    nothing is concatenated: ``vectors`` are the leaves themselves, and ``shapes`` is None.
     """
 
     vectors: tuple[Array, ...]
@@ -117,10 +120,10 @@ def prefix_multiply(tree: PyTree, weight: PyTree) -> PyTree:
 
 
 def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTree]:
-    """Split a tree into the leaves whose path the predicate accepts, and the others.
+    """Split a tree into the leaves whose path the predicate accepts, and the other leaves.
 
-    Both parts have the nodes of the whole tree, with None (to JAX, a node without leaves) in place of a missing leaf;
-    `merge` puts them together again.
+    Both parts have the nodes of the whole tree, with None (which JAX treats as a node without leaves) instead of each
+    missing leaf. `merge` combines the two parts again.
     """
 
     def keep(accepted: bool) -> PyTree:
@@ -132,12 +135,12 @@ def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTre
 
 
 def merge(part: PyTree, rest: PyTree) -> PyTree:
-    """Inverse of `split_by_path`."""
+    """Combine the two parts that `split_by_path` returns."""
     return jax.tree.map(lambda a, b: b if a is None else a, part, rest, is_leaf=lambda node: node is None)
 
 
 def names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names of a path of JAX's, as predicates take them."""
+    """Convert a JAX key path to the tuple of names that a `PathPredicate` takes."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
@@ -147,12 +150,12 @@ def valid_count(valid: Array) -> Array:
 
 
 def valid_sum(valid: Array, values: Array) -> Array:
-    """Sum of values [b] over the valid slots [b], []; NaN in others is dropped."""
+    """Sum of values [b] over the valid slots [b], []; NaN in invalid slots has no effect."""
     return jnp.where(valid, values, 0).sum()
 
 
 def where_rows(valid: Array, leaf: Array) -> Array:
-    """Rows of a leaf [b, ...] where valid, [b]; zero in others."""
+    """Set the rows of a leaf [b, ...] that are not valid [b] to zero."""
     return jnp.where(valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim)), leaf, jnp.zeros((), leaf.dtype))
 
 
@@ -162,14 +165,21 @@ def valid_mean(valid: Array, values: Array) -> Array:
 
 
 _TOGETHER = 32
-"""Products that `sum_products` adds one after the other; larger parts gain nothing on a CPU."""
+"""Rows in a block of `sum_products`; larger blocks are not faster on a CPU."""
 
 
 def sum_products(weights: Array, rows: Array) -> Array:
-    """Weighted sums over many rows, ``sum_i weights_i rows_i``, [m] or [m, k] and [m, ...] -> [...] or [k, ...].
+    """Weighted sums over many rows, ``sum_i weights_i rows_i``.
 
-    A matrix product adds the m terms one after the other if k or the rows are narrow, and loses three of seven digits
-    of a million float32 terms; this one multiplies parts of the rows and adds the parts' sums as a tree.
+    A plain matrix product adds the m terms sequentially if k or the rows are narrow, which loses three of the seven
+    digits for a million float32 terms. This function multiplies blocks of rows and adds the blocks' sums in a tree.
+
+    Args:
+      weights: [m] or [m, k].
+      rows: [m, ...].
+
+    Returns:
+      [...] or [k, ...].
     """
     parts = -(-weights.shape[0] // _TOGETHER)
 
@@ -188,7 +198,7 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def checksum(tree: PyTree) -> int:
-    """CRC-32 of the arrays of a tree, on the host."""
+    """CRC-32 of a tree's arrays, computed on the host."""
     found = 0
     for leaf in jax.tree.leaves(tree):
         array = np.asarray(leaf)
@@ -198,14 +208,14 @@ def checksum(tree: PyTree) -> int:
 
 
 def take_rows(tree: PyTree, rows: Array) -> PyTree:
-    """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row outside [0, m) reads the nearest row.
+    """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row number outside [0, m) reads the nearest row.
 
-    An empty slot of a cohort carries the row m. What it reads is real data of some client, so it cannot make NaN, and
-    what it computes is dropped by the mask; clipping spares the pass over the data that filling would cost.
+    An empty slot of a cohort has the row number m, and so reads a client's real data. These data do not introduce NaN,
+    and the slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.
     """
     return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)
 
 
 def put_rows(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    """Write rows into a stacked tree; rows outside [0, m) (empty slots) are dropped."""
+    """Write rows into a stacked tree; values for row numbers outside [0, m) (empty slots) are dropped."""
     return jax.tree.map(lambda a, v: a.at[rows].set(v, mode="drop", indices_are_sorted=True), tree, values)

@@ -1,7 +1,7 @@
-"""Types shared by every level: clients' data in one flat store, and the federation of all clients.
+"""Types that all packages share: clients' data in one flat store, and the federation of all clients.
 
-Notation: m clients, of which client i has n_i examples; N is their sum; n is a capacity, the largest n_i or a bound on
-it; [..., ] a leaf's shape for ONE client. Stacked, what is by client gets a leading [m].
+Notation: there are m clients. Client i has n_i examples, and N is their sum over clients. The capacity n is the largest
+n_i or an upper bound on it. Shapes are given for ONE client; stacks of clients have a leading axis [m].
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
 """A typed PRNG key, as made by ``jax.random.key``."""
 Device: TypeAlias = Any
-"""A ``jax.Device`` (which is a variable to type checkers)."""
+"""A ``jax.Device``, which type checkers do not accept as a type."""
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any
-"""A Python number or a zero-dimensional array; traced where hyper-parameters are."""
+"""A Python number or a zero-dimensional array, possibly traced."""
 Metrics: TypeAlias = dict[str, Array]
 
 NO_LABEL = -1
-"""Label of a position of a sequence that has none: padding, or a token that is not to be predicted."""
+"""Label of a sequence position without a label: padding, or a token that is not to be predicted."""
 MOST_EXAMPLES = 2**31 - 1
-"""Most examples of a split: their places are int32."""
+"""Largest number of examples in a split, as positions in the store are int32."""
 EQUAL = 1.25
-"""Largest ratio of clients times capacity to their examples at which clients count as equally large."""
+"""Clients count as equally large if padding all of them to the largest multiplies their examples by at most this."""
 CHUNK = 2
-"""Cost of a chunk beside its examples, in examples; more for small models, but several of them run at once."""
+"""Overhead of a chunk, as a number of examples; larger for a small model, which however runs several chunks at once."""
 
 
 class Examples(NamedTuple):
@@ -51,17 +51,18 @@ class Examples(NamedTuple):
 )
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's view of a flat store of examples; stacked, m clients' views.
+    """View of one client's examples in a flat store, or a stack of such views for m clients.
 
-    Client i's examples lie at ``start ... start + size - 1``. Nothing is padded: ``x``, ``y`` and ``mask`` gather
-    the padded arrays when they are asked for.
+    The examples of a client are at positions ``start ... start + size - 1`` of the store, which has no padding. The
+    properties ``x``, ``y`` and ``mask`` build padded arrays on access.
 
     Attributes:
       examples: the store, which all clients share.
-      start: place of the client's first example, [] int32 (or [m] when stacked).
-      size: n_i, its number of examples, [] int32 (or [m]).
-      capacity: n, static; no client has more examples.
-      chunk: examples in a chunk of a pass over all of a client's examples, static; at most the capacity.
+      start: position of the client's first example, [] int32 (or [m] when stacked).
+      size: n_i, the client's number of examples, [] int32 (or [m]).
+      capacity: n, the largest number of examples that a client can have; static.
+      chunk: number of examples that a pass over all of a client's examples handles at once; static, at most the
+        capacity.
     """
 
     examples: Examples
@@ -72,11 +73,11 @@ class ClientData:
 
     @classmethod
     def stacked(cls, examples: Examples, sizes: Sequence[int] | np.ndarray) -> ClientData:
-        """Stack of the clients of a store on the host, in the store's order.
+        """Stack the clients of a store on the host, in the order of the store.
 
         Args:
-          examples: NumPy arrays; the first client's examples first.
-          sizes: [m], the clients' numbers of examples; N in all.
+          examples: NumPy arrays, in the order of the clients.
+          sizes: [m], each client's number of examples; the sum is N.
 
         Raises:
           JaxpflError: for 2**31 examples or more.
@@ -85,13 +86,13 @@ class ClientData:
         total = int(size.sum())
         if total > MOST_EXAMPLES:
             raise JaxpflError(f"a split has {total} examples, at most {MOST_EXAMPLES} are supported")
-        # A client without examples points to the first of all, which every store of examples has.
+        # A client without examples starts at position 0, so that no start lies outside the store.
         start = np.where(size > 0, np.cumsum(size) - size, 0).astype(np.int32)
         return cls(examples, start, size.astype(np.int32), int(size.max(initial=0)), chunk_of(size))
 
     @classmethod
     def padded(cls, x: PyTree, y: Any, mask: Any) -> ClientData:
-        """Data for one client or a stack from padded arrays; the padding of NumPy arrays is dropped.
+        """Build the data of one client or a stack from padded arrays; the padding of NumPy arrays is dropped.
 
         Args:
           x: a tree of [n, ...], or [m, n, ...] for a stack.
@@ -139,7 +140,7 @@ class ClientData:
         real = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 1))
         view = arrays.where(real, rows, arrays.zeros((), leaf.dtype))
         if host:
-            view.flags.writeable = False  # writing into it would not change any example
+            view.flags.writeable = False  # the view is a copy: writing to it would not change the store
         return view
 
     def client(self, row: Any) -> ClientData:
@@ -147,10 +148,10 @@ class ClientData:
         return replace(self, start=self.start[row], size=self.size[row])
 
     def rows(self, places: Any) -> ClientData:
-        """Stack of the clients in some rows, on the host; examples without a client are dropped.
+        """Select clients by their rows in the stack, on the host; examples that no client needs are dropped.
 
         Args:
-          places: rows of the stack in the new order, or a mask [m].
+          places: row numbers in the new order, or a mask [m].
         """
         start, size = np.asarray(self.start)[places], np.asarray(self.size)[places]
         if size.sum(dtype=np.int64) >= len(self.examples.y):
@@ -158,10 +159,10 @@ class ClientData:
         return ClientData.stacked(self._copy(start, size), size).bounded(self.capacity)
 
     def check(self) -> None:
-        """Refuse a stack whose places are not in its store, on the host.
+        """Check on the host that all clients' examples lie in the store.
 
         Raises:
-          JaxpflError: if they are not, for example where the examples were sliced instead of the clients.
+          JaxpflError: if they do not, for example because the examples were sliced instead of the clients.
         """
         start, size, stored = np.asarray(self.start, np.int64), np.asarray(self.size), len(self.examples.y)
         wrong = np.flatnonzero((start < 0) | (size < 0) | (size > self.capacity) | (start + size > stored))
@@ -172,7 +173,7 @@ class ClientData:
             )
 
     def flat(self) -> Examples:
-        """The clients' examples on the host, one client's after the other's, in the order of the stack.
+        """Concatenate the clients' examples on the host, in the order of the stack.
 
         Raises:
           JaxpflError: as `check`.
@@ -190,12 +191,12 @@ class ClientData:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[places], self.examples)
 
     def with_examples(self, x: PyTree | None = None, y: Any = None) -> ClientData:
-        """The same clients with other inputs or labels in the store, [N, ...] in its order."""
+        """The same clients with other inputs or labels, [N, ...] in the order of the store."""
         old = self.examples
         return replace(self, examples=Examples(old.x if x is None else x, old.y if y is None else y))
 
     def bounded(self, capacity: int) -> ClientData:
-        """The same clients with another capacity, on which results must not depend."""
+        """The same clients with another capacity. Results must not depend on the capacity."""
         return replace(self, capacity=capacity)
 
     def emptied(self) -> ClientData:
@@ -205,11 +206,11 @@ class ClientData:
 
 
 def chunk_of(sizes: np.ndarray) -> int:
-    """Chunk size for a pass over clients with these numbers of examples: the largest, or about the median.
+    """Choose the chunk size for a pass over clients with these numbers of examples.
 
-    It is the largest where that costs all clients together at most a quarter more than their examples, as one chunk is
-    one operation. Else it is the median or a power of two, whichever costs least: a chunk costs its length and `CHUNK`
-    examples more.
+    If padding all clients to the largest adds at most a quarter to their examples, the chunk is as large as the largest
+    client, so that each client needs a single operation. Otherwise the median, the powers of two and the size of the
+    largest client are compared, and the cheapest is chosen. A chunk costs its length plus `CHUNK` examples.
     """
     present = np.asarray(sizes, np.int64)
     present = present[present > 0]
@@ -239,7 +240,7 @@ class Federation(NamedTuple):
 
     Attributes:
       client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its place in the stack.
-      train, validation, test: stacked `ClientData`, each with a store of its own; a split may have no examples.
+      train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
     """
 
     client_ids: Any
@@ -262,15 +263,15 @@ class Federation(NamedTuple):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example's input (inputs that are one array)."""
+        """Shape of one example's input, for inputs that are a single array."""
         return tuple(self.train.examples.x.shape[1:])
 
     def rows(self, places: Any) -> Federation:
-        """The clients of some rows of the stack, on the host.
+        """Select clients by their rows in the stack, on the host.
 
         Args:
-          places: rows in the new order, or a mask [m]. A client that is there twice needs another id for one of them
-            (``_replace(client_ids=...)``) before it is trained, as random streams follow ids.
+          places: row numbers in the new order, or a mask [m]. A client that is selected twice needs a second id
+            (``_replace(client_ids=...)``) before training, because equal ids have equal random streams.
 
         Raises:
           JaxpflError: for rows outside the stack.
@@ -285,10 +286,10 @@ class Federation(NamedTuple):
         return Federation(np.asarray(self.client_ids)[places], *(split.rows(places) for split in self.all_splits))
 
     def pooled(self) -> Federation:
-        """One client of id 0 that holds all training examples, and no others; on the host.
+        """Pool all training examples into one client with id 0, on the host; the other splits are empty.
 
-        They are in the order of the clients' ids, and are not copied where the store has them so: the result does not
-        depend on the order of the stack.
+        The examples are in the order of the clients' ids, so that the result does not depend on the order of the stack.
+        They are not copied if the store already has this order.
         """
         examples = self.train.rows(np.argsort(np.asarray(self.client_ids))).flat()
         train = ClientData.stacked(examples, [len(examples.y)])

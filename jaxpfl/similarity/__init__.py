@@ -1,4 +1,4 @@
-"""Similarity of clients: graphs, and ADMM with its proximal operators, which fuses the models of neighbours."""
+"""Similarity of clients: graphs, and ADMM with proximal operators, which draws the models of neighbours together."""
 
 from jaxpfl.similarity import admm, graphs
 

@@ -1,4 +1,4 @@
-r"""Network lasso by ADMM: clients' vectors y_i are fused along the edges of a graph.
+r"""Network lasso by ADMM: clients' vectors y_i are drawn together along the edges of a graph.
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
@@ -9,16 +9,16 @@ by eta. With W = ZQ, the multipliers Omega and the penalty rho, both scaled by e
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
-until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. s = 0 gives Y; a large s gives the mean of each
-connected component.
+until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y. For a large s it is
+the mean of each connected component.
 
-The matrix is factored once: the spectrum of the graph's Laplacian, computed on the host, gives the inverse for any rho
-by two products, so that it serves all rounds of a run, all settings side by side and a changing rho. For large N the
-system is solved by conjugate gradients, started at the last Z. rho is doubled or halved if one residual is ten times
-the other (Boyd et al. 2011, section 3.4.1), during the first half of the steps.
+The eigendecomposition of the graph's Laplacian is computed once, on the host. It gives the inverse matrix for any rho
+by two matrix products, so it can be reused in all rounds, for all settings of a sweep and whenever rho changes. For
+large N, conjugate gradients solve the linear system instead, starting from the last Z. During the first half of the
+steps, rho is doubled or halved if one residual is ten times the other (Boyd et al. 2011, section 3.4.1).
 
-For p = 2 and d above N, everything is computed in an orthonormal basis of the centered rows of Y, which preserves
-norms: the minimiser lies in their span, and a step costs a fraction N / d.
+For p = 2 and d above N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis preserves norms
+and its span contains the minimiser, and a step then costs the fraction N / d.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.support.errors import JaxpflError
 
 MOST_DENSE = 1400
-"""Number of nodes above which conjugate gradients are the default. With a few edges per node a warm round takes 1.39
-times the processor time by them at N = 500, 1.32 times at 1000, and 0.71 times at 2000, on a quiet machine."""
+"""Number of nodes above which conjugate gradients are the default. With a few edges per node, a warm-started round by
+conjugate gradients takes 1.39 times the processor time of the spectrum at N = 500, 1.32 times at N = 1000 and 0.71
+times at N = 2000 (measured on an idle machine)."""
 MOST_DENSE_CROWDED = 2000
-"""The same threshold where a node has more than `graphs.MOST_UNROLLED` edges: with 40 per node the two products of the
-spectrum are still twice as fast at N = 2000."""
+"""The same threshold for graphs in which a node has more than `graphs.MOST_UNROLLED` edges. With 40 edges per node, the
+two products of the spectrum are still twice as fast as conjugate gradients at N = 2000."""
 
 NORMS = (1.0, 2.0, math.inf)
 
 RANGE = (1e-4, 1e4)
-"""Range of the adaptive rho."""
+"""Smallest and largest value of the adaptive rho."""
 
 
 class Warm(NamedTuple):
-    """Warm start of the next step: the differences w [M, d], their multipliers omega [M, d], and rho, []."""
+    """Warm start for the next step: the differences w [M, d], their multipliers omega [M, d], and rho, []."""
 
     w: Array
     omega: Array
@@ -58,13 +59,14 @@ class Warm(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The minimiser z [N, d], with the state of the solver.
+    """Minimiser of the network lasso, with the state of the solver.
 
     Attributes:
-      z: [N, d]. Edges whose row of ``warm.w`` is exactly zero join clients with the same z, up to the tolerance.
-      warm: start of the next step.
+      z: minimiser, [N, d]. If an edge's row of ``warm.w`` is exactly zero, its two clients have the same z, up to the
+        tolerance.
+      warm: warm start for the next step.
       primal: ``|W - ZQ|`` relative to the norm of the centered Y, [].
-      dual: ``rho |(W+ - W) Q^T|`` relative to the same, [].
+      dual: ``rho |(W+ - W) Q^T|`` relative to the norm of the centered Y, [].
       steps: number of steps taken, [] int32.
     """
 
@@ -76,13 +78,13 @@ class Fused(NamedTuple):
 
 
 def prefers_spectrum(graph: Graph) -> bool:
-    """True if the linear systems of a graph on the host are solved by its spectrum rather than conjugate gradients."""
+    """True if the spectrum of a graph is faster than conjugate gradients; the graph must be on the host."""
     crowded = graph.edges > 0 and graphs.host_degrees(graph).max() > graphs.MOST_UNROLLED
     return graph.nodes <= (MOST_DENSE_CROWDED if crowded else MOST_DENSE)
 
 
 def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
-    """Start without a history, exact for s = 0."""
+    """Start of a first step, without a previous solution; it is the exact solution for s = 0."""
     w = graphs.differences(graph, y)
     return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 
@@ -100,21 +102,21 @@ def fuse(
     dense: bool | None = None,
     spectrum: Spectrum | None = None,
 ) -> Fused:
-    """Minimiser of the network lasso for y [N, d].
+    """Minimise the network lasso for y [N, d].
 
     Implements: Zhao et al., equation (6); Zhao et al., section IV-B; Zhao et al., Algorithm 4.
 
     Args:
-      graph: its edges, on the host, join neighbours; without any, or for N = 1, z = y.
+      graph: graph on the host whose edges join neighbours; without edges, or for N = 1, z = y.
       y: the clients' vectors before fusion, finite (otherwise all of z is NaN).
-      strength: s, not negative; infinity gives the components' means.
+      strength: s, not negative; infinity gives the means of the connected components.
       p: 1, 2 or infinity.
-      rho: positive, the initial value if ``warm`` is None; affects the number of steps alone.
-      warm: the last step's, or None for `cold`.
-      tolerance: tolerance of the primal and of the dual residual.
+      rho: positive initial value, used if ``warm`` is None; affects only the number of steps.
+      warm: ``Fused.warm`` of the previous solution; None for `cold`.
+      tolerance: tolerance for the primal and the dual residual.
       most: maximum number of steps.
-      dense: use the spectrum of the graph; None for the faster (`prefers_spectrum`).
-      spectrum: spectrum of the graph, if known.
+      dense: whether to use the spectrum of the graph; None for the faster solver (`prefers_spectrum`).
+      spectrum: spectrum of the graph, if it has been computed already.
 
     Raises:
       JaxpflError: for p other than 1, 2 and infinity.
@@ -122,7 +124,8 @@ def fuse(
     check_norm(p)
     warm = cold(graph, y, rho) if warm is None else warm
     middle = y.mean(axis=0)
-    # A common shift moves z equally. Without it the residuals are relative to the differences to be fused.
+    # Adding a constant vector to all of y adds it to all of z. The mean is removed here so that the residuals are
+    # relative to the differences between clients.
     apart = y - middle
     size = jnp.linalg.norm(apart)
     scale = jnp.where(size > 0, size, 1)
@@ -146,7 +149,7 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        # At strength zero the primal residual vanishes, and rho would be halved in every step.
+        # RANGE limits rho: at strength zero the primal residual vanishes, and rho would be halved in every step.
         next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
         return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 
@@ -164,10 +167,10 @@ def fuse(
 def orthonormal(rows: Array) -> Array:
     """Orthonormal basis of the span of rows [N, d], [N, d]; zero for a row that depends on earlier rows.
 
-    Dependence is judged up to rounding: if rows sum to zero, the last one's remainder is rounding error alone.
+    A row counts as dependent if its remainder is below rounding error, as for the last of rows that sum to zero.
 
-    Gram-Schmidt, twice for each row. LAPACK is avoided because its calls for several runs at once may wait for each
-    other forever on a CPU of two cores.
+    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided because several runs at once may deadlock
+    in its calls on a CPU with two cores.
     """
     least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
@@ -193,7 +196,7 @@ def _spectral_solver(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
 
 def _cg_solver(graph: Graph, tolerance: Scalar, dtype: jnp.dtype) -> _Solve:
     degrees = graphs.degrees(graph).astype(dtype)[:, None]
-    # Errors of the linear system must stay below the tolerance of the residuals.
+    # The error of the linear solver must stay below the tolerance for the residuals.
     small = tolerance / 10
 
     def solve(rho: Scalar, right: Array, start: Array) -> Array:
@@ -210,7 +213,7 @@ def _times(a: Array, b: Array) -> Array:
 
 
 def check_norm(p: float) -> float:
-    """The norm as a float, if it has an operator here.
+    """Return p as a float if `prox` supports this norm.
 
     Raises:
       JaxpflError: for p other than 1, 2 and infinity.
@@ -223,14 +226,14 @@ def check_norm(p: float) -> float:
 def prox(v: Array, kappa: Scalar, p: float) -> Array:
     r"""Proximal operator of ``kappa |.|_p`` on each vector [..., d]; kappa is non-negative and may be infinite.
 
-    It is ``argmin_w kappa |w|_p + |w - v|_2^2 / 2``:
+    The result is ``argmin_w kappa |w|_p + |w - v|_2^2 / 2``:
 
-    - p = 1: every entry shrunk by ``kappa`` towards zero;
+    - p = 1: every entry of v, shrunk by ``kappa`` towards zero;
     - p = 2: :math:`(1 - \kappa / \|v\|_2)_+ v`;
-    - p = inf: :math:`v - \operatorname{Proj}(v)`, onto the l1 ball of radius kappa.
+    - p = inf: :math:`v - \operatorname{Proj}(v)`, where Proj projects onto the l1 ball of radius kappa.
 
-    In each case, v - w is the projection of v onto the ball of radius kappa of the dual norm (Moreau). The formula that
-    Zhao et al. print for all p is correct for p = 2 alone.
+    For each p, v - w is the projection of v onto the ball of radius kappa in the dual norm (Moreau). Zhao et al. print
+    one formula for all p, which is correct only for p = 2.
 
     Implements: Zhao et al., section IV-B.
 
@@ -243,13 +246,13 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
         length = norm(v, 2)[..., None]
         keep = jnp.where(length > kappa, 1 - kappa / jnp.where(length > 0, length, 1), 0)
         return jnp.where(length > kappa, keep * v, jnp.zeros_like(v))
-    # w is v clipped at the level for which the excess sums to kappa.
+    # The result is v clipped at the level for which the clipped-off parts sum to kappa.
     level = jnp.where(norm(v, 1) > kappa, _level(jnp.abs(v), kappa), 0)[..., None]
     return jnp.clip(v, -level, level)
 
 
 def norm(v: Array, p: float) -> Array:
-    """Norm ``|v|_p`` of each vector [..., d]."""
+    """Norm ``|v|_p`` of each vector, [..., d] -> [...]."""
     return jnp.linalg.norm(v, ord=int(p) if p in (1, 2) else p, axis=-1)
 
 
@@ -257,6 +260,6 @@ def _level(size: Array, kappa: Scalar) -> Array:
     """The t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)
     count = jnp.arange(1, size.shape[-1] + 1, dtype=size.dtype)
-    # With the c largest above t, t = (their sum - kappa) / c; the largest such t is the consistent one.
+    # If exactly the c largest sizes exceed t, then t = (their sum - kappa) / c. The solution is the maximum over c.
     levels = (jnp.cumsum(ordered, axis=-1) - kappa) / count
     return jnp.maximum(levels.max(axis=-1), 0)

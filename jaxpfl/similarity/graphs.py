@@ -1,8 +1,8 @@
-r"""Graphs of clients: nodes 0 ... N - 1 and edges, given by the user or between k nearest neighbours.
+r"""Graphs of clients: nodes 0 ... N - 1, with edges that the user gives or that join k nearest neighbours.
 
-Q, the paper's N x M incidence matrix with one +1 and one -1 in the column of each edge, is never formed: for models Z
-[N, d] (rows are the paper's columns) ``differences`` is Z Q, and for W [M, d] ``gathered`` is W Q^T. Both hold without
-edges, for isolated nodes, and for N = 1.
+Q is the paper's N x M incidence matrix, with one +1 and one -1 in the column of each edge. It is never formed. For
+models Z [N, d], whose rows are the paper's columns, ``differences`` computes Z Q. For W [M, d], ``gathered`` computes
+W Q^T. Both functions also work for graphs without edges, with isolated nodes or with a single node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class Graph:
-    """Undirected edges between ``first`` [M] and ``second`` [M] int32, first < second, each once.
+    """Undirected graph: edges between ``first`` [M] and ``second`` [M] int32, with first < second, each listed once.
 
     Reference: Zhao et al., Figure 1.
     """
@@ -37,7 +37,7 @@ class Graph:
 
 
 def from_edges(pairs: Any, nodes: int) -> Graph:
-    """Graph from pairs of nodes, [M, 2] in any order and orientation; repeated pairs count once.
+    """Make a graph from pairs of nodes, [M, 2] in any order and orientation; repeated pairs count once.
 
     Raises:
       JaxpflError: for less than one node, pairs that are not integers from 0 to nodes - 1, or a node joined to itself.
@@ -59,18 +59,19 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
 
 
 def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
-    """Graph of k nearest neighbours in Euclidean distance, exact to the rounding of float64; on the host.
+    """Compute the graph of k nearest neighbours in Euclidean distance, exact to float64 rounding; on the host.
 
-    Two vectors are joined if either is among the k nearest of the other. Inner products give all distances quickly, but
-    suffer from cancellation. They only select candidates, as many as their rounding error leaves undecided; the nearest
-    are decided by differences, so that duplicates are at distance zero and ties go to the first nodes.
+    Two vectors are joined if either is among the k nearest neighbours of the other. Distances from inner products are
+    fast, but lose digits by cancellation. They therefore only select candidates: all vectors that their rounding error
+    does not exclude. The nearest candidates are then found by differences, so that duplicates have distance zero and
+    ties go to the first nodes.
 
     Implements: Zhao et al., section II-A.
 
     Args:
-      vectors: [N, q]; one that is not finite has no neighbours.
-      k: neighbours of each vector, all others if there are fewer.
-      block: vectors at a time.
+      vectors: [N, q]; a vector that is not finite has no neighbours.
+      k: number of neighbours of each vector; all other vectors if there are fewer.
+      block: number of vectors whose distances are computed at a time.
 
     Raises:
       JaxpflError: for less than one vector or neighbour.
@@ -85,7 +86,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
     centered = np.where(finite[:, None], given, 0).astype(np.float64)
     centered -= centered.sum(axis=0) / finite.sum()
     squares = (centered**2).sum(axis=1)
-    # Bound on the relative rounding error of a sum of so many products.
+    # Upper bound on the relative rounding error of a sum of this many products.
     rounding = 8 * (numbers + 8) * np.finfo(np.float64).eps
     found = [np.zeros(0, np.int64)] * nodes
     for start in range(0, nodes, block):
@@ -102,17 +103,17 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
 
 
 def check_neighbours(nodes: int, k: int) -> None:
-    """Refuse a graph without nodes or neighbours.
+    """Check that a graph has nodes and that each node has neighbours.
 
     Raises:
-      JaxpflError: for less than one of either.
+      JaxpflError: for less than one node or neighbour.
     """
     if nodes < 1 or k < 1:
         raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
 
 
 def joined(found: list[np.ndarray]) -> Graph:
-    """Graph from the neighbours found for each node."""
+    """Make a graph from a list with the neighbours of each node."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     return from_edges(pairs, nodes)
@@ -127,18 +128,19 @@ def differences(graph: Graph, z: Array) -> Array:
 
 
 MOST_UNROLLED = 32
-"""Largest degree for which `gathered` gathers: one pass over the rows per edge of a node is ten to thirty times as fast
-on a CPU as a scatter, which processes the edges one by one."""
+"""Largest degree for which `gathered` uses gathers: one for each edge of the node with the most edges. On a CPU this is
+ten to thirty times as fast as a scatter, which processes the edges one by one."""
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """Transpose of `differences`: [M, d] -> [N, d].
+    """Apply the transpose of `differences`: [M, d] -> [N, d].
 
     Reference: Zhao et al., Figure 2.
     """
     on_host = isinstance(graph.first, np.ndarray) and isinstance(graph.second, np.ndarray)
     if on_host and graph.edges and (most := int(host_degrees(graph).max())) <= MOST_UNROLLED:
-        # The nth edge of every node, M where it has none, and whether the node is its first end.
+        # The nth edge of every node (M if there is none) and its sign: 1 if the node is the first end, else -1. The
+        # fill mode makes the row M read zeros.
         ends, signs = np.append(graph.first, graph.second), np.repeat([1, -1], graph.edges)
         order = np.argsort(ends, kind="stable")
         nth = np.arange(len(ends)) - np.searchsorted(ends[order], ends[order])
@@ -182,10 +184,12 @@ def spectrum(graph: Graph) -> Spectrum:
 
 
 def components(graph: Graph, joined: Any) -> np.ndarray:
-    """Connected components of the nodes under the edges ``joined`` [M] bool.
+    """Connected components of the graph that keeps only the edges with ``joined`` [M] true.
 
-    Returns the cluster of each node, [N], numbered by their first nodes. In the network lasso, ``joined`` are the edges
-    whose w is zero.
+    In the network lasso, ``joined`` marks the edges whose w is zero.
+
+    Returns:
+      The number of each node's component, [N]. Components are numbered in the order of their first nodes.
     """
     joined = np.asarray(joined)
     first, second = np.asarray(graph.first)[joined], np.asarray(graph.second)[joined]
@@ -195,38 +199,39 @@ def components(graph: Graph, joined: Any) -> np.ndarray:
         new = label.copy()
         np.minimum.at(new, first, lower)
         np.minimum.at(new, second, lower)
-        new = new[new]  # a label is a node of the same cluster: its own label is as good, and may be lower
+        new = new[new]  # a label is itself a node of the component, whose own label may be lower
         if (new == label).all():
             return np.unique(label, return_inverse=True)[1]
         label = new
 
 
 MOST_EXACT = 20_000
-"""Number of vectors up to which `nearest` compares all pairs: 20 s for 1024 numbers each on two cores."""
+"""Largest number of vectors for which `nearest` compares all pairs, which takes 20 s on two cores for vectors of length
+1024."""
 
 _CANDIDATES = 30
-"""Least number of neighbours that NN-descent keeps for each vector; fewer cost recall."""
+"""Least number of neighbours that NN-descent keeps for each vector; with fewer, it misses more of the nearest."""
 
 
 def nearest(vectors: Any, k: int) -> Graph:
-    """Graph of k nearest neighbours in Euclidean distance, exact for up to `MOST_EXACT` vectors.
+    """Compute the graph of k nearest neighbours in Euclidean distance, exact for up to `MOST_EXACT` vectors.
 
     Args:
-      vectors: [N, q]; one that is not finite has no neighbours.
-      k: neighbours of each, all others if there are fewer.
+      vectors: [N, q]; a vector that is not finite has no neighbours.
+      k: number of neighbours of each vector; all other vectors if there are fewer.
 
     Raises:
-      JaxpflError: as in `nearest_vectors`, and for more vectors without the package pynndescent.
+      JaxpflError: as in `nearest_vectors`, and for more than `MOST_EXACT` vectors if pynndescent is not installed.
     """
     check_possible(len(vectors))
     return nearest_vectors(vectors, k) if len(vectors) <= MOST_EXACT else approximate(vectors, k)
 
 
 def check_possible(number: int) -> None:
-    """Refuse so many vectors that pynndescent is needed if it is not installed; before they are computed, say.
+    """Check that `nearest` can handle this number of vectors, for example before the vectors are computed.
 
     Raises:
-      JaxpflError: naming the package.
+      JaxpflError: if there are more than `MOST_EXACT` vectors and the package pynndescent is not installed.
     """
     if number > MOST_EXACT and importlib.util.find_spec("pynndescent") is None:
         raise JaxpflError(
@@ -236,12 +241,12 @@ def check_possible(number: int) -> None:
 
 
 def approximate(vectors: Any, k: int) -> Graph:
-    """`nearest` by NN-descent (Dong et al. 2011; the pynndescent package), which may miss neighbours: one
-    edge of 1000 for 10,000 vectors near a curved surface.
+    """Approximate `nearest` by NN-descent (Dong et al. 2011), with the pynndescent package.
 
-    All pairs of N vectors of q numbers take N^2 q products; NN-descent compares each vector with the neighbours of its
-    neighbours and takes about N^1.14 comparisons. Its draws are seeded by 0; which neighbours are missed depends on the
-    order of the vectors.
+    NN-descent may miss neighbours: it misses one edge in 1000 for 10,000 vectors near a curved surface. Comparing all
+    pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbours of its
+    neighbours, which takes about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
+    which neighbours are missed.
 
     Raises:
       JaxpflError: as in `nearest_vectors`.
@@ -255,14 +260,14 @@ def approximate(vectors: Any, k: int) -> Graph:
     if k < 1:
         return from_edges([], len(given))
     kept = given[finite].astype(np.float32)
-    kept -= kept.mean(axis=0, dtype=np.float64).astype(np.float32)  # rounding is relative to the distance from zero
+    kept -= kept.mean(axis=0, dtype=np.float64).astype(np.float32)  # centering reduces rounding error of distances
     candidates = min(max(_CANDIDATES, 2 * k) + 1, len(kept))
     index = NNDescent(kept, n_neighbors=candidates, random_state=0, compressed=False)
     assert index.neighbor_graph is not None
     places = index.neighbor_graph[0]
     found = [np.zeros(0, np.int64)] * len(given)
     for i, near in zip(finite, places, strict=True):
-        among = np.unique(finite[near[near >= 0]])  # -1 where it found none
+        among = np.unique(finite[near[near >= 0]])  # -1 marks a neighbour that was not found
         among = among[among != i]
         exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
         found[i] = among[np.argsort(exact, kind="stable")[:k]]
@@ -270,17 +275,18 @@ def approximate(vectors: Any, k: int) -> Graph:
 
 
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
-    """A client's mean of random Fourier features (Rahimi and Recht 2007), [number], a vector of its data.
+    """Mean of random Fourier features over a client's examples (Rahimi and Recht 2007), [number].
+
+    The distance between two clients' embeddings approximates the maximum mean discrepancy of their data under the
+    Gaussian kernel exp(-|x - y|^2 / (2 b^2)), with an error of about ``1 / sqrt(number)``.
 
     Implements: Zhao et al., section II-A.
 
-    Distances between clients' embeddings approximate their maximum mean discrepancy under the
-    Gaussian kernel exp(-|x - y|^2 / (2 b^2)), with an error of about ``1 / sqrt(number)``.
-
     Args:
-      key: the same for all clients.
-      x: [n, q], with mask [n] bool; the embedding is zero for a client without examples.
-      bandwidth: b of the kernel.
+      key: random key, which must be the same for all clients.
+      x: examples, [n, q].
+      mask: [n] bool, true for real examples; without any, the embedding is zero.
+      bandwidth: b, the bandwidth of the kernel.
       number: number of features.
     """
     of_frequency, of_phase = jax.random.split(key)
@@ -291,10 +297,14 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
 
 
 def covariance(x: Array, mask: Array) -> Array:
-    """A client's covariance matrix as a vector, [q (q + 1) / 2], whose Euclidean distances are the Frobenius ones.
+    """Covariance matrix of a client's examples as a vector, [q (q + 1) / 2].
 
-    Entries off the diagonal are scaled to count twice. x is [n, q] with mask [n] bool; zero for a client without
-    examples.
+    Entries off the diagonal are multiplied by the square root of 2, so that the Euclidean distance between two vectors
+    is the Frobenius distance between the matrices.
+
+    Args:
+      x: examples, [n, q].
+      mask: [n] bool, true for real examples; without any, the result is zero.
     """
     apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
     matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)

@@ -1,1 +1,1 @@
-"""Whatever acts on an upload: compression, robust aggregation and attacks."""
+"""Transformations of uploads: compression, robust aggregation and attacks."""

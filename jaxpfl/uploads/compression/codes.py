@@ -1,19 +1,20 @@
-r"""Exact lengths in bits of the messages that compressors send; traced, so that no message is written.
+r"""Exact lengths, in bits, of the messages that compressors send; the messages themselves are never written.
 
-Elias gamma code of positive integers: self-delimiting, short for small numbers, without an upper limit. n is written as
-:math:`\lfloor \log_2 n \rfloor` zeros and then n in binary: 1 -> 1, 2 -> 010, 3 -> 011, 4 -> 00100.
+Elias gamma code: a self-delimiting code of positive integers, which is short for small numbers and has no upper limit.
+The code of n is :math:`\lfloor \log_2 n \rfloor` zeros followed by n in binary: 1 -> 1, 2 -> 010, 3 -> 011, 4 -> 00100.
 
-Positions of sent entries: their number and the gaps between them, in the Elias gamma code.
+Positions of the entries that are sent: the Elias gamma codes of their number and of the gaps between them.
 
-Run-length code of a vector: each run of equal numbers once, with its length in the Elias gamma code. Lossless. The
-message of a vector with R runs and D distinct numbers has the shorter of two forms, given by its first bit:
+Run-length code of a vector: for each run of equal numbers, the number and the Elias gamma code of the run's length. The
+code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, which its
+first bit tells apart:
 
-- 0, the runs' lengths, their numbers (32 bits each);
-- 1, the runs' lengths, the code of D, the D numbers (32 bits each), then for each run the index of its number among
-  them (:math:`\lceil \log_2 D \rceil` bits).
+- 0, then the runs' lengths and the runs' numbers (32 bits each);
+- 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its
+  number in the table (:math:`\lceil \log_2 D \rceil` bits).
 
-The receiver knows d, and therefore the end of the lengths. Numbers are equal if their bits are, so that minus zero and
-every NaN are preserved.
+The receiver knows d, and therefore where the lengths end. Numbers are equal if their bits are equal, so that minus zero
+and every NaN are preserved.
 
 Reference: Elias 1975, "Universal codeword sets and representations of the integers".
 """
@@ -30,7 +31,7 @@ FLOAT = 32
 
 
 def elias_bits(numbers: Array) -> Array:
-    """Lengths of the Elias gamma codes in bits, ``2 floor(log2 n) + 1``, int32 of the numbers' shape; 0 below 1.
+    """Lengths of Elias gamma codes in bits, ``2 floor(log2 n) + 1``, int32 in the shape of ``numbers``; 0 for n < 1.
 
     Implements: Zhao et al., section III, codes.
     """
@@ -55,7 +56,7 @@ def run_bits(x: Array) -> Array:
     pattern = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     d = x.shape[0]
     starts = jnp.diff(pattern, prepend=~pattern[:1]) != 0
-    # Start of the next run for each entry: the nearest start on its right.
+    # For each entry, the start of the next run: the nearest start on the right.
     places = jnp.where(starts, jnp.arange(d), d)
     nexts = jax.lax.cummin(jnp.append(places[1:], d), reverse=True)
     lengths = jnp.where(starts, elias_bits(nexts - jnp.arange(d)), 0).sum()
@@ -68,5 +69,5 @@ def run_bits(x: Array) -> Array:
 
 
 def _width(distinct: Array) -> Array:
-    """``ceil(log2 D)``, the bits of an index."""
+    """Number of bits of an index into the table, ``ceil(log2 D)``."""
     return jnp.where(distinct > 1, 32 - jax.lax.clz(distinct - 1), 0)

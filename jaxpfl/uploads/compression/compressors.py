@@ -1,21 +1,22 @@
-r"""Compressors by name with arguments, for ``--compress`` and ``jaxpfl.fit(compress=)``.
+r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
-- ``lossless``: the numbers unchanged, the baseline of the others.
+- ``lossless``: the unchanged numbers, as a baseline.
 - ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code; unbiased.
-- ``top-k:share=0.01``: that share of the entries, the largest in magnitude; at least one.
+- ``top-k:share=0.01``: this share of the entries, those of largest magnitude; at least one entry.
 - ``sign``: the sign of each entry, and a common scale.
 - ``uniform:bits=4``: random rounding to 2^bits levels; unbiased.
 - ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma has the units of a
-  client's increment and therefore no default; it decays as :math:`\gamma / \sqrt{t + 1}` with the finished rounds t, or
-  is constant with ``decay=false``. ``codebook=3`` also quantises the update to a codebook of three numbers.
-- ``codebook:size=3``: a codebook of the entries themselves, in the run-length code.
+  client's increment and therefore no default. After t finished rounds it has decayed to :math:`\gamma / \sqrt{t + 1}`;
+  ``decay=false`` keeps it constant. ``codebook=3`` also quantises the update to a codebook of three numbers.
+- ``codebook:size=3``: each entry, rounded to the nearest of three numbers that are fitted to the vector, in the
+  run-length code.
 
-Each of them also takes ``feedback=true`` or ``false``: error feedback, which adds the error of a message to the
-client's next one (`uploads`). It is the default for biased compressors. Unbiased ones need no correction, and
-their error may exceed the vector itself, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, so that the
-memory would grow without bound. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, whose error is at most
-:math:`\omega / (1 + \omega) < 1` of the squared norm (Beznosikov et al. 2020, "On Biased Compression for Distributed
-Learning").
+Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
+client's next message (`uploads`). It is the default for biased compressors. Unbiased compressors need no correction,
+and their error may exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one. The
+memory would then grow without bound. With feedback, unbiased compressors therefore send :math:`Q(x) / (1 + \omega)`,
+whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` of the squared norm (Beznosikov et al. 2020,
+"On Biased Compression for Distributed Learning").
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from jaxpfl.uploads.compression import quantizers, total_variation
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
-"""``(key, round, x [d]) -> Compressed``; rounds count from 0. Pure; the result is not finite if x is not."""
+"""Pure function ``(key, round, x [d]) -> Compressed``; rounds count from 0. If x is not finite, nor is the result."""
 
 
 class Compressor(NamedTuple):
-    """A compressor of vectors.
+    """Compressor of vectors.
 
     Attributes:
-      compress: the compression itself.
-      feedback: whether to use error feedback; None for the default of the compressor.
-      omega: ``d -> omega`` of an unbiased compressor, with ``E |C(x) - x|^2 <= omega |x|^2``. None for a compressor
-        whose message is never further from x than zero is.
+      compress: function that compresses a vector.
+      feedback: whether to use error feedback; None for the compressor's default.
+      omega: for an unbiased compressor, ``d -> omega`` with ``E |C(x) - x|^2 <= omega |x|^2``; otherwise None, and then
+        ``|C(x) - x| <= |x|``.
     """
 
     compress: Compress
@@ -51,17 +52,17 @@ class Compressor(NamedTuple):
 
     @property
     def feeds_back(self) -> bool:
-        """True if error feedback is used: ``feedback``, or by default unless the compressor is unbiased."""
+        """Whether error feedback is used: ``feedback``, or if that is None, whether the compressor is biased."""
         return self.omega is None if self.feedback is None else self.feedback
 
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
-        """Compressed x under error feedback: on average nearer to x than zero is."""
+        """Compress x under error feedback, with an expected squared error below ``|x|^2``."""
         sent = self.compress(key, round, x)
         return sent if self.omega is None else sent._replace(value=sent.value / (1 + self.omega(x.shape[0])))
 
 
 def resolve(compressor: str | Compressor) -> Compressor:
-    """The compressor of that name with those arguments; a `Compressor` is returned as it is.
+    """Parse a compressor such as ``top-k:share=0.05``; return a `Compressor` unchanged.
 
     Examples:
       >>> resolve("top-k:share=0.05,feedback=false").feeds_back
@@ -80,7 +81,7 @@ def resolve(compressor: str | Compressor) -> Compressor:
 def _lossless() -> Compressor:
     return Compressor(
         lambda key, round, x: Compressed(x, jnp.int32(8 * x.dtype.itemsize * x.shape[0])),
-        omega=lambda d: 0.0,  # nothing is left out that a memory could keep
+        omega=lambda d: 0.0,  # the error is zero, so error feedback would have nothing to add
     )
 
 
@@ -105,7 +106,7 @@ def _uniform(bits: int = 4) -> Compressor:
     quantizers.check_bits(bits)
     return Compressor(
         lambda key, round, x: quantizers.uniform(key, x, bits),
-        omega=lambda d: d * (2**bits - 1) ** -2,  # the largest entry is at most the norm
+        omega=lambda d: d * (2**bits - 1) ** -2,  # each entry's variance is at most (max |x| / L)^2 <= (|x| / L)^2
     )
 
 

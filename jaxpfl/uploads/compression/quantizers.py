@@ -1,16 +1,16 @@
 r"""Quantisers and sparsifiers of vectors, with the exact lengths of their messages.
 
-k-bit quantisation of a number in [-b, b] (`quantize`), stochastic rounding to 2^k levels:
+`quantize`: k-bit quantisation of a number in [-b, b], by stochastic rounding to 2^k levels.
 
 .. math:: z = \frac{(x + b) L}{2 b}, \qquad L = 2^k - 1, \qquad
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
 
-For x in [-b, b]: E q(x) = x, and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, with f the fractional part of z. Numbers
-outside are clipped first. `uniform` quantises on [-max |x|, max |x|], unbiased; the scale takes 32 bits.
+For x in [-b, b], E q(x) = x and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, where f is the fractional part of z.
+Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x| and is therefore unbiased. It sends b in 32 bits.
 
-`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, one bit per entry, biased: it needs error feedback.
+`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, with one bit per entry. It is biased and needs error feedback.
 
-`qsgd`: stochastic rounding of entries to s levels of the vector's norm; most become zero and cost nothing.
+`qsgd`: stochastic rounding of the entries to s levels of the vector's norm. Most entries become zero and take no bits.
 
 .. math:: l_i = \lfloor z_i \rfloor + \mathrm{Bernoulli}(z_i - \lfloor z_i \rfloor), \quad
    z_i = \frac{s |x_i|}{\|x\|_2}, \qquad Q(x)_i = \frac{\|x\|_2}{s} \operatorname{sign}(x_i)\, l_i
@@ -18,17 +18,17 @@ outside are clipped first. `uniform` quantises on [-max |x|, max |x|], unbiased;
 E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits), the
 positions of the nonzero entries, and for each of them a sign bit and l_i in the Elias gamma code.
 
-`top_k`: the k entries of largest magnitude are kept, the others are zero. The message holds the positions of the
-nonzero entries and their values, 32 bits each.
+`top_k`: the k entries of largest magnitude are kept, and the others become zero. The message consists of the positions
+and the values (32 bits each) of the nonzero entries.
 
-`codebook`: each entry becomes the nearest of k numbers, found by Lloyd's algorithm. A vector of at most k distinct
-numbers is returned exactly; as in the run-length code, numbers are equal if their bits are, so that zero and minus zero
-are distinct. With more numbers than centers, subnormal ones may count as zero. The message is the run-length code,
-whose table is then the codebook.
+`codebook`: each entry becomes the nearest of k numbers, which Lloyd's algorithm finds. A vector with at most k distinct
+numbers is returned exactly. As in the run-length code, numbers are equal if their bits are equal, so that zero and
+minus zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
+run-length code, whose table is then the codebook.
 
-Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floats. Multiplying by a
-power of two is exact, so the computation in between is the same to the bit, except that no intermediate value
-overflows. XLA flushes subnormal numbers to zero on most devices, 1 / 3e38 for example.
+Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floating-point numbers.
+Multiplication by a power of two is exact, so the scaling changes no bit of a result, except that intermediate values no
+longer overflow. Nor do they underflow: on most devices XLA flushes subnormal numbers, such as 1 / 3e38, to zero.
 
 References: Ozkara et al. 2023, equations (20) to (22) (`quantize`); Karimireddy et al. 2019 (`sign`); Alistarh et al.
 2017, section 3 (`qsgd`; their code of integers is Elias's recursive one, which is longer below 16); Zhao et al.,
@@ -47,25 +47,26 @@ from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression.codes import FLOAT, elias_bits, position_bits, run_bits
 
 MOST_BITS = 16
-"""Above it, neighbouring levels would differ by no more than the rounding error of single precision."""
+"""Largest number of bits; with more, neighbouring levels would differ by no more than float32 rounding error."""
 
 _TERMS = 64
+"""Terms of the series in `normal_variance`."""
 STEPS = 20
-"""Default steps of Lloyd's algorithm, enough to converge in one dimension with few centers."""
+"""Default number of steps of Lloyd's algorithm, which suffices in one dimension with few centers."""
 
 
 class Compressed(NamedTuple):
-    """``value`` [d] as received, and the exact number of ``bits`` [] int32 of its message."""
+    """Vector as the receiver decodes it, ``value`` [d], and the exact length of its message, ``bits`` [] int32."""
 
     value: Array
     bits: Array
 
 
 def check_bits(bits: int) -> int:
-    """The number of bits, if the quantiser supports it.
+    """Return the number of bits if the quantiser supports it.
 
     Raises:
-      JaxpflError: below 1 or above `MOST_BITS`.
+      JaxpflError: if it is below 1 or above `MOST_BITS`.
     """
     if not 1 <= bits <= MOST_BITS:
         raise JaxpflError(f"bits must be a whole number between 1 and {MOST_BITS}, got {bits}")
@@ -73,7 +74,7 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Content of the message: the level of each entry, 0 ... 2^bits - 1, as int32 in x's shape."""
+    """Quantise to levels, the content of the message: 0 ... 2^bits - 1 for each entry, int32 in the shape of x."""
     check_bits(bits)
     top = 2**bits - 1
     b, e = _about_one(jnp.asarray(b, x.dtype))
@@ -83,19 +84,19 @@ def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
 
 
 def rounded(key: Key, z: Array) -> Array:
-    """Stochastic rounding: each entry rounded down or up to an integer whose expectation is z."""
+    """Round each entry down or up at random to an integer whose expectation is z."""
     below = jnp.floor(z)
     return below + (jax.random.uniform(key, z.shape, z.dtype) < z - below)
 
 
 def values(sent: Array, b: Scalar, bits: int) -> Array:
-    """Numbers in [-b, b] of the given levels."""
+    """Decode levels to numbers in [-b, b]."""
     b, e = _about_one(1.0 * jnp.asarray(b))
     return times_power(sent * (2 * b / (2**bits - 1)) - b, e)
 
 
 def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Quantised x: equal to x in expectation if it lies in [-b, b].
+    """Quantise x to 2^bits levels; entries in [-b, b] are preserved in expectation.
 
     Raises:
       JaxpflError: as in `check_bits`.
@@ -104,19 +105,20 @@ def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
 
 
 def variance_bound(b: Scalar, bits: int) -> Array:
-    """Largest variance of an entry, ``b^2 / L^2``, []."""
+    """Upper bound on the variance of an entry, ``b^2 / L^2``, []."""
     return jnp.square(b / (2 ** check_bits(bits) - 1))
 
 
 def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Array:
-    r"""Expected variance of an entry for x ~ N(mean, variance), neglecting clipping to [-b, b].
+    r"""Expected quantisation variance of an entry x ~ N(mean, variance), if clipping to [-b, b] is neglected.
 
     With h = 2b/L, from the Fourier series f (1 - f) = 1/6 - sum_k cos(2 pi k f) / (pi k)^2,
 
     .. math:: E\,Var = h^2 \Big[ \frac16 - \sum_{k \ge 1} \frac{\cos(2 \pi k (mean + b) / h)}{\pi^2 k^2}
        e^{-2 \pi^2 k^2 variance / h^2} \Big]
 
-    truncated after 64 terms: exact to 1e-7 of h^2 for standard deviations above h / 70, to 0.0016 otherwise.
+    The series is truncated after 64 terms. The error is 1e-7 h^2 for standard deviations above h / 70, and 0.0016 h^2
+    otherwise.
     """
     step = 2 * b / (2 ** check_bits(bits) - 1)
     k = jnp.arange(1, _TERMS + 1)
@@ -126,7 +128,7 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
 
 
 def _about_one(b: Array) -> tuple[Array, Array]:
-    """b scaled by a power of two to about one, and the power's exponent: 2 b and 1 / b may be out of range."""
+    """Scale b by a power of two to about one, because 2 b or 1 / b may be out of range; also return the exponent."""
     e = exponent(b)
     return times_power(b, -e), e
 
@@ -134,7 +136,7 @@ def _about_one(b: Array) -> tuple[Array, Array]:
 def sign(x: Array) -> Compressed:
     """Scaled sign of x [d]; zero counts as positive."""
     e = exponent(x)
-    scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # the sum alone may be above the largest float
+    scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # without scaling, the sum may overflow
     return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
 
 
@@ -146,12 +148,12 @@ def uniform(key: Key, x: Array, bits: int) -> Compressed:
     """
     scale = jnp.abs(x).max()
     value = quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
-    # If all entries are zero, the sent scale is zero, and so is the received vector.
+    # If all entries are zero, the message contains a scale of zero, and the receiver decodes zeros.
     return Compressed(jnp.where(scale == 0, 0, value), jnp.int32(FLOAT + bits * x.shape[0]))
 
 
 def qsgd(key: Key, x: Array, s: int) -> Compressed:
-    """``Q(x)`` for x [d], and its message's length; Q(x) is not finite if x is not, or if its norm overflows.
+    """Compute ``Q(x)`` for x [d]; it is not finite if x is not, or if the norm of x overflows.
 
     Implements: Zhao et al., section III, codes.
 
@@ -165,7 +167,7 @@ def qsgd(key: Key, x: Array, s: int) -> Compressed:
 
 
 def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
-    """Content of the message: the norm [] and the signed levels [d] int32."""
+    """Compute the content of the message: the norm [] and the signed levels [d] int32."""
     # Squares of small or large numbers underflow or overflow; squares of numbers about one do not.
     e = exponent(x)
     share = times_power(x, -e)
@@ -175,7 +177,7 @@ def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
 
 
 def dequantize_qsgd(norm: Array, levels: Array, s: int) -> Array:
-    """``Q(x)`` [d], as computed by the receiver."""
+    """Decode ``Q(x)`` [d] from a message."""
     return norm * (levels / s)
 
 
@@ -187,7 +189,7 @@ def qsgd_bits(levels: Array) -> Array:
 
 
 def top_k(x: Array, k: int) -> Compressed:
-    """x [d] with all but k entries set to zero, for k from 1 to d; ties go to the first."""
+    """Set all but the k entries of largest magnitude in x [d] to zero, for k from 1 to d; ties go to the first."""
     places = jax.lax.top_k(jnp.abs(x), k)[1]
     value = jnp.zeros_like(x).at[places].set(x[places])
     return Compressed(value, top_k_bits(value))
@@ -195,7 +197,7 @@ def top_k(x: Array, k: int) -> Compressed:
 
 def top_k_bits(value: Array) -> Array:
     """Exact length of the message of a sparse vector [d], [] int32; may be traced."""
-    # All bits but the sign: XLA would take the smallest numbers for zero in a float comparison.
+    # Compare the bits except the sign, because a comparison of floats would treat subnormal numbers as zero.
     sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
     return position_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
 
@@ -210,19 +212,22 @@ def codebook(x: Array, k: int, steps: int = STEPS) -> Compressed:
 
 
 def codebook_centers(x: Array, k: int, steps: int = STEPS) -> Array:
-    """Codebook, [k] in ascending order, by Lloyd's algorithm from k distinct entries, evenly spaced in rank."""
+    """Fit a codebook, [k] in ascending order, by Lloyd's algorithm.
+
+    The initial centers are k distinct entries, evenly spaced in rank.
+    """
     ordered = jnp.sort(_ranks(x))
     new = jnp.append(True, ordered[1:] != ordered[:-1])
     distinct = new.sum()
-    # The r-th distinct number is at the place where r of them have been counted.
+    # The r-th distinct number is the first entry at which the count of distinct numbers reaches r.
     wanted = jnp.arange(k) * distinct // k + 1
     start = _numbers(ordered[jnp.searchsorted(jnp.cumsum(new), wanted)], x.dtype)
-    e = room(x)  # deviations of huge numbers, and their sums, may be above the largest float
+    e = room(x)  # deviations of huge numbers, and their sums, may overflow
     scaled = times_power(x, -e)
 
     def step(_: int, at: Array) -> Array:
         member = _place(scaled, at)[:, None] == jnp.arange(k)
-        # A mean of deviations: equal entries give their number itself, not a rounded mean of it.
+        # Averaging deviations from the center avoids rounding: the mean of equal entries is exactly their value.
         apart = jnp.where(member, scaled[:, None] - at, 0).sum(axis=0)
         return at + apart / jnp.maximum(member.sum(axis=0), 1).astype(x.dtype)
 
@@ -231,19 +236,22 @@ def codebook_centers(x: Array, k: int, steps: int = STEPS) -> Array:
 
 
 def nearest(x: Array, centers: Array) -> Array:
-    """The nearest of ascending centers [k] to each entry; the lower one in a tie."""
+    """Replace each entry by the nearest of ascending centers [k]; in a tie, by the lower."""
     return centers[_place(x, centers)]
 
 
 def _place(x: Array, centers: Array) -> Array:
     low, high = _ranks(centers[:-1]), _ranks(centers[1:])
-    # Between neighbouring numbers the middle is rounded to one of them, which must not be the higher.
+    # If two centers are neighbouring floats, their midpoint rounds to one of them, which must not be the higher.
     below = jnp.minimum(_ranks(centers[:-1] / 2 + centers[1:] / 2), high - 1)
     return jnp.searchsorted(jnp.maximum(low, below), _ranks(x))
 
 
 def _ranks(x: Array) -> Array:
-    """Integers in the order of the numbers, one per bit pattern: XLA compares subnormal floats as zeros."""
+    """Map floats to integers in the same order, one for each bit pattern.
+
+    The integers are compared instead of the floats, because XLA compares subnormal floats as zeros.
+    """
     pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
     return _mirrored(pattern)
 
@@ -254,15 +262,15 @@ def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
 
 
 def _mirrored(pattern: Array) -> Array:
-    """Reverse the order of negative patterns, which grow with the magnitude; its own inverse."""
+    """Reverse the order of the negative bit patterns, which grow with the magnitude; the map is its own inverse."""
     return jnp.where(pattern < 0, pattern ^ jnp.iinfo(pattern.dtype).max, pattern)
 
 
 def exponent(x: Array) -> Array:
     """Exponent e [] int32 of the largest magnitude in x, which lies in [2^e, 2^(e + 1)).
 
-    It is clipped so that both 2^e and 2^-e are normal numbers: in single precision the magnitude may be just below
-    2^128 (or not finite) at e = 126, and zero at e = -126.
+    The exponent is clipped such that both 2^e and 2^-e are normal numbers. In float32, the magnitude may thus be up to
+    2^128 (or not finite) for e = 126, and down to zero for e = -126.
     """
     info = jnp.finfo(x.dtype)
     pattern = jax.lax.bitcast_convert_type(jnp.abs(x).max(), _integers(x))
@@ -271,16 +279,16 @@ def exponent(x: Array) -> Array:
 
 
 def times_power(x: Array, e: Scalar) -> Array:
-    """``x * 2^e`` of x's shape, for e in the range of `exponent`."""
+    """Compute ``x * 2^e`` in the shape of x, for e in the range of `exponent`."""
     info = jnp.finfo(x.dtype)
     pattern = (jnp.asarray(e, jnp.int32) + (int(info.maxexp) - 1)).astype(_integers(x)) << info.nmant
     return x * jax.lax.bitcast_convert_type(pattern, x.dtype)
 
 
 def room(x: Array) -> Array:
-    """Exponent [] int32 to divide out so that sums of many entries stay finite.
+    """Exponent [] int32 of a power of two by which to divide x, so that sums of many entries stay finite.
 
-    It is 0 unless numbers are huge, so that small entries keep their digits.
+    The exponent is 0 unless numbers are huge, so that small entries do not lose digits.
     """
     most = int(jnp.finfo(x.dtype).maxexp)
     return jnp.where(exponent(x) >= most - most // 4, most // 4, 0)

@@ -1,24 +1,25 @@
-r"""Total-variation update: the proximal map of a gradient to a piecewise constant vector, which is short to send.
+r"""Total-variation update: a proximal map from a gradient to a piecewise constant vector, which has a short code.
 
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
-This is one-dimensional total variation with a zero boundary, u_{d+1} = 0. The dual w, one number for each pair of
-neighbours, satisfies with w_0 = 0
+This is one-dimensional total variation with a zero boundary, u_{d+1} = 0. The dual w has one number for each pair of
+neighbours. With w_0 = 0 it satisfies
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
 
 Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
 
-Algorithm: level sets. The i with u_i > t are a minimal cut of a chain: with a_i = clip(a_{i-1}, -gamma, gamma) + g_i
-- t, i is above t if a_i > gamma, below if a_i < -gamma, and otherwise on the side of i + 1. A first cut at t = 0 gives
-the signs and the zeros. Then every segment is cut at the value that it would have if it were constant. If the cut does
-not divide it, it is constant; otherwise its parts become segments of their own, coupled to the others only through
-+-gamma. The clipped sums are associative (maps x -> clip(x + s, lo, hi) are closed under composition), so that a round
-of cuts is four scans over all segments of all vectors. The number of rounds is at most the number of segments and
-usually about its logarithm: 0 to 18 for the tests' fifty vectors of d = 61706.
+Algorithm: level sets. The set of i with u_i > t is a minimal cut of a chain. Let a_i = clip(a_{i-1}, -gamma, gamma) +
+g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma; otherwise it is on the same side as u_{i+1}. A
+first cut at t = 0 gives the signs and the zeros. Then every segment is cut at the value that it would have if it were
+constant. If this cut does not divide the segment, the segment is constant. Otherwise its parts become segments, which
+are coupled to the others only through +-gamma. The clipped sums are associative (maps x -> clip(x + s, lo, hi) are
+closed under composition), so that a round of cuts takes four scans over all segments of all vectors. The number of
+rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of length
+61706.
 
-Reference: Zhao et al., equation (7), where x_t and eta drop out; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
+Reference: Zhao et al., equation (7), in which x_t and eta cancel; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from jaxpfl.uploads.compression.codes import run_bits
 from jaxpfl.uploads.compression.quantizers import Compressed, room, times_power
 
 _TOLERANCE = 4
-"""Units of rounding error by which a_i must exceed gamma to cut a segment that may be constant."""
+"""Number of rounding units by which |a_i| must exceed gamma, so that rounding error does not cut a constant segment."""
 
 
 class Update(NamedTuple):
@@ -46,10 +47,10 @@ class Update(NamedTuple):
 
 
 def compress(g: Array, gamma: Scalar) -> Compressed:
-    """The update of g [d], and its length in the run-length code.
+    """Compute the update of g [d], and its length in the run-length code.
 
-    With a constant gamma the message is biased: descent stops where no cumulative sum of the gradient exceeds gamma.
-    `decayed` or error feedback prevents this.
+    With a constant gamma the message is biased: descent stops as soon as no cumulative sum of the gradient exceeds
+    gamma. `decayed` or error feedback prevents this.
 
     Implements: Zhao et al., Algorithm 3.
     """
@@ -58,12 +59,20 @@ def compress(g: Array, gamma: Scalar) -> Compressed:
 
 
 def decayed(gamma: Scalar, step: Scalar) -> Array:
-    """Decayed ``gamma / sqrt(step + 1)``, for steps that count from 0."""
+    """Decay gamma to ``gamma / sqrt(step + 1)``, for steps that count from 0."""
     return gamma / jnp.sqrt(jnp.asarray(step, float) + 1)
 
 
 class _Cut(NamedTuple):
-    """Segments in blocks; ``excess`` is g - u plus the pull of the neighbours at a segment's two ends."""
+    """Current segments, as arrays in the layout of `_blocks`.
+
+    Attributes:
+      excess: g - u, plus the pull of the neighbours (+-gamma) at a segment's two ends.
+      value: u.
+      starts: true for the first entry of a segment.
+      edge: the dual w at the cuts between segments.
+      again: [] bool, whether the last round cut a segment.
+    """
 
     excess: Array
     value: Array
@@ -73,11 +82,11 @@ class _Cut(NamedTuple):
 
 
 def update(g: Array, gamma: Scalar) -> Update:
-    """The minimiser and its dual; NaN if g is not finite.
+    """Compute the minimiser and its dual; both are NaN if g is not finite.
 
     Args:
-      g: [d], d >= 1, float32 or float64; batches by ``jax.vmap``.
-      gamma: not negative.
+      g: [d] with d >= 1, float32 or float64; use ``jax.vmap`` for batches.
+      gamma: weight of the total variation, not negative.
     """
     d = g.shape[0]
     e = room(g)  # cumulative sums of huge numbers may overflow
@@ -90,7 +99,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
     sums = _clipped_sums(data, whole.starts, gamma)
     side = _sides(sums, here & (jnp.abs(sums) <= limit), here)
-    settled = side == 0  # all entries from some place on, at the latest the last, which is the boundary
+    settled = side == 0  # true from some entry to the end: these entries of u equal the boundary value, zero
     first = _split(whole, side, gamma)
     first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
 
@@ -107,7 +116,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
-    """Clipped sums ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, restarted from zero at each start."""
+    """Compute ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, where each segment starts again from zero."""
 
     def then(f: tuple[Array, ...], h: tuple[Array, ...]) -> tuple[Array, ...]:
         return f[0] + h[0], jnp.clip(f[1] + h[0], h[1], h[2]), jnp.clip(f[2] + h[0], h[1], h[2])
@@ -119,13 +128,13 @@ def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
 
 
 def _sides(sums: Array, undecided: Array, here: Array) -> Array:
-    """Sign of each sum, or of the next decided one if undecided; 0 after the last entry."""
+    """Sign of each sum; an undecided entry takes the sign of the next decided entry, or 0 if there is none."""
     known = ~undecided, jnp.where(here, jnp.sign(sums), 0).astype(jnp.int8)
     return _blocked_scan(_latest, known, (False, 0), reverse=True)[1]
 
 
 def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
-    """Cut segments where sides change; the neighbours across a cut pull by gamma."""
+    """Cut segments where the sides change; the two parts then pull each other by gamma."""
     before = _previous(side, 0)
     new = ~at.starts & (side != before)
     pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
@@ -136,27 +145,32 @@ def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
 
 
 def _centered(at: _Cut) -> _Cut:
-    """Move every segment to its value if constant, at which its excess sums to zero."""
+    """Add to each segment's value the mean of its excess, so that the excess sums to zero.
+
+    The new value is the solution if the segment is constant.
+    """
     means = _means(at)[2]
     return at._replace(excess=_less(at.excess, means), value=at.value + means)
 
 
 def _less(x: Array, y: Array) -> Array:
-    """``x - y`` with dithered rounding, so that sums over many entries are unbiased.
+    """Compute ``x - y`` with dithered rounding, so that sums over many entries are unbiased.
 
-    If x has few distinct values, rounding to nearest errs to one side for each of them, ten thousand times over.
+    If x has few distinct values, rounding to nearest makes the same error at every entry with the same value, and these
+    errors add up.
     """
     nearest = x - y
     back = nearest - x
     lost = (x - (nearest - back)) - (y + back)
     other = jnp.nextafter(nearest, jnp.where(lost > 0, jnp.inf, -jnp.inf).astype(x.dtype))
-    golden = jnp.arange(x.size, dtype=jnp.uint32) * jnp.uint32(2654435769)  # evenly spread over 0 ... 2^32
+    # Multiples of 2^32 / golden ratio, modulo 2^32, are spread evenly over the range.
+    golden = jnp.arange(x.size, dtype=jnp.uint32) * jnp.uint32(2654435769)
     share = (golden >> 8).astype(x.dtype).reshape(x.shape) / 2**24
     return jnp.where(jnp.abs(lost) > share * jnp.abs(other - nearest), other, nearest)
 
 
 def _means(at: _Cut) -> tuple[Array, Array, Array]:
-    """For each entry, the sum and number of its segment's entries up to it, and the mean of its segment."""
+    """For each entry: sum and number of the segment's entries up to this one, and mean of the whole segment."""
     sums, sizes = _segment_sums(at.excess, at.starts)
     last = _following(at.starts, True)
     return sums, sizes, _blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]
@@ -177,36 +191,37 @@ def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Arra
 
 
 def _blocks(x: Array, fill: Scalar) -> Array:
-    """[d] -> [length, blocks], entry i of x at [i % length, i // length], with at least one ``fill`` after the last."""
+    """Reshape [d] to [length, blocks] with at least one ``fill`` at the end; entry i is at [i % length, i // length]."""
     length = max(1, math.isqrt(x.shape[0]))
     blocks = x.shape[0] // length + 1
     return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
 
 
 def _flat(x: Array, d: int) -> Array:
-    """[length, blocks] -> the first d entries."""
+    """Invert `_blocks`: [length, blocks] -> [d]."""
     return x.T.reshape(-1)[:d]
 
 
 def _previous(x: Array, before: Scalar) -> Array:
-    """Each entry's predecessor; ``before`` for the first entry."""
+    """Predecessor of each entry; ``before`` for the first entry."""
     ends = jnp.concatenate([jnp.full((1,), before, x.dtype), x[-1, :-1]])
     return jnp.concatenate([ends[None], x[:-1]])
 
 
 def _following(x: Array, after: Scalar) -> Array:
-    """Each entry's successor; ``after`` for the last entry."""
+    """Successor of each entry; ``after`` for the last entry."""
     starts = jnp.concatenate([x[0, 1:], jnp.full((1,), after, x.dtype)])
     return jnp.concatenate([x[1:], starts[None]])
 
 
 def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, reverse: bool = False) -> PyTree:
-    """Prefix products of an associative operation in a few hundred wide steps, not one per entry.
+    """Prefix products ``x_1, x_1 x_2, x_1 x_2 x_3, ...`` of an associative operation.
 
-    They are ``x_1, x_1 x_2, x_1 x_2 x_3, ...``, of all blocks side by side, then of the blocks' totals.
+    All blocks are scanned in parallel, and then the totals of the blocks. This takes a few hundred wide steps instead
+    of one step per entry.
 
     Args:
-      combine: the associative operation, elementwise; its first argument is the one nearer to the start of the scan.
+      combine: the associative operation, elementwise; its first argument is the one closer to the start of the scan.
       x: leaves [length, blocks], from `_blocks`.
       unit: identity of the operation, leaves [].
       reverse: scan from the last entry to the first.
@@ -227,6 +242,6 @@ def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, re
         first = jnp.full((1,), u, a.dtype)
         return jnp.concatenate([a[1:], first] if reverse else [first, a[:-1]])
 
-    # Each block starts from what all blocks before it, in the order of the scan, combine to.
+    # Each block starts from the product of all blocks before it, in the order of the scan.
     before = jax.tree.map(shifted, unit, through)
     return combine(before, inside)

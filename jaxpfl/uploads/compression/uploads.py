@@ -1,34 +1,34 @@
 r"""Compressed uploads for any method: a wrapper around its `Algorithm`.
 
-Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight), e_i its
-memory and C a compressor. Then
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). Let e_i be
+the client's error-feedback memory and C a compressor. Then
 
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
-and the server receives :math:`w_i C(p)`, the decoded message, in place of :math:`w_i \Delta_i`. Without error feedback
-e_i is zero; `compressors` explains when that is better. With it the sum of all messages differs from the sum of the
-increments by the last memory alone, however biased C is. The memory holds increments without their weight, so that a
-client's weight scales its message and never its memory.
+and the server receives the decoded message :math:`w_i C(p)` instead of :math:`w_i \Delta_i`. Without error feedback,
+e_i is zero; `compressors` explains when that is better. With error feedback, the sum of all messages differs from the
+sum of the increments only by the last memory, however biased C is. The memory contains increments without their weight,
+so that a client's weight scales its message but not its memory.
 
-Messages. All numbers below one entry of ``Upload.weight`` form one vector and one message: usually the whole upload;
-with a weight for each of k models (IFCA), each model's part. (One vector has one scale: next to SCAFFOLD's control
-variates, which are gradients, top-k defers the small change of the model.) A part of weight zero is not sent: it costs
-nothing, and its memory is kept until the client next contributes to that part, so that no cluster receives another's
-update. Weights themselves are not counted (as in `Simulation.bytes_per_client`). Entries that are not floating-point
-numbers or not increments (`Algorithm.increments`; a memory would add up their values) are sent and counted
-uncompressed.
+Messages. All numbers under one entry of ``Upload.weight`` form one vector and one message. This is usually the whole
+upload; if each of k models has its own weight (IFCA), it is one model's part. A part of weight zero is not sent and
+costs nothing. Its memory is kept until the client next contributes to this part, so that no cluster receives the update
+of another. The weights themselves are not counted (as in `Simulation.bytes_per_client`). Some entries are sent and
+counted uncompressed: numbers that are not floating-point, and numbers that are not increments
+(`Algorithm.increments`), because a memory would add up their values. As a vector has a single scale, top-k defers the
+small change of a model that is sent with larger numbers, such as SCAFFOLD's control variates, which are gradients.
 
-Memory. It is part of the client's state and follows the engine's rules: a client outside the cohort keeps it; one whose
-work is not finite uploads nothing and keeps its old memory; one whose upload is lost does not notice, and keeps its new
-memory (the message is then lost for good).
+Memory. The memory is part of the client's state. A client outside the cohort keeps its memory. A client whose work is
+not finite uploads nothing and keeps its old memory. A client whose upload is lost does not notice the loss and keeps
+its new memory, so that the message is never sent again.
 
-Randomness is keyed by client and round, separately from training: a run with ``lossless`` has the same results
-as one without a compressor (up to XLA's rounding of a different program).
+Randomness is keyed by client and round, separately from training. A run with ``lossless`` therefore has the same
+results as a run without a compressor, up to XLA's rounding of a different program.
 
-Formal guarantees: under a privacy mechanism the compressor is applied to the client's private upload (its clipped
-increment with its own share of the noise), and is therefore post-processing. Compressed uploads cannot be summed before
-they are decoded, so the other clients' noise adds no protection; `privacy.plan_of` accounts for that. There is no error
-feedback then: the memory kept by a client whose work failed would reveal information about its data.
+Privacy. Under a privacy mechanism, the compressor is applied to the client's private upload (its clipped increment with
+its own share of the noise), and is therefore post-processing. Compressed uploads must be decoded before they can be
+summed, so that the other clients' noise adds no protection; `privacy.plan_of` accounts for that. Error feedback is then
+not allowed, because the memory of a client whose work failed would reveal information about its data.
 
 References: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes"; Zhao et al.,
 section III.
@@ -52,18 +52,18 @@ from jaxpfl.uploads.compression.compressors import Compressor
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 MOST_NUMBERS = 2**31 // 66
-"""Largest number of entries in an upload whose bits, up to 66 each, an int32 can hold."""
+"""Largest number of entries in an upload, so that an int32 can count its bits: at most 66 per entry."""
 
 
 class Held(NamedTuple):
-    """A client's state: the method's own state, and the error-feedback memory, one array per weight (else ())."""
+    """A client's state: the method's state, and the error-feedback memory, one array per weight (() if not used)."""
 
     own: PyTree
     memory: PyTree
 
 
 class _Message(NamedTuple):
-    """Result of sending one part of the upload: the total that the server reads, the memory, and the bits."""
+    """Result of sending one part of the upload: the total that the server receives, the new memory, and the bits."""
 
     total: Array
     memory: PyTree
@@ -73,13 +73,13 @@ class _Message(NamedTuple):
 def compressed(
     algorithm: Algorithm, compressor: Compressor, splits: Splits, *, feedback: bool | None = None
 ) -> Algorithm:
-    """An algorithm whose clients compress their uploads and count the bits (`Upload.bits`).
+    """Wrap an algorithm such that its clients compress their uploads and count the bits (`Upload.bits`).
 
     Args:
-      algorithm: any method, or one behind a privacy mechanism.
-      compressor: compressor of every message.
-      splits: splits of one client, as arrays or shapes; for the shape of its upload.
-      feedback: whether to use error feedback; None for the compressor's default, which is true unless it is unbiased.
+      algorithm: any method, with or without a privacy mechanism.
+      compressor: compressor for every message.
+      splits: splits of one client, as arrays or shapes, from which the shape of its upload is derived.
+      feedback: whether to use error feedback; None for the compressor's default, which is true if it is biased.
 
     Raises:
       JaxpflError: when traced, if an upload has more than `MOST_NUMBERS` entries.
@@ -122,7 +122,7 @@ def _compress(
     increments: PyTree,
     memory: PyTree,
 ) -> tuple[Upload, PyTree]:
-    """The upload as read by the server, and the memory of all its parts; ``memory`` is () without error feedback."""
+    """Compress an upload; return the decoded upload and the new memory of each part, () without error feedback."""
     coded, rest = _select(increments, upload.total), _select(increments, upload.total, others=True)
     totals, changes, others = (
         _parts(upload.weight, tree) for tree in (coded, trees.prefix_divide(coded, upload.weight), rest)
@@ -150,34 +150,35 @@ def _compress(
 def _send(
     compressor: Compressor, round: Scalar, key: Key, weight: Array, total: Array, increment: Array, memory: PyTree
 ) -> _Message:
-    """Send one message of weight [], total and increment [d], under a memory [d] or ()."""
+    """Send one message with weight [], total [d] and increment [d]; the memory is [d], or () without feedback."""
     if isinstance(memory, tuple):
         sent, after = compressor.compress(key, round, increment), ()
     else:
         sent, after = feed_back(partial(compressor.fed_back, key, round), memory, increment)
-    # Entries that arrive unchanged keep their product with the weight: dividing and multiplying would round twice.
+    # An entry that is received unchanged takes the original total: dividing by the weight and multiplying again would
+    # round twice.
     read = jnp.where(sent.value == increment, total, weight * sent.value)
     says = weight > 0
-    # A total that is not finite is passed on, for the engine to detect.
+    # A total that is not finite is passed on, so that the engine detects it.
     read = jnp.where(jnp.isfinite(total).all(), jnp.where(says, read, 0), total)
     return _Message(read, trees.where(says, after, memory), jnp.where(says, sent.bits, 0))
 
 
 def feed_back(compressor: Callable[[Array], Compressed], memory: Array, x: Array) -> tuple[Compressed, Array]:
-    """Compressed x [d] given the memory [d], and the next memory [d]."""
+    """Compress x [d] plus the memory [d]; return the message and the next memory [d]."""
     wanted = x + memory
     sent = compressor(wanted)
     return sent, wanted - sent.value
 
 
 def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
-    """Each weight with its part of a tree."""
+    """Pairs of a weight and its part of a tree."""
     weights, structure = jax.tree.flatten(weight)
     return list(zip(weights, structure.flatten_up_to(tree), strict=True))
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Floating-point increments among a client's numbers, or all others, with None in place of the rest."""
+    """Keep the floating-point increments of an upload, or with ``others`` all other leaves; None replaces the rest."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
@@ -186,13 +187,13 @@ def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTre
 
 
 def _vector(weight: Array, part: PyTree) -> Array:
-    """The numbers of a part as one vector, [d]; [k, d] below a weight [k]."""
+    """Concatenate the numbers of a part to one vector, [d]; [k, d] for a weight [k]."""
     leaves = [leaf.reshape(*weight.shape, -1) for leaf in jax.tree.leaves(part)]
     return jnp.concatenate(leaves, axis=-1) if leaves else jnp.zeros((*weight.shape, 0))
 
 
 def _put(part: PyTree, vector: Array) -> PyTree:
-    """The part with its numbers replaced."""
+    """Inverse of `_vector`: a tree with the structure of ``part`` and the numbers of the vector."""
     leaves, structure = jax.tree.flatten(part)
     start = 0
     for place, leaf in enumerate(leaves):
@@ -203,7 +204,7 @@ def _put(part: PyTree, vector: Array) -> PyTree:
 
 
 def _other_bits(weight: Array, part: PyTree) -> Array:
-    """Bits of a part's other entries, which are sent uncompressed for each nonzero weight."""
-    # All entries of the k rows together; a row is sent where its weight is positive.
+    """Bits of a part's uncompressed entries, which are sent for each positive weight."""
+    # The bits of all k rows together, divided by k and multiplied by the number of rows with a positive weight.
     each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
     return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Robust aggregation of uploads, and clients that attack it."""
+"""Robust aggregation of uploads, and attacks by clients."""
 
 from jaxpfl.uploads.robust.aggregation import AGGREGATORS, MEAN, Aggregator, resolve, robust
 from jaxpfl.uploads.robust.attacks import ATTACKS, Attack, attack_of, attacked, drawn, poisoned

@@ -1,18 +1,19 @@
-r"""Robust aggregation: rules in place of the mean of uploads, their names, and the server that applies them.
+r"""Robust aggregation: rules that replace the mean of the uploads, and the server that applies them.
 
-A rule is ``(rows, valid) -> estimate``: rows are a tree with leaves [C, ...], one vector for each of C slots; valid [C]
-says which n of them count; the estimate has leaves [...], zero for n = 0. All clients count the same. A vector is the
-whole tree: norms and distances are over all of its leaves. Slots that are not valid may hold anything, NaN too.
+A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], which has one vector for
+each of C slots. The mask ``valid`` [C] selects the n slots that count. The estimate has leaves [...] and is zero for
+n = 0. All clients have the same weight. A vector is the whole tree, so norms and distances are over all leaves. Slots
+that are not valid may have any values, including NaN.
 
-Coordinatewise, with :math:`x_{(1)} \le \dots \le x_{(n)}` the sorted values of a coordinate:
+The coordinatewise rules, with the sorted values :math:`x_{(1)} \le \dots \le x_{(n)}` of a coordinate, are
 
 .. math::
    \text{median} = \tfrac12 \left( x_{(\lceil n/2 \rceil)} + x_{(\lfloor n/2 \rfloor + 1)} \right), \qquad
    \text{trimmed mean} = \frac{1}{n - 2k} \sum_{i=k+1}^{n-k} x_{(i)}, \quad k = \lfloor \beta n \rfloor
 
-Of whole vectors: Krum's score of :math:`x_i` is the sum of its squared distances to the n - f - 2 nearest of the
-others, at least one; ties go to the first slot. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed
-Weiszfeld steps from the coordinatewise median,
+The other rules use whole vectors. Krum's score of :math:`x_i` is the sum of its squared distances to the n - f - 2
+nearest other vectors (to at least one); ties go to the first slot. The geometric median minimises
+:math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the coordinatewise median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
 
@@ -24,30 +25,33 @@ Byzantine Tolerant Gradient Descent", https://arxiv.org/abs/1703.02757 (Krum); P
 for Federated Learning", https://arxiv.org/abs/1912.13445 (geometric median); Sun et al. 2019, "Can You Really Backdoor
 Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
 
-- ``mean``: the weighted mean, what each method has by itself.
-- ``median``: of each coordinate.
-- ``trimmed-mean:fraction=0.2``: of each coordinate, without that share of the smallest and of the largest values.
-- ``krum:attackers=2``: the one update nearest to its neighbours, against two assumed attackers in a round.
-- ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates that Krum would choose first; ``select=3`` for
+- ``mean``: the method's own weighted mean.
+- ``median``: the median of each coordinate.
+- ``trimmed-mean:fraction=0.2``: the mean of each coordinate without this share of the smallest and of the largest
+  values.
+- ``krum:attackers=2``: the single update that is nearest to its neighbours, assuming two attackers in a round.
+- ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates with the best Krum scores; ``select=3`` sets
   another number.
-- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: by at most so many steps, until they are shorter.
-- ``norm-bound:bound=1``: the mean of updates that are shortened to that norm; without a bound to the median of the
-  round's norms.
+- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: the geometric median by at most this many steps, which
+  stop when a step is shorter than the tolerance.
+- ``norm-bound:bound=1``: the mean of the updates after shortening them to this norm; the default bound is the median of
+  the norms in the round.
 
-Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). The server
-of the method receives a robust estimate of the centre of the cohort's :math:`\Delta_i` in place of
-:math:`\sum_i w_i \Delta_i / \sum_i w_i`, as the upload of one client of weight 1.
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). Instead of
+:math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the centre of the cohort's
+:math:`\Delta_i`, in the form of an upload from one client of weight 1.
 
-Weights. A weight is the client's own word, and an attacker's would be as large as it likes. Clients therefore count the
-same; a weight says only that a client contributes (above zero). Under an ``Upload.weight`` with several entries each
-part is estimated by itself, and under an entry [k] (IFCA's models) each of the k among those who contribute to it.
+Weights. Clients report their own weights, and an attacker could report any weight. All clients are therefore weighted
+equally, and a weight above zero only means that the client contributes. If ``Upload.weight`` has several entries, each
+entry's part is estimated separately. For an entry [k] (IFCA's models), each of the k models is estimated from the
+clients that contribute to it.
 
-A round's estimate needs all of its uploads at once: the reduction is `Reduction.STACK`, in the memory of one upload for
-each slot of the cohort on every device, gathered by the engine from blocks of clients and from devices. A client that
-is not in the cohort, dropped out, diverged or sent a number that is not finite does not count.
+The estimate needs all uploads of a round at once. The reduction is therefore `Reduction.STACK`, which takes the memory
+of one upload for each slot of the cohort on every device. A client does not count if it is outside the cohort, dropped
+out, diverged or uploaded a number that is not finite.
 
-Servers that keep a sum over all clients up to date by the mean (SCAFFOLD's and FedDyn's variates, L2GD) receive the
-estimate times the number of contributors for it.
+Some servers use the mean upload to update a sum over all clients (SCAFFOLD's and FedDyn's variates, L2GD). They add the
+estimate times the number of contributors.
 """
 
 from __future__ import annotations
@@ -73,7 +77,7 @@ Rule: TypeAlias = Callable[[PyTree, Array], PyTree]
 
 
 def median(rows: PyTree, valid: Array) -> PyTree:
-    """Median of each coordinate; for an even number, the mean of the two middle values."""
+    """Median of each coordinate; for an even number of values, the mean of the two middle values."""
     count = valid.sum()
 
     def leaf_median(leaf: Array) -> Array:
@@ -85,7 +89,7 @@ def median(rows: PyTree, valid: Array) -> PyTree:
 
 
 def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
-    """Mean of each coordinate without its ``floor(fraction n)`` smallest and as many largest values."""
+    """Mean of each coordinate without the ``floor(fraction n)`` smallest and the same number of largest values."""
     slots = valid.shape[0]
     count, rank = valid.sum(), jnp.arange(slots)
     cut = jnp.asarray([trimmed(fraction, n) for n in range(slots + 1)])[count]
@@ -94,7 +98,7 @@ def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
 
 
 def trimmed(fraction: float, count: int) -> int:
-    """Values trimmed on each side, ``floor(fraction count)`` of the fraction as it is written.
+    """Number of values trimmed on each side, ``floor(fraction count)``, exact for the fraction as written in decimals.
 
     Examples:
       >>> trimmed(0.29, 100), trimmed(0.2, 4)
@@ -104,16 +108,16 @@ def trimmed(fraction: float, count: int) -> int:
 
 
 def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
-    """The one vector of least score against f assumed attackers."""
+    """The vector with the lowest Krum score, for an assumed number f of attackers."""
     best = jnp.argmin(_scores(rows, valid, attackers))
     return _unless_empty(valid.sum(), jax.tree.map(lambda leaf: leaf[best], rows))
 
 
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
-    """Mean of the ``select`` vectors with the least scores; 0 selects n - f - 2, at least one.
+    """Mean of the ``select`` vectors with the lowest Krum scores; 0 selects n - f - 2 vectors, but at least one.
 
-    n - f - 2 is the largest number with a guarantee: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine Learning
-    via Robust Gradient Aggregation".
+    n - f - 2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine
+    Machine Learning via Robust Gradient Aggregation".
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
     rank = jnp.argsort(jnp.argsort(_scores(rows, valid, attackers)))
@@ -121,15 +125,16 @@ def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> P
 
 
 _State: TypeAlias = tuple[Array, PyTree, Array]
-"""State of the Weiszfeld loop: number of steps, point, and whether the last step was longer than the tolerance."""
+"""State of the Weiszfeld loop: number of steps, current point, and whether the last step exceeded the tolerance."""
 
 
 def geometric_median(
     rows: PyTree, valid: Array, steps: int = 100, smoothing: float = 1e-6, tolerance: float = 1e-5
 ) -> PyTree:
-    """Geometric median by Weiszfeld steps from the coordinatewise median, at most so many.
+    """Geometric median by at most ``steps`` Weiszfeld steps from the coordinatewise median.
 
-    They end with one that is shorter than ``tolerance`` of the median distance of the vectors from it.
+    The iteration stops when a step is shorter than ``tolerance`` times the median distance of the vectors from the
+    current point.
     """
 
     def step(state: _State) -> _State:
@@ -147,7 +152,7 @@ def geometric_median(
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
-    """Mean of the vectors, each shortened to the norm ``bound``; to the median of the n norms if it is 0."""
+    """Mean of the vectors after clipping each to the norm ``bound``; 0 means the median of the n norms."""
     norms = _norms(rows)
     most = median(norms, valid) if bound == 0 else bound
     return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
@@ -160,7 +165,8 @@ def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
     def distances_to(one: PyTree) -> Array:
         return _squares(jax.tree.map(jnp.subtract, rows, one))
 
-    # Differences, not products: nearby vectors of large norm keep their digits, and distances are symmetric to the bit.
+    # Distances are computed from differences, not inner products: close vectors of large norm then lose no digits, and
+    # the distance matrix is exactly symmetric.
     distances = jax.lax.map(distances_to, rows)
     others = valid[None, :] & ~jnp.eye(slots, dtype=bool)
     nearest = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
@@ -170,13 +176,12 @@ def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
 
 
 def _ordered(leaf: Array, valid: Array) -> Array:
-    """Values of each coordinate in ascending order, invalid ones last."""
+    """Sort the values of each coordinate in ascending order; values of invalid slots become infinite and come last."""
     return jnp.sort(jnp.where(_beside(valid, leaf), leaf, jnp.inf), axis=0)
 
 
 def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool = True) -> PyTree:
-    """Sum of the kept rows times their factors, over the sum of these factors or, without ``of_weights``, their
-    number."""
+    """Weighted mean of the kept rows. Without ``of_weights``, the weighted sum is divided by the number of rows."""
     factors = jnp.where(kept, factors, 0)
     total = factors.sum() if of_weights else kept.sum()
 
@@ -199,7 +204,7 @@ def _norms(rows: PyTree) -> Array:
 
 
 def _beside(by_slot: Array, leaf: Array) -> Array:
-    """A value for each slot, [C], in the shape of a leaf [C, ...]."""
+    """Reshape one value for each slot, [C], to broadcast against a leaf [C, ...]."""
     return by_slot.reshape(-1, *[1] * (np.ndim(leaf) - 1))
 
 
@@ -211,13 +216,13 @@ MEAN = "mean"
 
 
 class Aggregator(NamedTuple):
-    """An aggregation of a round's uploads.
+    """Rule for aggregating a round's uploads.
 
     Attributes:
-      name: the name and arguments as text.
-      rule: the estimate; None for the weighted mean.
+      name: name and arguments, as text.
+      rule: function that computes the estimate; None for the weighted mean.
       quorum: least number of uploads for which the rule's guarantee holds.
-      trims: share of the values that are cut on each side; 0 for a rule that cuts none.
+      trims: share of the values that are trimmed on each side; 0 for a rule that does not trim.
     """
 
     name: str
@@ -226,10 +231,10 @@ class Aggregator(NamedTuple):
     trims: float = 0.0
 
     def check(self, cohort: int) -> None:
-        """Refuse a number of slots with which the rule has no effect or guarantee.
+        """Refuse a cohort that is too small for the rule to have an effect or a guarantee.
 
         Raises:
-          JaxpflError: for fewer slots than the quorum, and for a trimmed share of less than one slot.
+          JaxpflError: if the cohort is smaller than the quorum, or if the trimmed share is less than one client.
         """
         if cohort < self.quorum:
             raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
@@ -241,7 +246,7 @@ class Aggregator(NamedTuple):
 
 
 def resolve(aggregate: str) -> Aggregator:
-    """The aggregation of that name with those arguments.
+    """Parse an aggregation such as ``krum:attackers=2``.
 
     Examples:
       >>> resolve("krum:attackers=2").quorum
@@ -298,17 +303,19 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:
-    """An algorithm whose server receives a robust estimate in place of the uploads' mean.
+    """Wrap an algorithm such that its server receives a robust estimate instead of the uploads' mean.
 
-    ``below_quorum`` among its metrics is 1 in a round with too few uploads for the rule's guarantee (Krum's).
+    For a rule with a quorum (Krum), the metric ``below_quorum`` is 1 in a round with too few uploads for the rule's
+    guarantee.
 
     Args:
       algorithm: algorithm whose server receives a mean.
-      aggregator: aggregation in place of the mean; ``mean`` itself changes nothing.
+      aggregator: aggregation that replaces the mean; ``mean`` returns the algorithm unchanged.
       method: the algorithm's name in messages.
 
     Raises:
-      JaxpflError: if the method's uploads are not summed and, when traced, are not floating-point numbers.
+      JaxpflError: if the server of the method reads individual uploads. When the result is traced, also if uploads are
+        not floating-point numbers.
     """
     rule = aggregator.rule
     if rule is None:
@@ -336,7 +343,7 @@ def _server(inner: Server, rule: Rule, quorum: int) -> Server:
 
 
 def _estimated(rule: Rule, uploads: Stacked) -> tuple[Reduced, list[Array]]:
-    """The estimate as a sum with weight 1, and the number of clients behind each entry of the weight."""
+    """Compute the estimate as a sum with weight 1, and the number of contributing clients for each weight."""
     weights, structure = jax.tree.flatten(uploads.weight)
     increments = jax.vmap(trees.prefix_divide)(uploads.total, uploads.weight)
     if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(increments)):

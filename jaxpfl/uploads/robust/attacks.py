@@ -1,13 +1,14 @@
-r"""Attacks by name with arguments, for ``--attack`` and ``jaxpfl.fit(attack=)``: clients that work against the others.
+r"""Attacks by clients, for ``--attack`` and ``jaxpfl.fit(attack=)``.
 
-- ``sign-flip:factor=1``: the attacker uploads minus its increment, times the factor.
-- ``scale:factor=10``: its increment times the factor.
-- ``noise:deviation=1``: independent normal numbers of that standard deviation in place of its increment.
-- ``label-flip``: it trains on wrong labels, K - 1 - y of K classes (1 - y of a binary label), and is honest otherwise.
+- ``sign-flip:factor=1``: the attacker uploads its negated increment, multiplied by the factor.
+- ``scale:factor=10``: the attacker uploads its increment, multiplied by the factor.
+- ``noise:deviation=1``: the increment is replaced by independent normal numbers with this standard deviation.
+- ``label-flip``: the attacker trains on wrong labels and otherwise follows the protocol. With K classes, K - 1 - y
+  replaces the label y; 1 - y replaces a binary label.
 
-An attacker keeps the protocol in all else: it trains, keeps a state of its own, weighs as it would, and uploads numbers
-of steps, moments and running statistics as they are (`Algorithm.increments`). Its increment is changed before it is
-compressed. Test examples keep their labels.
+Apart from this, an attacker follows the protocol: it trains, keeps its state, and uploads its true weight, numbers of
+steps, moments and running statistics (`Algorithm.increments`). The attack changes an increment before compression.
+Labels of test examples do not change.
 
 References: Li et al. 2020, "Learning to Detect Malicious Clients for Robust Federated Learning",
 https://arxiv.org/abs/2002.00211 (sign flipping, noise); Bagdasaryan et al. 2020, "How To Backdoor Federated Learning",
@@ -34,11 +35,11 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Attack(NamedTuple):
-    """An attack.
+    """Change that attackers make to their uploads or labels.
 
     Attributes:
-      name: the name and arguments as text.
-      change: ``(key, increment) -> what is uploaded as the increment``; None for an attack on the labels.
+      name: name and arguments, as text.
+      change: ``(key, increment) -> increment to upload``; None for an attack on the labels.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Attack(NamedTuple):
 
 
 def attack_of(attack: str) -> Attack:
-    """The attack of that name with those arguments.
+    """Parse an attack such as ``scale:factor=10``.
 
     Raises:
       JaxpflError: if the name or an argument is unknown, or a value is out of range.
@@ -56,12 +57,12 @@ def attack_of(attack: str) -> Attack:
 
 
 def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """The attackers among clients, [m] bool: that share of them, rounded to the nearest number.
+    """Draw the attackers, [m] bool: the given share of the clients, rounded to the nearest whole number.
 
-    They are the clients with the largest scores; a score depends on the seed and the client's id alone.
+    Attackers are the clients with the largest scores. A score depends only on the seed and the client's id.
 
     Raises:
-      JaxpflError: if that is nobody or everybody.
+      JaxpflError: if no client or every client would be an attacker.
     """
     clients = len(client_ids)
     count = math.floor(share * clients + 0.5)
@@ -77,7 +78,7 @@ def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Algorithm:
-    """An algorithm in which the attackers change their uploads.
+    """Wrap an algorithm such that the attackers change their uploads.
 
     Args:
       algorithm: any method.
@@ -110,12 +111,12 @@ def _client(inner: Client, change: Callable[[Key, PyTree], PyTree], ids: np.ndar
 
 
 def poisoned(federation: Federation, attackers: np.ndarray, classes: int) -> Federation:
-    """The data with the attackers' labels y of training and validation examples replaced by ``classes - 1 - y``.
+    """Replace each label y of the attackers' training and validation examples by ``classes - 1 - y``.
 
     Args:
       federation: federation on the host.
       attackers: [m] bool.
-      classes: K; 2 for binary labels, even if an example has several.
+      classes: K; 2 for binary labels, even if an example has several labels.
     """
 
     def flipped(split: ClientData) -> ClientData:
