@@ -191,7 +191,7 @@ def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Arra
 
 
 def _blocks(x: Array, fill: Scalar) -> Array:
-    """Reshape [d] to [length, blocks] with at least one ``fill`` at the end; entry i is at [i % length, i // length]."""
+    """Reshape [d] to [length, blocks] with a ``fill`` or more at the end; entry i is at [i % length, i // length]."""
     length = max(1, math.isqrt(x.shape[0]))
     blocks = x.shape[0] // length + 1
     return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
