@@ -1,4 +1,4 @@
-"""Federated methods, one file each, as pure functions of one client and of the server; `registry` names them."""
+"""Federated methods, one file each, as pure functions of one client and of the server; `registry` lists them."""
 
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper

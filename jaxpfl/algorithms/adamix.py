@@ -1,12 +1,12 @@
 r"""AdaMix: personalisation by a Gaussian-mixture prior that the server fits (Ozkara et al. 2023, Algorithm 1).
 
-The personalised models are theta_i; the prior has shares p, centers mu and variances s^2 of its k components l.
+The personalised models are theta_i. Component l = 1 ... k of the prior has share p_l, center mu_l and variance s_l^2.
 
 .. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
    \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
 
-It is `map_personalization` with that prior. The server receives the cohort's models one by one; under differential
-privacy it runs EM on noisy sums only (`parts.private_em`).
+The method is `map_personalization` with this prior. The server receives each model of the cohort individually. Under
+differential privacy, it runs EM on noisy sums only (`parts.private_em`).
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -31,16 +31,16 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     """AdaMix (Ozkara et al. 2023, Algorithm 1). Models: personalised theta_i, the client's own; no global model.
 
     Args:
-      task: any model: theta_i is all of its parameters.
+      task: any model; theta_i consists of all its parameters.
       work: the local work in a round.
-      components: k, at most the clients of a round: with more centers than models, each center would fit one model at
-        the least variance.
-      em_steps: EM steps in a round.
+      components: k, at most the number of clients in a round; with more centers than models, each center would fit a
+        single model with the least variance.
+      em_steps: number of EM steps in a round.
       scaling: whether f_i is the "sum" of the losses or their "mean".
 
     Raises:
-      JaxpflError: for fewer than one component, or a mechanism without central noise and a fixed clipping norm; when a
-        run starts, for more components than the clients of a round.
+      JaxpflError: for fewer than one component, and for a privacy mechanism other than central noise with a fixed
+        clipping norm. When a run starts, also for more components than clients in a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")

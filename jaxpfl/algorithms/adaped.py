@@ -1,34 +1,39 @@
 r"""AdaPeD: adaptive personalisation by distillation (Ozkara et al. 2023, Algorithm 2).
 
-Client i minimises over its personal model theta_i, and all clients jointly over the global model mu and the scale psi,
+The objective of client i is
 
 .. math:: f_i(\theta_i) + \tfrac12 \log(2\psi) + \frac{f^{KD}(\theta_i, \mu)}{2 \psi}
 
-with CE the cross-entropy and f^KD the mean Kullback-Leibler divergence between the two models' predictions. A large psi
-means heterogeneous clients and weak regularisation of theta. Each local step, in this order:
+where f_i is its cross-entropy CE, and f^KD the mean Kullback-Leibler divergence between the predictions of the two
+models. The client minimises over its personal model theta_i, and all clients jointly minimise over the global model mu
+and the scale psi. A large psi means heterogeneous clients and weak regularisation of theta. Each local step, in this
+order, is
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + f^{KD}(\theta, \mu) / (2\psi) ] \\
    \mu^+ &= \mu - \eta_2 \nabla_\mu f^{KD}(\theta^+, \mu) / (2\psi) \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f^{KD}(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-Weight decay is added to the gradients of theta and mu. Sampled clients start from the server's (mu, psi), keep their
-own theta, and the server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; 1 is the
-derivative itself. The main text's floor of psi is 0.5.
+Weight decay is added to the gradients of theta and mu. The clients of a cohort keep their own theta and start from the
+server's (mu, psi). The server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; with 1,
+the step uses the exact derivative. In the paper's main text, the floor of psi is 0.5.
 
-With unsampled clients' iterations (Algorithm 7), a client outside the cohort continues with the first of the three
-steps and the last (mu, psi) that it received, at first the initial pair, for at most ``idle_rounds`` rounds in a row.
-It uploads nothing. Only the logits of mu and theta are compared, so theta may have another architecture.
+Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
+takes only the first of the three steps, with the last (mu, psi) that it received, and uploads nothing. Before its first
+round in a cohort, it uses the initial (mu, psi). Only the logits of mu and theta are compared, so that theta may have
+another architecture.
 
-Another client optimizer takes its own steps on theta and mu, with an optimizer state for each; the step of psi is
-unchanged. A server optimizer acts on mu only: psi is averaged, so that it stays above the floor.
+If the client optimizer is not plain SGD, it takes the steps on theta and mu, with separate optimizer states; the step
+on psi does not change. A server optimizer acts on mu only. psi is always averaged, so that it stays above the floor.
 
-Under the noise of differential privacy mu may mislead theta, while psi, itself noisy and slow to rise, does not remove
-the distillation term. With ``gate``, a client weighs that term by how well mu predicts its own labels, at no privacy
-cost as theta is not uploaded: a mu no better than a uniform guess does not teach. The gate is not in the paper.
+Under the noise of differential privacy, mu may mislead theta. psi is noisy too and rises slowly, so that it does not
+switch off the distillation term. With ``gate``, a client weights this term by how well mu predicts the client's own
+labels, and ignores a mu that is no better than a uniform guess. This has no privacy cost, because theta is not
+uploaded. The gate is not in the paper.
 
-With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as in
-the paper, or jointly; the latter takes psi's gradient at mu before its step, as both are released at once.
+With noise in every step (`StepNoise`), the gradients of mu and psi are clipped and noised one after the other, as in
+the paper, or jointly. The joint version evaluates psi's gradient at mu before the step on mu, because both gradients
+are released at once.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -49,7 +54,7 @@ from jaxpfl.priors.distillation import Shared
 
 
 class Remembering(NamedTuple):
-    """State of a client with idle rounds: its model, and the last (mu, psi) that it received."""
+    """State of a client with idle rounds: the client's model, and the last (mu, psi) that the client received."""
 
     theta: PyTree
     received: Shared
@@ -63,19 +68,19 @@ def adaped(
     Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.
 
     Args:
-      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
+      task: task whose model mu has, and theta too unless ``architectures`` is given.
       work: the local work in a round.
-      idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none.
-        Clients then also hold a copy of mu, and a round costs the steps of all m clients.
-      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
-        by their ids; "same" is the task's model. Clients with it start from mu; clients with another architecture
-        start from one model, which they share.
-      gate: multiplies the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
-        classes: zero where mu predicts no better than a uniform guess.
+      idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none. If
+        positive, clients also keep a copy of mu, and a round costs the steps of all m clients.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, assigned to the clients in
+        turn by their ids; "same" is the task's model. Clients with the task's model start from mu. All clients with
+        the same other architecture start from one common model.
+      gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
+        classes. The factor is zero if mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, unknown models, a gate where there are no classes, and a task without
-        a distance of predictions.
+      JaxpflError: for a negative ``idle_rounds``, unknown models, a gate if the task has no classes, and a task without
+        a distance between predictions.
     """
     check_options("adaped", task, idle_rounds, gate)
     own_tasks = personal_tasks(task, architectures)

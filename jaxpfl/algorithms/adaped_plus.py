@@ -1,37 +1,44 @@
-r"""AdaPeD-plus: AdaPeD whose global model learns from labels, and whose personal models are made from it.
+r"""AdaPeD-plus: AdaPeD whose global model learns from labels, and whose personal models are fine-tuned from it.
 
-A variant of `adaped`, with each of its ingredients an option; the paper has none of them. In the notation of `adaped`
-(theta_i personal, mu global, CE the cross-entropy, f the mean Kullback-Leibler divergence of theta's predictions from
-mu's), each local step of a client in the cohort is, in this order,
+This is a variant of `adaped` whose ingredients are all options; none of them is in the paper. The notation is that of
+`adaped`: theta_i is the personal model, mu the global model, CE the cross-entropy, and f the mean Kullback-Leibler
+divergence of theta's predictions from mu's. Each local step of a client in the cohort is, in this order,
 
 .. math::
    \theta^+ &= \theta - \eta_1 a \nabla_\theta [ CE(\theta) + g f(\theta, \mu) / (2\tilde\psi) ] \\
    \mu^+ &= \mu - \eta_2 \nabla_\mu [ \kappa CE(\mu) + \delta f(\theta^+, \mu) / (2\tilde\psi) ] \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-with the scale that the steps see :math:`\tilde\psi = \psi \cdot anneal^{epoch}`, the gate g and the factor a below. The
-server averages mu and psi, weighted by examples. Distillation alone (kappa = 0, delta = 1, as in AdaPeD) starves mu:
-it learns labels from personal models only, each of which saw one client's examples. With kappa = 1, delta = 0, the
-defaults, mu is FedAvg's.
+The scale in the first two steps is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`; the options ``gate`` and
+``normalize`` define g and a. The server averages mu and psi, weighted by examples. With distillation alone (kappa = 0,
+delta = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a single client's
+examples. With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 
-By default a client keeps no model (``keep=False``): in its rounds theta is mu, so that the divergence vanishes and the
-step moves mu alone: one gradient instead of two. Its personal model is made when it is needed: from theta = mu,
-``fine_tune_steps`` of the first step beside the resting mu, at eta_1 of the last round. That is fine-tuned FedAvg
-regularised towards the global model's predictions, or, in the terms of the paper, a descent on the posterior of theta_i
-under AdaPeD's prior with mu estimated beforehand. With ``keep=True``, theta_i stays with the client and is trained in
-every round, as in AdaPeD.
+By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so that the divergence vanishes
+and a step changes only mu, with one gradient instead of two. The personal model is computed when it is needed: starting
+from theta = mu, the client takes ``fine_tune_steps`` of the first step, with mu fixed and eta_1 of the last round. This
+is fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's terms, it is descent
+on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated beforehand. With ``keep=True``, theta_i
+stays with the client and is trained in every round, as in AdaPeD.
 
-Ingredients, all of them options: kappa and delta (``ce_global``, ``kd_global``); a kept theta that starts from the mu
-of the client's first round in a cohort, not of round 0 (``start``); fine-tuning at the end; psi that starts high or low
-(``psi_init``), is annealed, or is each client's own (``own_psi``); weights 1 and 1/(2 psi) that sum to one, so that a
-small psi does not raise the effective rate (``normalize``); the gate; iterations of unsampled clients. With
-``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1 it is AdaPeD with weights by examples.
+The ingredients, which are all options, are
 
-Weak points: the distillation term of fine-tuning gained nothing where it was measured
-(``docs/records/adaped-plus.md``); without it, at a large psi, this is FedAvg fine-tuned at a rate of its own. As there,
-a client's model takes all its personal steps whenever it is needed. Clients that share no mu (permuted labels, say) are
-better served by models of their own (`local`, `ifca`), as both theta's start and its regulariser are then wrong; the
-gate removes the second. Every client has mu's architecture.
+- the weights kappa and delta of the global model's loss (``ce_global``, ``kd_global``);
+- a kept theta that starts from mu in the client's first round in a cohort, instead of round 0 (``start``);
+- fine-tuning before a prediction (``fine_tune_steps``);
+- a psi with another initial value (``psi_init``), annealed (``anneal``) or estimated by each client (``own_psi``);
+- weights 1 and 1/(2 psi) that are normalised to sum to one, so that a small psi does not raise the effective learning
+  rate (``normalize``);
+- the gate, and iterations of clients outside the cohort.
+
+With ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1, the method is AdaPeD with weights
+by examples.
+
+The distillation term in fine-tuning had no benefit in the measured cases (``docs/records/adaped-plus.md``). Without
+this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
+all personal steps are taken again whenever the personal model is needed. If no single mu suits all clients (permuted
+labels, say), both the start and the regulariser of theta are wrong, and `local` or `ifca` are better; the gate removes
+the regulariser. All clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.
@@ -71,7 +78,7 @@ STARTS = ("mu", "init")
 
 @struct.dataclass
 class AdaPeDPlusHyper(AdaPeDHyper):
-    """Hyper-parameters of AdaPeD-plus; ``lr`` is eta_1, of theta, also in fine-tuning."""
+    """Hyper-parameters of AdaPeD-plus; ``lr`` is eta_1, the learning rate of theta, also in fine-tuning."""
 
     psi_init: Scalar = hyper(1.0, "psi in round 0; large for little distillation", positive=True, paper=3.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step", positive=True, paper=5.0)
@@ -84,10 +91,10 @@ class Kept(NamedTuple):
     """State of a client that keeps its model.
 
     Attributes:
-      theta: its model.
-      psi: its scale after its last round, [].
-      met: its rounds in a cohort so far, [] int32.
-      received: the last (mu, psi) that it received; () without idle rounds.
+      theta: the client's model.
+      psi: the client's scale at the end of its last round, [].
+      met: number of the client's rounds in a cohort so far, [] int32.
+      received: the last (mu, psi) that the client received; () without idle rounds.
     """
 
     theta: PyTree
@@ -113,21 +120,23 @@ def adaped_plus(
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      keep: theta_i stays with the client and is trained in every round, at two gradients a step.
-      fine_tune_steps: theta's steps whenever a personal model is needed, from mu or from the kept theta; 0 for none.
-      start: initial value of a kept theta: ``"mu"`` of the client's first round in a cohort, or ``"init"``, mu of
-        round 0.
-      own_psi: each client estimates its own psi: from the server's at first, then from its last one, and on in
-        fine-tuning. The server's is the mean of those. Without, clients start from the server's, and it rests in
-        fine-tuning; where no theta is kept, it then stays at ``psi_init``.
-      normalize: multiplies theta's gradient by a = 2 psi / (1 + 2 psi).
-      gate: multiplies the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, K the number
-        of classes.
+      keep: whether theta_i stays with the client and is trained in every round, with two gradients per step.
+      fine_tune_steps: number of steps on theta whenever a personal model is needed, from mu or from the kept theta; 0
+        for none.
+      start: initial value of a kept theta: ``"mu"`` for mu in the client's first round in a cohort, or ``"init"`` for
+        mu in round 0.
+      own_psi: whether each client estimates its own psi. In its first round, such a client starts from the server's
+        psi, and later from its own last value; fine-tuning continues the estimate. The server's psi is the mean over
+        clients. If false, clients start every round from the server's psi, and fine-tuning does not change psi; if
+        additionally no theta is kept, psi stays at ``psi_init``.
+      normalize: whether to multiply theta's gradient by a = 2 psi / (1 + 2 psi).
+      gate: whether to multiply the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, with
+        K classes.
       idle_rounds: the most rounds in a row that a client outside the cohort trains a kept theta alone (Algorithm 7).
 
     Raises:
-      JaxpflError: for negative numbers, an unknown start, options of a kept theta where none is kept, and a gate where
-        there are no classes.
+      JaxpflError: for negative numbers, an unknown start, options for a kept theta if none is kept, and a gate if the
+        task has no classes.
     """
     check_options("adaped-plus", task, idle_rounds, gate)
     if fine_tune_steps < 0:
@@ -144,24 +153,24 @@ def adaped_plus(
 
 
 class _Plus(NamedTuple):
-    """Steps and options that both kinds of clients have."""
+    """Steps and options that clients with and without a kept theta share."""
 
     steps: Distilled
     fine_tune_steps: int
     own_psi: bool
 
     def seen(self, hp: AdaPeDPlusHyper, ctx: ClientContext) -> Callable[[Array], Array]:
-        """``psi -> psi anneal^epoch``."""
+        """Return the annealing function ``psi -> psi anneal^epoch``."""
         epochs = jnp.floor(ctx.round * self.steps.work.steps / hp.decay_every + 1e-4)
         return lambda psi: psi * hp.anneal**epochs
 
     def tuned(
         self, key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, splits: Splits, theta: PyTree, gamma: Shared
     ) -> PyTree:
-        """The personal model: theta after fine-tuning beside (mu, psi)."""
+        """Fine-tune theta towards the fixed mu; return the personal model."""
         if not self.fine_tune_steps:
             return theta
-        ctx = ctx._replace(round=jnp.maximum(ctx.round - 1, 0))  # the last one
+        ctx = ctx._replace(round=jnp.maximum(ctx.round - 1, 0))  # rates and annealing of the last finished round
         given, seen = (key, hp, ctx, splits.train, theta, gamma), self.seen(hp, ctx)
         rate = hp.lr * hp.decay(ctx.round, self.steps.work.steps)
         return self.steps.alone(*given, rate=rate, steps=self.fine_tune_steps, seen=seen, estimates=self.own_psi)[0]
@@ -173,7 +182,7 @@ def _normalized(psi: Array) -> Array:
 
 
 def _tuned(plus: _Plus) -> Client:
-    """Client without a model of its own between rounds."""
+    """Client that keeps no model between rounds."""
     work, task = plus.steps.work, plus.steps.task
     loss = batch_loss(task)
 
@@ -203,12 +212,12 @@ def _tuned(plus: _Plus) -> Client:
 
 
 def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
-    """Client that keeps its theta; ``at_first``, it starts from the mu of the first round in a cohort."""
+    """Client that keeps theta; with ``at_first``, theta starts from mu in the client's first round in a cohort."""
     steps = plus.steps
     work, task = steps.work, steps.task
 
     def start_values(state: Kept, received: Shared) -> tuple[PyTree, Array]:
-        """Model and scale that a client goes on from."""
+        """Model and scale from which a client continues."""
         theta = trees.where(state.met > 0, state.theta, received.mu) if at_first else state.theta
         psi = jnp.where(state.met > 0, state.psi, received.psi) if plus.own_psi else received.psi
         return theta, psi

@@ -1,20 +1,20 @@
-r"""APFL: personalised models as mixtures of a local and the global model, parameter by parameter.
+r"""APFL: personalised models whose parameters are mixtures of a local and the global model's parameters.
 
-A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. With
-:math:`\bar v = \alpha v + (1 - \alpha) w` of the values before the step, each of the tau steps is
+A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Each of
+the tau steps, with :math:`\bar v = \alpha v + (1 - \alpha) w` from the values before the step, is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\
    v &\leftarrow v - \eta_v \nabla_v f_i(\bar v) = v - \eta_v \alpha \nabla f_i(\bar v), \\
    \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
 
-on one mini-batch. The server averages w uniformly. The personalised model is the mixture of the parameters v and mu,
-not of two models' predictions. The paper has one rate for all three, and its experiments step alpha once in a round.
-Weight decay is added to the gradients of w and v.
+on one mini-batch. The server averages w uniformly. The personalised model mixes the parameters v and mu, rather than
+the predictions of two models. The paper has a single rate for all three steps, and its experiments update alpha once in
+a round. Weight decay is added to the gradients of w and v.
 
-v was trained beside the client's own w, and where clients differ much mu is far from it: the mixture with mu can be
-worse than v, or than local training. With ``--set apfl.keep_w=true`` a client keeps the w that it uploaded last, and
-the personalised model is the mixture of v and that w, as PFLlib scores it.
+v was trained in a mixture with the client's own w, from which mu is far away if clients differ much. The mixture with
+mu can then be worse than v alone, or than local training. With ``--set apfl.keep_w=true``, a client keeps the w that it
+uploaded last, and the personalised model is the mixture of v and this w, as in PFLlib's evaluation.
 
 Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning",
 https://arxiv.org/abs/2003.13461.
@@ -40,7 +40,7 @@ from jaxpfl.models import Task
 
 @struct.dataclass
 class APFLHyper(AveragingHyper):
-    """APFL's hyper-parameters; ``lr`` is the rate of w's steps."""
+    """Hyper-parameters of APFL; ``lr`` is the learning rate of w."""
 
     alpha_init: Scalar = hyper(0.5, "alpha in round 0, the share of the client's own model", high=1.0)
     lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)
@@ -51,9 +51,10 @@ class Own(NamedTuple):
     """State of a client.
 
     Attributes:
-      v: its local model.
+      v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: its copy of the global model after its last round, and 1 if there was one, else 0 ([]); () if it is not kept.
+      w: the client's copy of the global model at the end of its last round, and a flag [], 1 if there was such a round
+        and 0 otherwise; () if the copy is not kept.
     """
 
     v: PyTree
@@ -71,10 +72,10 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool 
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the client optimizer takes the steps of w and of v, not of alpha.
-      adapt_alpha: whether alpha is learnt; else it stays at ``alpha_init``.
-      keep_w: whether the personalised model has a client's w of its last round, which it then keeps, in place of mu; a
-        client that was in no cohort has mu.
+      work: the local work in a round; the client optimizer takes the steps on w and v, but not on alpha.
+      adapt_alpha: whether alpha is learnt; otherwise it stays at ``alpha_init``.
+      keep_w: whether clients keep w at the end of a round and use it instead of mu in the personalised model. Before
+        its first round, a client uses mu.
     """
     loss = loss_gradient(task)
 

@@ -1,32 +1,36 @@
-r"""Clustered federated learning: clusters of clients, parted where their updates disagree though their mean rests.
+r"""Clustered federated learning: clusters that are split when the mean of their clients' updates vanishes.
 
-All clients begin in one cluster. In a round every client takes tau steps from its cluster's model theta_c, which moves
-by the uniform mean of the updates :math:`\Delta_i`. A cluster whose mean update is short though one of its clients' is
-long, at a stationary point of their mean and not of their own losses,
+All clients begin in one cluster. In a round every client takes tau steps from its cluster's model theta_c, which then
+moves by the uniform mean of the updates :math:`\Delta_i`. A cluster is split if its mean update is short although some
+client's update is long,
 
 .. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
    \max_{i \in c} \|\Delta_i\| > \varepsilon_2,
 
-is parted in two such that clients of different parts are as unlike as possible, by the cosines :math:`\alpha_{ij}` of
-their updates,
+since theta_c is then a stationary point of the mean loss, but not of the clients' own losses. The two new clusters
+minimise the largest cosine :math:`\alpha_{ij}` between updates of clients in different clusters,
 
-.. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \; \max_{i \in c_1, j \in c_2} \alpha_{ij},
+.. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \; \max_{i \in c_1, j \in c_2} \alpha_{ij}.
 
-if the largest cosine across, :math:`\alpha_\text{cross}`, has :math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`,
-the paper's bound on the noise of the updates. Both parts continue from theta_c, each by its own mean.
+The cluster is split only if this largest cosine, :math:`\alpha_\text{cross}`, satisfies
+:math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`, the paper's bound on the noise of the updates. Both new clusters
+start from theta_c, and each moves by the mean of its own clients.
 
-The exact bipartition is the single linkage of the cosines, their maximum spanning tree without its weakest edge. There
-are at most ``max_clusters``; while all are used, no cluster is parted. Clusters are never joined again. A cluster of
-which a client is missing (it dropped out or diverged) is not parted in that round.
+The exact bipartition is single linkage on the cosines: their maximum spanning tree without its weakest edge. There are
+at most ``max_clusters`` clusters, after which no cluster is split. Clusters are never merged. A cluster is not split in
+a round in which one of its clients dropped out or diverged.
 
-It does badly where the two thresholds do not suit the lengths of the updates, which grow with rates, steps and model:
-the metrics ``mean_update`` and ``largest_update`` show them. Too large an eps1 parts clients by noise, for good, and
-each part learns from fewer; single linkage cuts off outlying clients one by one. The server holds an update of every
-client, and compares each two of them.
+The method performs poorly if the two thresholds do not fit the lengths of the updates, which grow with the learning
+rate, the number of steps and the size of the model. The metrics ``mean_update`` and ``largest_update`` show these
+lengths. With too large an eps1, noise splits clusters permanently, and each part learns from fewer clients. Single
+linkage tends to split off outlying clients one at a time. The server stores the updates of all clients, and compares
+every pair of them.
+
+The defaults of the thresholds are from the authors' code, which splits only clusters of more than two clients, only
+after round 20, by complete linkage and without gamma.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
-Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991; the thresholds' defaults are from the
-authors' code, which parts clusters of more than two clients after round 20 only, by complete linkage and without gamma.
+Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991.
 """
 
 from __future__ import annotations
@@ -83,17 +87,18 @@ class Offered(NamedTuple):
 
 
 def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
-    """Bipartition of the least maximal similarity across.
+    """Split the members into two parts such that the largest similarity between the parts is as small as possible.
 
-    Prim's algorithm joins the members one by one by the largest similarity to those joined before. It takes the
-    weakest edge of the tree once nothing on its side is left, so that those joined later are the other side.
+    Prim's algorithm adds the members one by one to a maximum spanning tree, each time the member with the largest
+    similarity to those in the tree. The weakest edge is added only when its first side is complete, so that all members
+    that are added later form the other side.
 
     Args:
       similarity: [m, m], finite.
-      members: [m] bool, at least two.
+      members: [m] bool, at least two true entries.
 
     Returns:
-      Mask of the part without the first member, [m] bool, and the largest similarity across, [].
+      Mask of the part without the first member, [m] bool, and the largest similarity between the parts, [].
     """
     size = len(members)
 
@@ -114,7 +119,7 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
 
 
 def cosines(updates: PyTree) -> tuple[Array, Array]:
-    """Cosines of the angles between each two updates, [m, m], zero where one has no length, and their lengths, [m]."""
+    """Cosine for each pair of updates, [m, m], and lengths of the updates, [m]; the cosine is zero for zero length."""
     rows = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(updates)]
     lengths = jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows[1:]), jnp.square(rows[0]).sum(axis=1)))
     inverse = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1), 0)
@@ -126,9 +131,9 @@ def cosines(updates: PyTree) -> tuple[Array, Array]:
 def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
     """Clustered federated learning. Models: personalised, the model of the client's cluster; no global model.
 
-    The server receives the uploads one by one, and has no optimizer; every client takes part in every round. A new
-    client takes the cluster model with the least loss on its training examples. (The paper assigns it by its updates at
-    all earlier splits, for which the server would have to keep all clients' updates.)
+    The server receives each upload individually, and does not use a server optimizer. Every client must take part in
+    every round. A new client uses the cluster model with the least loss on its training examples. (The paper assigns it
+    by its updates at all earlier splits, for which the server would have to store all clients' updates.)
 
     Args:
       task: any model without running statistics.
@@ -136,7 +141,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
       max_clusters: k, at least 2.
 
     Raises:
-      JaxpflError: for fewer clusters; when traced, for rounds of some of the clients.
+      JaxpflError: for fewer than two clusters; when traced, also if not all clients take part in every round.
     """
     if max_clusters < 2:
         raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: with one cluster it is fedavg")
@@ -147,7 +152,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
             return sent
         losses = several_models.mean_losses(task, sent.models, data)
         known = jnp.arange(max_clusters) < sent.used
-        # argmin takes NaN for the least.
+        # argmin would return the position of a NaN.
         return several_models.pick(sent.models, jnp.argmin(jnp.where(known & ~jnp.isnan(losses), losses, jnp.inf)))
 
     def update(
@@ -198,7 +203,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
             return new, parents, used + parted
 
         start = state.cluster, jnp.arange(max_clusters, dtype=jnp.int32), state.used
-        # Clusters that are made here are considered in the next round, by updates from their own models.
+        # The loop covers only the old clusters: until the next round, new clusters have no updates from their models.
         cluster, parents, used = jax.lax.fori_loop(jnp.int32(0), state.used, consider, start)
         moves = _means(updates, cluster, present, max_clusters)
         models = jax.tree.map(lambda old, move: (old[parents] + move).astype(old.dtype), state.models, moves)
@@ -222,7 +227,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
 
 
 def _means(updates: PyTree, cluster: Array, present: Array, k: int) -> PyTree:
-    """Mean update of each cluster over its clients that are present, leaves [k, ...]; zero of one without any."""
+    """Mean update of each cluster over its clients that are present, leaves [k, ...]; zero if there are none."""
     members = (jnp.arange(k)[:, None] == cluster) & present
     shares = members / jnp.maximum(members.sum(axis=1, keepdims=True), 1)
     return jax.tree.map(lambda a: jnp.tensordot(shares.astype(a.dtype), a, axes=1), updates)

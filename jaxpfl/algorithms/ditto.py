@@ -1,6 +1,7 @@
-r"""Ditto: a global model by FedAvg, and a personal model of each client regularised towards it.
+r"""Ditto: a global model by FedAvg, and personal models that are regularised towards it.
 
-With mu the global model, fixed in the round, a client takes tau FedAvg steps from w = mu, and s steps of its own v_i,
+The global model mu is fixed during the round. A client takes tau FedAvg steps from w = mu, and s steps on its personal
+model v_i,
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
@@ -27,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError
 class DittoHyper(AveragingHyper):
     """Hyper-parameters of Ditto; ``lr`` is the rate of the global steps.
 
-    The paper searches lambda in {0.05, 0.1, 0.2} and up to 2.
+    The paper tries lambda in {0.05, 0.1, 0.2}, and values up to 2.
     """
 
     lam: Scalar = hyper(0.1, "weight of (lam/2) |v - mu|^2")
@@ -40,7 +41,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      personal_steps: s, steps on v in a round; 0 for as many as on w, on the same mini-batches.
+      personal_steps: s, number of steps on v in a round; 0 for the same mini-batches as the steps on w.
     """
     if personal_steps < 0:
         raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")

@@ -1,21 +1,22 @@
-r"""FedALA: each client starts a round from a mixture, learnt weight by weight, of the global model and its own.
+r"""FedALA: each client starts a round from a mixture of the global model and its own, with learnt weights.
 
-Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, one at first. From the
-global theta it mixes the head, takes the body of the global model as it is, and learns the weights on mini-batches by
-steps of
+Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, initially 1. In a round it
+mixes the head of the global model theta with its own, and takes the body of the global model unchanged. It learns the
+weights on mini-batches by the steps
 
 .. math:: \hat\theta_i = \theta_i + (\theta - \theta_i) \odot W_i, \qquad
    W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
 
-Then it takes tau steps from the mixture to its new theta_i, and uploads the change from theta; the server averages with
-the numbers of examples as weights.
+Then it takes tau steps from the mixture to its new theta_i, and uploads the change from theta. The server's mean is
+weighted by the numbers of examples.
 
-The paper learns the weights to convergence in a client's first round and for one pass over 80 % of its examples later;
-here a round has ``weight_steps`` such steps, on the mini-batches that the local steps use. With cohorts a client's own
-model comes from its last round in the cohort, and before its first is the global model of round 0: only the clients of
-round 0 begin with nothing to mix.
+The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
+later rounds. Here every round has ``weight_steps`` such steps, on the same mini-batches as the local steps. A client's
+own model is from its last round in the cohort. Before its first round, it is the global model of round 0, so that in
+round 0 there is nothing to mix.
 
-It does badly with small cohorts: the own heads are old where the global body has moved on.
+The method performs poorly with small cohorts: a client's own head is then old, and does not fit the global body, which
+has changed since.
 
 Reference: Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
 https://arxiv.org/abs/2212.01197.
@@ -48,22 +49,22 @@ class FedALAHyper(AveragingHyper):
 
 
 class Own(NamedTuple):
-    """Client state: the head of its last model, initially the global head of round 0, and the weights W_i."""
+    """Client state: the head of the client's last model, initially the global head of round 0, and the weights W_i."""
 
     head: PyTree
     weights: PyTree
 
 
 def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
-    """FedALA. Models: personalised, the mixture with weights learnt anew from the current models; global theta.
+    """FedALA. Models: personalised, the mixture with weights learnt for the current models; global theta.
 
     Args:
-      task: its model is split into body and head.
+      task: task whose model is split into body and head.
       work: the local work in a round.
-      weight_steps: steps on the weights before the local ones, and in personalisation; at least 1.
+      weight_steps: number of steps on the weights, before the local steps and in personalisation; at least 1.
 
     Raises:
-      JaxpflError: for a model without a head or without a body, or fewer steps.
+      JaxpflError: for a model without a head or without a body, or fewer than one step.
     """
     if weight_steps < 1:
         raise JaxpflError(f"fedala.weight_steps must be >= 1, got {weight_steps}")
@@ -73,7 +74,7 @@ def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
     def mixed(
         key: Key, hp: FedALAHyper, ctx: ClientContext, theta: PyTree, own: Own, data: ClientData
     ) -> tuple[PyTree, PyTree]:
-        """The mixed model, and its weights."""
+        """Learn the mixture; return the mixed model and the weights."""
         head, body = split(theta)
         away = jax.tree.map(jnp.subtract, head, own.head)
 

@@ -1,4 +1,4 @@
-r"""FedAMP: each client is drawn to a cloud model, in which clients whose models are like its own weigh more.
+r"""FedAMP: each client is regularised towards a cloud model, a mean that gives similar clients more weight.
 
 The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d^2 / \sigma}`, client i's cloud model is
 
@@ -9,21 +9,24 @@ Client i takes tau steps, from its own model to the new w_i, on
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-and uploads its distance from u_i, of which the server knows u_i.
+and uploads the difference w_i - u_i, to which the server adds u_i.
 
-The weights must not be negative, which the paper leaves to a small alpha: where the other clients' weights sum to more
-than one they are divided by their sum. All models are equal at first. Clients outside the cohort keep the models of
-their last rounds, and are neighbours with these.
+The weights must not be negative, for which the paper relies on a small alpha. Here, if the other clients' weights sum
+to more than one, they are divided by their sum. All models are equal at first. Clients outside the cohort keep the
+models of their last rounds, and these models still enter the cloud models of others.
 
-It does badly where sigma does not suit the distances of the models, which grow with their size and with the rate: with
-a small sigma each client trains alone, with a large one all are drawn to nearly the same model. In small cohorts a
-client is drawn to the initial model, which all clients that have not taken part still have. The server holds m models,
-and compares each two of them in every round.
+The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
+and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are drawn to
+nearly the same model. With small cohorts, clients are drawn to the initial model, which all clients that have not taken
+part still have. The server stores m models, and compares every pair of them in every round.
+
+The defaults of sigma and lambda are PFLlib's, which uses the norm of w - u_i instead of its square. PFLlib's alpha of 1
+keeps each client near its old model. The default alpha was the best on held-out examples of three data sets
+(``benchmarks/defaults.py``). With an alpha of 100 or more, the weight lambda / alpha is so small that clients train
+alone.
 
 Reference: Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data",
-https://arxiv.org/abs/2007.03797; sigma and lambda are PFLlib's, which takes the norm of w - u_i in place of its square.
-Its alpha, 1, holds each client back at its old model; the default is the best on held-out examples of three data sets
-(``benchmarks/defaults.py``). From 100 on the pull lambda / alpha is so weak that clients train alone.
+https://arxiv.org/abs/2007.03797.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class FedAMPHyper(SgdHyper):
 
 
 class Models(NamedTuple):
-    """Server state: every client's model, in stack order, leaves [m, ...]."""
+    """Server state: all clients' models in the order of the stack, leaves [m, ...]."""
 
     models: PyTree
 
@@ -73,7 +76,7 @@ def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
     leaves = jax.tree.leaves(models)
 
     def products(leaf: Array) -> Array:
-        # About their mean, so that the squared distances of nearly equal models do not cancel.
+        # Subtracting the mean avoids cancellation in the squared distances of nearly equal models.
         apart = (leaf - leaf.mean(axis=0)).reshape(len(leaf), -1)
         return apart @ apart.T
 
@@ -90,8 +93,8 @@ def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
 def fedamp(task: Task, work: LocalWork) -> Algorithm:
     """FedAMP. Models: personalised w_i, the client's own; no global model.
 
-    The server receives the uploads one by one, and has no optimizer. A new client starts from the mean of the clients'
-    models, which is its cloud model too.
+    The server receives each upload individually, and does not use a server optimizer. A new client starts from the mean
+    of the clients' models, which is also its cloud model.
 
     Args:
       task: any model.

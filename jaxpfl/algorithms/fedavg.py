@@ -1,11 +1,10 @@
-r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: one global model mu by averaging local training.
+r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: one global model mu by averaging locally trained models.
 
 Client i of the cohort S, with n_i training examples, trains w_i from mu; then
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
-FedProx averages uniformly. A server optimizer takes minus the mean model update for a gradient
-(`parts.servers`).
+FedProx averages uniformly. A server optimizer treats the negative mean model update as a gradient (`parts.servers`).
 
 References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 https://arxiv.org/abs/1602.05629; Li et al. 2020, "Federated Optimization in Heterogeneous Networks",
@@ -36,12 +35,12 @@ class FedProxHyper(AveragingHyper):
 def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
 
-    Models: personalised mu (there is no other); global mu.
+    Models: personalised mu (the same as the global model); global mu.
 
     Args:
       task: any model.
       work: the local work in a round.
-      fednova: normalise by the steps that each client took (`parts.servers.normalized`).
+      fednova: whether to normalise each update by the client's number of steps (`parts.servers.normalized`).
 
     Implements: Divi et al. 2021, equation (4).
     """
@@ -54,14 +53,14 @@ def fedavg_ft(
 ) -> Algorithm:
     """FedAvg+: FedAvg, then ``fine_tune_steps`` SGD steps from mu by each client before it predicts.
 
-    The steps use the learning rate of the last round.
+    Fine-tuning uses the learning rate of the last round.
     Models: personalised, mu after the client's own steps; global mu.
 
     Args:
       task: any model.
       work: the local work in a round.
-      fine_tune_steps: local steps of personalisation.
-      fine_tune_epochs: passes over the client's own examples in their place; 0 for ``fine_tune_steps``.
+      fine_tune_steps: number of local steps for personalisation.
+      fine_tune_epochs: number of passes over the client's own examples instead; 0 for ``fine_tune_steps``.
       fednova: normalised averaging, as in `fedavg`.
 
     Raises:
@@ -75,7 +74,7 @@ def fedavg_ft(
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
     """FedProx: local steps on ``f_i(w) + (prox/2) |w - mu|^2`` with mu fixed in the round, then the uniform mean.
 
-    Models: personalised mu; global mu.
+    Models: personalised mu (the same as the global model); global mu.
     """
     return _averaging(task, work, proximal=True)
 
@@ -96,7 +95,7 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         pull = {"anchor": mu, "prox": hp.prox} if isinstance(hp, FedProxHyper) else {}
         given = (work, task, key, ctx, splits.train)
         w, metrics = sgd(*given, mu, rate=rate, weight_decay=hp.weight_decay, uploaded=True, **pull)
-        # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
+        # FedAvg weights clients by their examples. FedProx is analysed for the uniform mean.
         return state, increment(w, mu, None if proximal else work.weight(splits.train)), metrics
 
     def personalize(

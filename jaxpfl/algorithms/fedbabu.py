@@ -1,15 +1,16 @@
-r"""FedBABU: the server averages bodies trained under one fixed random head; clients then fine-tune the whole model.
+r"""FedBABU: a body that clients train with a fixed random head, followed by fine-tuning of the whole model.
 
-All clients of all rounds have the head h that the server drew at first. Client i of the cohort S, with n_i training
+The server draws the head h once, and all clients use it in all rounds. Client i of the cohort S, with n_i training
 examples, takes tau steps on the body alone, from the server's phi:
 
 .. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
 
-It predicts with (phi, h) after local steps of its own, on both parts as in the paper, or on one of them. They are at a
-tenth of the rate of training by default; the authors' code tunes at a smaller rate than it trains, too.
+Before it predicts, a client fine-tunes (phi, h) by local steps on both parts, as in the paper, or on one of them. By
+default the learning rate of fine-tuning is a tenth of the training rate. The authors' code also uses a smaller rate.
 
-It does badly without fine-tuning, and with few examples to fine-tune on: nothing has trained the head before.
+The method performs poorly without fine-tuning, or with few examples for it, because the head has not been trained
+before.
 
 Reference: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
 https://arxiv.org/abs/2106.06042.
@@ -57,18 +58,18 @@ def fedbabu(
 
     Models: personalised, (phi, h) after the client's own steps; global (phi, h), whose head is random.
 
-    The head goes out with every message, as clients keep nothing; only bodies come back.
+    Every message contains the head, because clients keep no state. Uploads contain only the body.
 
     Args:
-      task: its model is split into body and head.
+      task: task whose model is split into body and head.
       work: the local work in a round.
-      fine_tune_steps: local steps of personalisation.
-      fine_tune_epochs: passes over the client's own examples in their place; 0 for ``fine_tune_steps``.
-      fine_tune: the part that these steps change: "all", "head" or "body".
+      fine_tune_steps: number of local steps for personalisation.
+      fine_tune_epochs: number of passes over the client's own examples instead; 0 for ``fine_tune_steps``.
+      fine_tune: part of the model that fine-tuning changes: "all", "head" or "body".
 
     Raises:
-      JaxpflError: for a model without a head or without a body, a negative number of steps or
-        epochs, or an unknown part.
+      JaxpflError: for a model without a head or without a body, a negative number of steps or epochs, or an unknown
+        part.
     """
     tuning = fine_tuning.planned("fedbabu", work, fine_tune_steps, fine_tune_epochs)
     if fine_tune not in PARTS:

@@ -1,17 +1,18 @@
-r"""FedBN: FedAvg of all parameters except the normalisation layers', which stay with the client.
+r"""FedBN: FedAvg of all parameters except those of the normalisation layers, which stay with the client.
 
-Client i's model is (mu, nu_i): mu is shared, nu_i are the scales and biases of its normalisation layers. Both are
-trained on its n_i examples, and only mu is exchanged:
+Client i's model is (mu, nu_i): mu is shared, and nu_i are the scales and biases of the client's normalisation layers.
+Both are trained on the client's n_i examples, and only mu is exchanged:
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
-The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``), whose running
-mean and variance are the client's own too: its batches alone move them, in local steps, and they are never uploaded.
-With group and layer normalisation, functions of the example alone, nu_i are the scales and biases.
+The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
+means and variances also stay with the client: only the client's local steps update them, and they are never uploaded.
+Group and layer normalisation have no running statistics, so that only the scales and biases are personal.
 
-It does badly for new clients: a client that arrives has the initial statistics, mean 0 and variance 1, and its own only
-after rounds of its own (``adapt_rounds``). With small batches the statistics rest on few examples.
+The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1, and
+has its own only after rounds of adaptation (``adapt_rounds``). With small batches, the statistics are estimated from
+few examples.
 
 Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 https://arxiv.org/abs/2102.07623.
@@ -33,8 +34,8 @@ from jaxpfl.support.errors import JaxpflError
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
     """FedBN. Models: personalised (mu, nu_i), nu_i the normalisation layers; no global model, as mu is incomplete.
 
-    New clients have the initial normalisation parameters and statistics. If the model names no normalisation layers,
-    the layers with running statistics are personal.
+    New clients have the initial normalisation parameters and statistics. If the model does not name its normalisation
+    layers, the layers with running statistics are personal.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     own = _own(task, shapes)
@@ -51,12 +52,12 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
-    """Predicate of the client's own leaves: normalisation parameters, and running statistics."""
+    """Predicate that selects the client's own leaves: normalisation parameters and running statistics."""
     norm, statistics = task.model.norm, task.statistics
     if statistics is None:
         return norm or (lambda path: False)
     paths = jax.tree.leaves_with_path(statistics.select(shapes))
-    layers = {trees.names(path)[1:-1] for path, _ in paths}  # without the name of the collection
+    layers = {trees.names(path)[1:-1] for path, _ in paths}  # drop the collection's name, and the leaf's own name
 
     def own(path: tuple[str, ...]) -> bool:
         return statistics.selects(path) or (path[:-1] in layers if norm is None else norm(path))

@@ -1,19 +1,19 @@
-r"""FedBuff: FedAvg in asynchronous rounds, whose server steps whenever its buffer holds K uploads.
+r"""FedBuff: FedAvg in asynchronous rounds, where the server takes a step whenever its buffer holds K uploads.
 
-M clients are at work at once, each from the model that it received when it began; a round ends when the next K of them
-have uploaded, and as many others begin from the new model (`engine.in_flight`, for whose clock there is a time model).
-Client i, during whose work :math:`\tau_i` rounds have ended, trains :math:`w_i` from the model
-:math:`\mu_{t - \tau_i}` of the round in which it began; then
+M clients are at work at once, each from the model that it received when it began. A round ends when K of them have
+uploaded; then K other clients begin from the new model (`engine.in_flight`, whose clock follows the time model).
+Suppose that :math:`\tau_i` rounds have ended while client i was at work. It has then trained :math:`w_i` from the model
+:math:`\mu_{t - \tau_i}`, and the server's step is
 
 .. math:: \mu_{t+1} = \mu_t + \frac{\sum_i n_i\, s(\tau_i) (w_i - \mu_{t - \tau_i})}{\sum_i n_i}, \qquad
    s(\tau) = (1 + \tau)^{-a}
 
-over the K clients: the weights of staleness shorten the step, and are not divided out. The paper's mean is uniform
-(``weighting``). A server optimizer takes minus the mean for a gradient.
+with sums over the K clients. The staleness weights s are not normalised, so that they shorten the step. The paper's
+mean is uniform (``weighting``). A server optimizer treats the negative mean as a gradient.
 
-It does badly where fast clients are unlike slow ones: they arrive more often, and it is their data that the model fits;
-and where M is many times K, as updates are then of models long gone. Without a time model everybody takes as long, and
-nothing is gained.
+The method performs poorly if fast clients have other data than slow clients: fast clients upload more often, and the
+model fits their data. It also performs poorly if M is many times K, because updates are then relative to old models.
+Without a time model all clients take the same time, and asynchronous rounds have no advantage.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639, Algorithm 1; its experiments have a = 1/2 and K = 10.
@@ -41,15 +41,16 @@ class FedBuffHyper(AveragingHyper):
 
 
 def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:
-    """FedBuff: rounds of the next K clients that arrive, K being the cohort, their updates weighted by staleness.
+    """FedBuff: a round averages the next K uploads that arrive, weighted by staleness; K is the cohort size.
 
-    ``staleness`` among the metrics is the mean over the round's clients.
-    Models: personalised mu (there is no other); global mu.
+    The metric ``staleness`` is the mean over the round's clients.
+    Models: personalised mu (the same as the global model); global mu.
 
     Args:
       task: any model.
-      work: the local work of a client that begins.
-      in_flight: M, clients at work at once, at least the cohort; 0 for twice as many, at most all.
+      work: the local work of a client between its download and its upload.
+      in_flight: M, number of clients at work at once, at least the cohort size; 0 for the smaller of twice the cohort
+        size and the number of clients.
     """
     algorithm = fedavg(task, work)
     return algorithm._replace(clients=tuple(map(_weighted, algorithm.clients)), in_flight=in_flight)

@@ -1,22 +1,23 @@
-r"""FedDBE: FedAvg with a shift of the features of each client's own, and features drawn to a common mean.
+r"""FedDBE: FedAvg with a personal shift of the features, and a penalty that draws mean features to a global mean.
 
-The shared model has the body phi and the head h. Client i adds its own vector v_i to the features: it predicts with
+The shared model has the body phi and the head h. Client i adds its own vector v_i to the features and predicts with
 :math:`h(f_\phi(x) + v_i)`. With the global mean feature :math:`\bar z`, a step on a mini-batch B changes phi, h and v_i
 by the gradient of
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \ell(h(f_\phi(x) + v_i), y) + \frac{\kappa}{2 F} \|m_B - \bar z\|^2, \qquad
    m_B = (1 - \mu) m + \mu \frac1{|B|} \sum_{x \in B} f_\phi(x)
 
-where m is the m_B of the step before, without a gradient, and zero in a round's first step. The server
-averages phi and h with the numbers of examples as weights; v_i, zero at first, stays with the client. F is the number
-of features; the factor 1 / (2 F) is from the authors' code.
+where m is m_B of the previous step, treated as a constant, and zero in a round's first step. The server's mean of phi
+and h is weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the number of
+features; the factor 1 / (2 F) is from the authors' code.
 
-The mean :math:`\bar z` is fixed after an initialisation: in the paper, every client trains for a round alone and sends
-the mean of its features. Here the clients of the first round send the mean of theirs, over all training examples by the
-model at the end of their steps, and the server weighs them by examples; in that round kappa and v_i play no part.
+The mean :math:`\bar z` is computed once and then fixed. In the paper, every client first trains alone for a round and
+sends the mean of its features. Here only the clients of the first round send their mean features, over all training
+examples and under the model at the end of their steps; the server's mean is weighted by the numbers of examples. In the
+first round kappa and v_i have no effect.
 
-It does badly where clients differ in which features mean which class, more than a shift can say; and with small
-cohorts, from whose first round the global mean comes.
+The method performs poorly if the relation between features and classes differs between clients by more than a shift. It
+also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
 
 Reference: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space",
 https://arxiv.org/abs/2311.14975.
@@ -45,8 +46,9 @@ from jaxpfl.models.features import halves
 class FedDBEHyper(AveragingHyper):
     """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18 they are 1 and 0.1).
 
-    The paper's kappa goes with its small rate: at the default rate here it holds the features still for most of a run.
-    The default is the best of 1, 5 and 50 on held-out examples of MNIST (99.01, 99.43 and 96.79 %; digits do not tell).
+    The paper uses its kappa with a small learning rate. With the default learning rate here, it would keep the features
+    fixed for most of a run. The default kappa is the best of 1, 5 and 50 on held-out examples of MNIST (99.01, 99.43
+    and 96.79 %). On digits there was no clear difference.
     """
 
     kappa: Scalar = hyper(5.0, "weight of |moving mean feature - global mean feature|^2 / (2 F)", paper=50.0)
@@ -54,21 +56,21 @@ class FedDBEHyper(AveragingHyper):
 
 
 class Averaged(NamedTuple):
-    """Part of the server's state that clients move: the model, and the mean feature [F]."""
+    """Part of the server's state that uploads change: the model, and the mean feature [F]."""
 
     model: PyTree
     mean: PyTree
 
 
 class Shared(NamedTuple):
-    """State of the server, sent to all; ``known`` is 1 once the mean feature is, and 0 before, []."""
+    """State of the server, sent to all clients; ``known`` [] is 1 once the mean feature is known, and 0 before."""
 
     averaged: Averaged
     known: Array
 
 
 class Personal(NamedTuple):
-    """Personalised model: the shared one, and the client's own shift v_i, [F]."""
+    """Personalised model: the shared model, and the client's own shift v_i, [F]."""
 
     model: PyTree
     shift: Array
@@ -77,10 +79,10 @@ class Personal(NamedTuple):
 def feddbe(task: Task, work: LocalWork) -> Algorithm:
     """FedDBE. Models: personalised, h(f(x) + v_i); global h(f(x)), without a shift.
 
-    The round's metric ``mean_distance`` is the squared distance from the moving mean to the global mean, over 2 F.
+    The metric ``mean_distance`` is the squared distance from the moving mean to the global mean, divided by 2 F.
 
     Args:
-      task: any task whose model names its head.
+      task: any task whose model declares its head.
       work: the local work in a round.
 
     Raises:

@@ -1,25 +1,25 @@
-r"""FedDyn: a global model by dynamic regularisation, under which the clients' optima agree with the global one.
+r"""FedDyn: a global model by dynamic regularisation, which makes the clients' optima agree with the global optimum.
 
-The server keeps the model theta and h, client k the vector g_k; both vectors start at zero. From w = theta the client
-takes tau steps on its regularised loss, and then updates its vector:
+The server keeps the model theta and a vector h. Client k keeps a vector g_k. Both vectors start at zero. The client
+takes tau steps from w = theta on its regularised loss, and then updates its vector:
 
 .. math::
    w &\leftarrow w - \eta [ \nabla f_k(w) - g_k + \alpha (w - \theta) ], \\
    g_k &\leftarrow g_k - \alpha (w_k - \theta)
 
-The server averages uniformly over the cohort S, of m clients in all:
+The server averages uniformly over the cohort S of the m clients:
 
 .. math:: h \leftarrow h - \frac{\alpha}{m} \sum_{k \in S} (w_k - \theta), \qquad
    \theta \leftarrow \frac{1}{|S|} \sum_{k \in S} w_k - \frac{h}{\alpha}
 
-so that h stays the mean of all g_k, in the cohort or not (but for clients that drop out after updating theirs). At a
-fixed point every g_k is the gradient of f_k at theta, and their mean is zero.
+so that h remains the mean of g_k over all m clients, except for clients that drop out after updating g_k. At a fixed
+point every g_k is the gradient of f_k at theta, and the mean of all g_k is zero.
 
-PFLlib's clients are drawn to theta by :math:`\tfrac\alpha2 \|w - \theta\|`, a pull of length alpha / 2 however far they
-are, where the paper, and this, has the square; its server is the same.
+PFLlib regularises with :math:`\tfrac\alpha2 \|w - \theta\|`, whose gradient has the length alpha / 2 at any distance
+from theta. The paper and this module use the square of the norm. PFLlib's server is the same.
 
-It does badly where a round's steps do not come near the minimum of the regularised loss (small alpha, few steps): the
-sum of past model updates, :math:`-h/\alpha`, then runs ahead of the g_k that should balance it.
+The method performs poorly if a round's steps do not come close to the minimum of the regularised loss (small alpha, few
+steps). The sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should balance it.
 
 Reference: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", https://arxiv.org/abs/2111.04263.
 """
@@ -43,7 +43,7 @@ from jaxpfl.models import Task
 
 @struct.dataclass
 class FedDynHyper(SgdHyper):
-    """Hyper-parameters of FedDyn; the paper searches alpha in {0.1, 0.01, 0.001}, with several epochs a round."""
+    """Hyper-parameters of FedDyn; the paper tries alpha in {0.1, 0.01, 0.001}, with several epochs in a round."""
 
     alpha: Scalar = hyper(0.1, "weight of (alpha/2) |w - theta|^2", positive=True, paper=0.01)
 
@@ -85,7 +85,7 @@ def feddyn(task: Task, work: LocalWork) -> Algorithm:
         mean = reduced.mean()
         h = optax.tree.add_scale(state.h, -hp.alpha * share_of_all(reduced, ctx), mean)
         model = jax.tree.map(lambda t, change, h: t + change - h / hp.alpha, state.model, mean, h)
-        # Nobody's upload moves nothing, though h / alpha would.
+        # Without any upload the state must not change, although -h / alpha would still move the model.
         return trees.where(reduced.contributors > 0, Regularised(model, h), state), {}
 
     client = Client(

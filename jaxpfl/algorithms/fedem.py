@@ -1,7 +1,7 @@
-r"""FedEM: EM for clients whose data are mixtures, in proportions of their own, of k shared distributions.
+r"""FedEM: EM for clients whose data are mixtures of k shared distributions, with client-specific proportions.
 
-Each distribution l has a model theta_l, with loss ell. In a round, client i computes the responsibilities q of its
-examples s = 1 ... n_i, then its proportions pi, then trains every model on mini-batches B:
+Each distribution l has a model theta_l, with loss ell. In a round, client i computes the responsibilities q for its
+examples s = 1 ... n_i and its proportions pi. It then trains every model on mini-batches B:
 
 .. math::
    q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad
@@ -10,8 +10,8 @@ examples s = 1 ... n_i, then its proportions pi, then trains every model on mini
    \qquad \tau \text{ times from } \theta_l \\
    \theta_l &\leftarrow \theta_l + \frac{\sum_{i \in S} n_i (w_{il} - \theta_l)}{\sum_{i \in S} n_i}
 
-over the cohort S. The responsibilities are fixed during the steps; the proportions start uniform and stay with the
-client. It predicts :math:`\sum_l \pi_{il}\, p_l(y \mid x)`.
+where S is the cohort. The responsibilities are fixed during the steps. The proportions are initially uniform and stay
+with the client, which predicts :math:`\sum_l \pi_{il}\, p_l(y \mid x)`.
 
 Reference: Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions",
 https://arxiv.org/abs/2108.10252.
@@ -55,20 +55,20 @@ class Mixture(NamedTuple):
 def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     """FedEM: responsibilities and proportions once a round, then tau weighted steps on every component.
 
-    Models: personalised, the mixture of the components' predictions in the client's proportions at its last
-    participation (initially uniform); no global model.
+    Models: personalised, the mixture of the components' predictions, with the client's proportions from its last round
+    (initially uniform); no global model.
 
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
     Args:
-      task: a classification, or a task whose loss is the negative log-likelihood of a density, such as squared; every
-        component is a copy of its model.
+      task: a classification task, or a task whose loss is the negative log-likelihood of a density, such as squared.
+        Every component has a copy of its model.
       work: the local work in a round.
       components: k, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of components, an initialisation that ignores its key, and a task whose loss is
-        not a negative log-likelihood (`Task.mixture`).
+      JaxpflError: for another number of components, for an initialisation that ignores its key, and for a task whose
+        loss is not a negative log-likelihood (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:
@@ -80,7 +80,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
 
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
-        """Responsibilities q, [n, k]; arbitrary where padded."""
+        """Responsibilities q, [n, k]; arbitrary for padding."""
 
         def chunk_responsibilities(x: PyTree, y: Array, valid: Array) -> Array:
             return jax.nn.softmax(jnp.log(proportions) - several_models.losses(task, models, x, y).T, axis=-1)
@@ -111,7 +111,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         new = jnp.where(data.mask[:, None], q, 0).sum(axis=0) / jnp.maximum(data.size, 1)
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
         start = jax.vmap(partial(Descent.start, optimizer))(models)
-        # An example's weights travel with it into its batch.
+        # ``beside`` makes each mini-batch contain the responsibilities of its examples.
         end, metrics = run_steps(work, key, ctx, data, step_with(optimizer), start, metrics=("train_loss",), beside=q)
         return new, increment(end.params, models, work.weight(data)), metrics
 

@@ -1,30 +1,32 @@
-r"""FedPAC: features aligned to class means, and a head for each client combined from the cohort's heads.
+r"""FedPAC: features that are aligned to class means, and personal heads that are combinations of the cohort's heads.
 
 The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client of
-the cohort S takes ``head_steps`` steps on its head under the fixed body, then tau steps on the body under that head, on
+the cohort S takes ``head_steps`` steps on its head with the body fixed. It then takes tau steps on the body, with this
+head fixed, to minimise
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
-where the second term is zero for a class without a mean yet. Body and class means are averaged with numbers of
-examples, of the client or of its class, as weights.
+where the second term is zero for a class that has no mean yet. Bodies are averaged with weights by the client's number
+of examples, and class means with weights by the client's number of examples of the class.
 
-With :math:`p_{ik}` the share of class k among the n_i examples of client i, and the means taken over them by the body
-that the client received, it also sends
+Let :math:`p_{ik}` be the share of class k among the n_i examples of client i. The following means are over these
+examples, with features from the body that the client received. The client also sends
 
 .. math:: V_i = \frac1{n_i} \Big( \sum_k p_{ik} \overline{\|f\|^2}_{ik} - \sum_k p_{ik}^2 \|\bar f_{ik}\|^2 \Big),
    \qquad m_{ik} = p_{ik} \bar f_{ik}
 
-and its new head is :math:`\sum_j a_{ij} h_j` over the heads of the cohort, by the weights of the quadratic program
+and its new head is the combination :math:`\sum_j a_{ij} h_j` of the cohort's heads, with the weights that solve the
+quadratic program
 
 .. math:: \min_a \; \sum_{j \in S} a_j^2 V_j + \sum_{j, l \in S} a_j a_l \sum_k (m_{ik} - m_{jk})^T (m_{ik} - m_{lk}),
    \qquad a \ge 0, \; \sum_j a_j = 1
 
-solved exactly by principal pivoting. A ten-thousandth of the mean diagonal is added to the diagonal, so that the
-solution is unique where a client's V is zero. Clients outside the cohort keep their heads. The feature distance is
-taken for each example and is a mean over the F features, as in the authors' code.
+which is solved exactly by principal pivoting. A ten-thousandth of the mean diagonal entry is added to the diagonal, so
+that the solution is unique even if a client's V is zero. Clients outside the cohort keep their heads. As in the
+authors' code, the feature distance is computed for each example and is a mean over the F features.
 
-It does badly in small cohorts, whose heads belong to unlike clients, and pays for three sums by class over all
-examples.
+The method performs poorly in small cohorts, because the heads that it combines belong to unlike clients. In every
+round, a client makes three passes over all its examples to compute its statistics.
 
 Reference: Xu, Tong and Huang 2023, "Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration", https://arxiv.org/abs/2306.11867.
@@ -64,21 +66,21 @@ from jaxpfl.models.features import halves
 from jaxpfl.support.errors import JaxpflError
 
 RIDGE = 1e-4
-"""Added to the diagonal of the quadratic program, relative to its mean."""
+"""Number added to the diagonal of the quadratic program, relative to the diagonal's mean."""
 _ROUNDING = 8
-"""Violations up to so many units of rounding count as none."""
+"""Number of rounding units up to which the violation of a constraint is ignored."""
 
 
 @struct.dataclass
 class FedPACHyper(SgdHyper):
-    """Hyper-parameters of FedPAC; the authors' code has a rate of 0.1 for the head, and 0.01 for the body."""
+    """Hyper-parameters of FedPAC; the authors' code has learning rates of 0.1 for the head and 0.01 for the body."""
 
     lr_head: Scalar = hyper(0.1, "learning rate of the head's steps", positive=True, is_rate=True)
     lam: Scalar = hyper(1.0, "lambda, weight of the distance of features to the mean of their class")
 
 
 class Shared(NamedTuple):
-    """Message to all: the body, class means [K, F], and [K], 1 for classes that have one and 0 for others."""
+    """Message to all clients: the body, class means [K, F], and [K], 1 for a class with a mean and 0 for others."""
 
     body: PyTree
     means: Array
@@ -86,14 +88,17 @@ class Shared(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the server: what is sent to all, and the clients' heads in the order of the stack, leaves [m, ...]."""
+    """State of the server: the message to all clients, and the heads in the order of the stack, leaves [m, ...]."""
 
     shared: Shared
     heads: PyTree
 
 
 class Sent(NamedTuple):
-    """A client's upload, or its weights: the client's own for the body, class counts, [K], for the means, else 1.
+    """A client's upload, or the weights of its parts.
+
+    The weight of the body is the client's weight, the weights of the means are the class counts [K], and the other
+    parts have weight 1.
 
     Attributes:
       body: change of the body.
@@ -111,7 +116,7 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Weights a_ij of all heads for each of C slots, [C, C]; zero for invalid slots.
+    """Compute the weights a_ij of all heads for each of C slots, [C, C]; zero for invalid slots.
 
     Args:
       variances: V, [C].
@@ -129,25 +134,29 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 
 
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
-    """Minimise ``a^T Q a`` over a >= 0 with sum 1, a zero where not valid; [C], all zero if nothing is valid.
+    """Minimise ``a^T Q a`` over a >= 0 with sum 1, where a is zero for invalid slots.
 
-    a is y / sum(y), y >= 0 with slacks ``s = Q y - 1 >= 0`` and ``s y = 0``. Starting from no positive entry, the first
-    one that violates its sign changes sides, until none does (Murty's principal pivoting, which ends for every positive
-    definite Q).
+    The solution is a = y / sum(y), where y >= 0, the slacks ``s = Q y - 1`` are non-negative, and ``s y = 0``. The
+    method is Murty's principal pivoting, which terminates for every positive definite Q. It starts with all entries of
+    y at zero. As long as a sign is violated, the first entry with a violation moves between the entries that are zero
+    and the entries that may be positive.
 
     Args:
       matrix: Q, [C, C], symmetric and positive definite.
       valid: [C] bool.
+
+    Returns:
+      a, [C]; all zero if no slot is valid.
     """
     size = len(matrix)
-    # Scaled to a unit diagonal, so that one bound on rounding suits all entries.
+    # Q is scaled to a unit diagonal, so that a single rounding tolerance suits all entries.
     scale = jnp.where(valid, jax.lax.rsqrt(jnp.diagonal(matrix)), 1)
     scaled = jnp.where(valid[:, None] & valid, matrix * scale[:, None] * scale, jnp.eye(size))
     one = jnp.where(valid, scale, 0)
     slight = _ROUNDING * size * jnp.finfo(matrix.dtype).eps * jnp.max(one)
 
     def solved(free: Array) -> tuple[Array, Array]:
-        """y and its slacks, if exactly the free entries may be positive."""
+        """Solve for y and its slacks if only the free entries may be positive."""
         part = jnp.where(free[:, None] & free, scaled, jnp.eye(size))
         y = jnp.where(free, jnp.linalg.solve(part, jnp.where(free, one, 0)), 0)
         return y, jnp.where(free | ~valid, 0, scaled @ y - one)
@@ -173,15 +182,16 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
 def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     """FedPAC. Models: personalised, the shared body with the client's combined head; no global model.
 
-    The server receives the uploads one by one, and has no optimizer. A new client receives the mean of all heads.
+    The server receives each upload individually, and does not use a server optimizer. A new client receives the mean of
+    all heads.
 
     Args:
-      task: classification; its model is split into body and head.
-      work: the local work in a round, of the body.
-      head_steps: steps on the head before it, at least 1; one epoch in the paper.
+      task: a classification task, whose model is split into body and head.
+      work: the local work on the body in a round.
+      head_steps: number of steps on the head before the steps on the body, at least 1; one epoch in the paper.
 
     Raises:
-      JaxpflError: for a task without classes, a model without a head or without a body, or fewer steps.
+      JaxpflError: for a task without classes, a model without a head or without a body, or fewer than one step.
     """
     class_means.refuse_other_tasks("fedpac", "aligns features by classes", task)
     work.refuse_mixing("fedpac")
@@ -191,7 +201,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     of_head = replace(work, steps=head_steps, epochs=None)
 
     def statistics(params: PyTree, data: ClientData) -> tuple[Array, Array]:
-        """V and m of a client."""
+        """Compute V and m of a client."""
         means, counts = class_means.client_means(lambda x: parts.features(params, x), task.num_classes, data)
 
         def squares(x: PyTree, y: Array, valid: Array) -> Array:

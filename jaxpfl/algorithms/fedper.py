@@ -1,4 +1,4 @@
-r"""FedPer: a shared body of the model, and a personal head of each client.
+r"""FedPer: a shared body of the model, and a personal head for each client.
 
 Client i starts its tau steps from the server's body phi and its own head h_i, and trains both together:
 

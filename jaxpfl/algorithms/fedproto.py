@@ -1,29 +1,31 @@
 r"""FedProto: clients share the mean features of their classes, and no parameters.
 
-Client i keeps a whole model, of features f_i. Its n_ic training examples of class c have the mean feature C_ic, its
-prototype; the server keeps the means of these over the clients, :math:`\bar C_c`. A client takes tau steps on
+Client i keeps a whole model with features f_i. The mean feature of its n_ic training examples of class c is its
+prototype C_ic. The server keeps :math:`\bar C_c`, the mean of these prototypes over clients. A client takes tau steps
+on
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac{1}{F} \|f_i(x) - \bar C_y\|^2 \Big]
 
-over mini-batches B, where the second term is zero for a class without a prototype yet, and then sends C_ic and n_ic:
+over mini-batches B, where the second term is zero for a class that has no prototype yet. It then sends C_ic and n_ic:
 
 .. math:: C_{ic} = \frac{1}{n_{ic}} \sum_{y = c} f_i(x), \qquad
    \bar C_c \leftarrow \frac{\sum_{i \in S} n_{ic} C_{ic}}{\sum_{i \in S} n_{ic}}
 
-A class that nobody of the cohort S has keeps its prototype. A client predicts the class whose prototype is nearest to
-the features; the negative squared distances are its logits.
+A class without examples in the cohort S keeps its prototype. A client predicts the class whose prototype is nearest to
+the features; its logits are the negative squared distances.
 
-As in the authors' code, the distance is taken for each example and is a mean over the F features; the paper's
-regulariser compares the mean of a class's examples instead. The paper's mean has 1 / |S| as a factor beside the shares
-of the examples, which would shrink the prototypes: it is left out here.
+As in the authors' code, the distance is computed for each example and is a mean over the F features. The paper's
+regulariser compares the mean over a class's examples instead. In addition to the shares of the examples, the paper's
+mean has a factor 1 / |S|, which would shrink the prototypes and is left out here.
 
-Clients with the same architecture start from one model, as in PFLlib; the authors' code starts each at random on MNIST,
-with all clients in every round. Features of models that start apart have no common axes, and prototypes of few clients
-do not align them: with 4 of 20 clients of MNIST in a round, random starts cost 16 points of accuracy.
+Clients with the same architecture start from the same model, as in PFLlib. The authors' code initialises each client at
+random on MNIST, where all clients take part in every round. The features of models with different initialisations have
+no common axes, and the prototypes of few clients do not align them. With 4 of 20 clients of MNIST in a round, random
+initialisation loses 16 points of accuracy.
 
-It does badly where architectures differ and cohorts are small, for the same reason; and where nobody lacks examples, as
-agreed features are all that clients learn from each other. The pass over all training examples for the prototypes costs
-more than a few small steps.
+For the same reason the method performs poorly if architectures differ and cohorts are small. It also performs poorly if
+all clients have enough examples, because clients share nothing but prototypes. Computing the prototypes takes a pass
+over all training examples, which costs more than a few small steps.
 
 Reference: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients",
 https://arxiv.org/abs/2105.00243.
@@ -58,14 +60,14 @@ class FedProtoHyper(SgdHyper):
 
 
 class Prototypes(NamedTuple):
-    """State of the server, sent to all: prototypes [K, F], and [K], 1 for classes that have one and 0 for others."""
+    """State of the server, sent to all clients: prototypes [K, F], and [K], 1 for a class with a prototype, else 0."""
 
     means: Array
     known: Array
 
 
 class Personal(NamedTuple):
-    """Personalised model: the client's own, and the prototypes that it predicts by."""
+    """Personalised model: the client's own model, and the prototypes that it predicts with."""
 
     model: PyTree
     prototypes: Prototypes
@@ -74,16 +76,17 @@ class Personal(NamedTuple):
 def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: str = "prototypes") -> Algorithm:
     """FedProto. Models: personalised, the client's own features with the nearest prototype; no global model.
 
-    A class without a prototype is never predicted (before the first round all are alike): its logit is below the
-    farthest prototype's by one.
+    A class without a prototype is never predicted: its logit is one less than that of the farthest prototype. Before
+    the first round, no class has a prototype and all logits are equal.
 
     Args:
-      task: classification; its model names its head.
+      task: a classification task, whose model declares its head.
       work: the local work in a round.
-      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
-        by their ids; "same" is the task's model. All have features of one width.
-      predict: rule of prediction: the nearest of all "prototypes"; of the prototypes of the client's "own-classes",
-        with training examples there, as in the authors' code; or the "head" of the client's own model.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, assigned to the clients in
+        turn by their ids; "same" is the task's model. All models must have the same number of features.
+      predict: prediction rule: "prototypes" for the nearest prototype; "own-classes" for the nearest prototype among
+        the classes of the client's training examples, as in the authors' code; "head" for the head of the client's own
+        model.
 
     Raises:
       JaxpflError: for a task without classes, models without a head or without a body or of different widths, unknown

@@ -1,6 +1,6 @@
-r"""FedRep: a shared representation and personal heads, trained in turn: first the head, then the body.
+r"""FedRep: a shared body and personal heads; in each round, a client trains first the head and then the body.
 
-Client i starts from the server's body phi and its own head h_i, and takes the head's steps before the body's:
+Client i starts from the server's body phi and its own head h_i, and takes the steps on the head before those on phi:
 
 .. math:: h_i \leftarrow h_i - \eta \nabla_h f_i(\phi, h_i), \quad\text{then}\quad
    \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h_i), \qquad
@@ -31,8 +31,8 @@ from jaxpfl.support.errors import JaxpflError
 class FedRepHyper(AveragingHyper):
     """Hyper-parameters of FedRep.
 
-    Head and body take half of the steps each: the default rate is twice the other methods' default, and the best on
-    held-out examples of three data sets (``benchmarks/defaults.py``).
+    Head and body are each trained for half of the steps, and the default rate is twice the default of other methods. It
+    was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)
@@ -41,19 +41,19 @@ class FedRepHyper(AveragingHyper):
 def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int = 0) -> Algorithm:
     """FedRep: local steps on the head, then on the body; the mean of the bodies is uniform.
 
-    The batches of a round are one sequence: the body's follow the head's.
+    The steps of a round use one sequence of batches, first for the head and then for the body.
     Models: personalised, the server's body with the client's own head; no global model.
 
     Args:
-      task: its model is split into body and head.
+      task: task whose model is split into body and head.
       work: the local work in a round.
-      head_steps: steps on the head; 0 for the rest of tau after ``body_steps``.
-      body_steps: steps on the body; 0 for the rest of tau after ``head_steps``. Where both are 0, the head takes half
-        of tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau. Of work
-        in epochs, a client's own steps are shared between them in the same proportion.
+      head_steps: number of steps on the head; 0 for the rest of tau after ``body_steps``.
+      body_steps: number of steps on the body; 0 for the rest of tau after ``head_steps``. If both are 0, half of the
+        tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps`` steps,
+        whatever tau is. With local work in epochs, each client's steps are divided in the same proportion.
 
     Raises:
-      JaxpflError: for a model without a head or without a body, or without a step on either.
+      JaxpflError: for a model without a head or without a body, and if head or body would have no step.
     """
     split = head_and_body("fedrep", task)
     of_head = head_steps or (work.steps - body_steps if body_steps else work.steps // 2)
@@ -63,7 +63,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
             f"fedrep needs at least one step on the head and one on the body, got {of_head} and {of_body}"
         )
     total = of_head + of_body
-    # A client's own half: a share of tau, rounded, would depend on the client with the most steps.
+    # Work in epochs divides each client's own number of steps. Dividing tau instead would depend on the client with
+    # the most steps.
     share, whole = (of_head, total) if head_steps or body_steps else (1, 2)
 
     def update(
@@ -88,8 +89,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
                 value, gradient = jax.value_and_grad(loss, argnums=1)(head.params, body.params)
                 return head, body.step(optimizer, gradient), value
 
-            # The counter is the same for all clients, so a step on the head costs no gradient of the body; of work in
-            # epochs, clients turn to the body at steps of their own.
+            # The counter t is the same for all clients, so that a step on the head computes no gradient of the body.
+            # With work in epochs, however, clients reach their first step on the body at different t.
             head, body, value = jax.lax.cond(t < first, step_head, step_body, head, body)
             return (t + 1, head, body), {"train_loss": value}
 

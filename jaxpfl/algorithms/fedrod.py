@@ -1,17 +1,19 @@
-r"""FedROD: a generic model for balanced classes, and a personal head of each client beside it.
+r"""FedROD: a generic model for balanced classes, and an additional personal head for each client.
 
-Client i has n_ic training examples of class c. The generic model (phi, h), whose logits are g(x), is trained on the
-balanced softmax and averaged; the personal head v_i, which reads the features of phi and has the logits v_i(x),
-corrects g for the client's own classes and stays with it. A step changes all three, by gradients that do not meet:
+Client i has n_ic training examples of class c. The generic model (phi, h) with logits g(x) is trained with the balanced
+softmax loss and averaged. The personal head v_i takes the features of phi as input and has logits v_i(x). It corrects g
+for the client's own classes and stays with the client. A step updates phi, h and v_i with two separate gradients:
 
 .. math::
    (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\
    v_i &\leftarrow v_i - \eta \nabla_v \operatorname{CE}(g(x) + v_i(x), y)
 
-with g and phi fixed in the second line, as they were before the step. Classes that the client lacks are left out of
-the first softmax. The server adds the mean change of (phi, h), weighted by n_i.
+In the second line, g and phi have their values from before the step and receive no gradient. Classes without examples
+at the client are left out of the first softmax. The server adds the mean change of (phi, h), weighted by the number of
+examples n_i.
 
-It does badly with few examples: the balanced loss spends the generic model on classes that a client does not have.
+The method performs poorly with few examples, because the balanced loss uses part of the generic model's capacity for
+classes that a client does not have.
 
 Reference: Chen and Chao 2022, "On Bridging Generic and Personalized Federated Learning for Image Classification",
 https://arxiv.org/abs/2107.00778 (its linear personal head, not the hypernetwork).
@@ -36,11 +38,12 @@ from jaxpfl.models import Task
 from jaxpfl.support.errors import JaxpflError
 
 _NO_EXAMPLE = 1e-30
-"""Number of examples of a class without one: its probability vanishes, and a smoothed target's loss stays finite."""
+"""Count that replaces zero examples of a class: the class's probability vanishes, but its log count stays finite, as
+label smoothing requires."""
 
 
 class Personal(NamedTuple):
-    """Personalised model: the generic one, and the client's own head."""
+    """Personalised model: the generic model and the client's own head."""
 
     generic: PyTree
     head: PyTree
@@ -49,21 +52,21 @@ class Personal(NamedTuple):
 def fedrod(task: Task, work: LocalWork) -> Algorithm:
     """FedROD. Models: personalised g + v_i; global g, trained as for balanced classes.
 
-    Personal heads start at zero, so that a new client predicts with g.
+    Personal heads are initialised with zero, so that a new client predicts with g.
 
     Args:
-      task: classification; its model is split into body and head.
+      task: a classification task, whose model is split into body and head.
       work: the local work in a round.
 
     Raises:
-      JaxpflError: for a task without classes, and a model without a head or without a body.
+      JaxpflError: for a task without classes, and for a model without a head or without a body.
     """
     if not task.has_classes:
         raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has no classes")
     split = head_and_body("fedrod", task)
 
     def log_counts(data: ClientData) -> Array:
-        """Logarithms of the numbers of training examples by class, [K]."""
+        """Logarithm of the number of training examples of each class, [K]."""
         return jnp.log(jnp.maximum(class_means.counts(task.num_classes, data), _NO_EXAMPLE))
 
     def predict(hp: AveragingHyper, personal: Personal, x: PyTree) -> Array:

@@ -1,14 +1,15 @@
-r"""Federated mutual learning: mutual distillation of a personal model and a local copy of the global one.
+r"""Federated mutual learning: mutual distillation of a personal model and a local copy of the global model.
 
-A client starts a round with its own theta and the received mu, and takes tau steps of both at once,
+A client starts a round with its personal model theta and the received global model mu, and takes tau steps on both at
+once,
 
 .. math::
    \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\
    \mu &\leftarrow \mu - \eta_\mu \nabla_\mu [ \beta CE(\mu) + (1 - \beta) KL(p_\theta \,\|\, p_\mu) ]
 
-with p the predicted class probabilities on the mini-batch before the step, alpha and beta the weights of the
-cross-entropy CE. No gradient flows to a teacher. The server averages the copies of mu uniformly. Only predictions are
-compared, so theta may have another architecture.
+where p are the class probabilities that are predicted on the mini-batch before the step, and alpha and beta are the
+weights of the cross-entropy CE. No gradient flows to a teacher. The server averages the copies of mu uniformly. Only
+predictions are compared, so theta may have another architecture.
 
 Reference: Shen et al. 2020, "Federated Mutual Learning", https://arxiv.org/abs/2006.16765.
 """
@@ -32,7 +33,7 @@ from jaxpfl.priors import distillation
 class FMLHyper(AveragingHyper):
     """Hyper-parameters of FML; ``lr`` is the rate of theta's steps.
 
-    With the shares of Ozkara et al. 2023, a quarter, distillation dominates; the default is the best on held-out
+    With the shares of Ozkara et al. 2023, a quarter, distillation dominates. The defaults were the best on held-out
     examples of three data sets (``benchmarks/defaults.py``).
 
     Reference: Ozkara et al. 2023, appendix K.1.
@@ -47,12 +48,12 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
     """Federated mutual learning. Models: personalised theta_i, the client's own; global mu, by averaging.
 
     Args:
-      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
-      work: the local work in a round; theta and mu have an optimizer state each.
+      task: task whose model mu has, and theta too unless ``architectures`` is given.
+      work: the local work in a round; theta and mu have separate optimizer states.
       architectures: the clients' models, as in `adaped`.
 
     Raises:
-      JaxpflError: for a task without a distance of predictions.
+      JaxpflError: for a task without a distance between predictions.
     """
     distillation.check_task("fml", task)
     clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))
@@ -60,7 +61,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 
 
 def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
-    """Client with theta a model of ``own_task``, and mu one of ``task``."""
+    """Client whose theta is a model of ``own_task``, and whose mu is a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 

@@ -1,13 +1,13 @@
-r"""IFCA: k cluster models theta_j; each client trains the one with the least loss on its data.
+r"""IFCA: k cluster models, of which each client trains the one with the least loss on its data.
 
-Client i of the cohort S receives all models, estimates its cluster j_i on all of its training examples (loss f_i), and
-takes tau steps from that model to w_i. The server averages by cluster:
+Client i of the cohort S receives all models theta_j and chooses the cluster j_i with the least mean loss f_i over its
+training examples. It takes tau steps from this model to w_i. The server averages within each cluster:
 
 .. math:: j_i = \arg\min_j f_i(\theta_j), \qquad
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
 
-A model without clients is unchanged. This is the paper's model-averaging variant; the first of equal losses wins. An
-upload is counted as k models, of which all but one are zero.
+The model of a cluster without clients does not change. This is the paper's model-averaging variant. Ties of the loss go
+to the first cluster. An upload counts as k models, of which all but one are zero.
 
 Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning",
 https://arxiv.org/abs/2006.04088.
@@ -30,17 +30,18 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
-    """IFCA: local steps on the cluster model of least training loss, then a uniform mean in each cluster.
+    """IFCA: local steps on the cluster model with the least training loss, then a uniform mean in each cluster.
 
-    Models: personalised, the model of the client's cluster, estimated anew from the current models; no global model.
+    Models: personalised, the model of the client's cluster, chosen again from the current models; no global model.
 
     Args:
-      task: every cluster has a copy of its model.
+      task: task whose model every cluster has a copy of.
       work: the local work in a round; the server optimizer must be ``sgd``, as a cluster without clients is unchanged.
       clusters: k, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of clusters, an initialisation that ignores its key, and another server optimizer.
+      JaxpflError: for another number of clusters, for an initialisation that ignores its key, and for another server
+        optimizer.
     """
     several_models.check("ifca", "clusters", clusters, task, work)
     if work.server_optimizer != "sgd":
@@ -50,7 +51,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
 
     def cluster_of(models: PyTree, data: ClientData) -> Array:
         means = several_models.mean_losses(task, models, data)
-        # argmin takes NaN for the least.
+        # argmin would return the position of a NaN.
         return jnp.argmin(jnp.where(jnp.isnan(means), jnp.inf, means))
 
     def update(

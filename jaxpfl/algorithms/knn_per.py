@@ -1,20 +1,20 @@
 r"""kNN-Per: a global model by FedAvg, interpolated with the labels of a client's nearest training examples.
 
-The global model w has the features f and the class probabilities p_w. A client remembers the features of its training
-examples. Of the k that are nearest to x, N(x), each votes for its label:
+The global model w has the features f and the class probabilities p_w. A client stores the features of its training
+examples. The k examples that are nearest to x, N(x), vote for their labels:
 
 .. math:: p_\text{near}(y \mid x) = \frac{\sum_{j \in N(x)} [y_j = y] K(x, x_j)}{\sum_{j \in N(x)} K(x, x_j)}, \qquad
    K(x, x_j) = e^{-\|f(x) - f(x_j)\|^2 / (s F)}
 
-and it predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel is from the authors' code, F
-being the number of features; the paper has the distance itself in the exponent. The client takes the lambda_i of 0,
-.1, ..., 1 with the largest likelihood of its validation examples, or, without any, of its training examples, each
-without its own vote.
+The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with the number of features
+F, is from the authors' code; the paper has the distance, not its square, in the exponent. Among 0, 0.1, ..., 1, the
+client chooses the lambda_i for which its validation examples have the largest likelihood. Without validation examples
+it uses its training examples, each of which then has no vote for itself.
 
-It does badly where a client has few examples to remember, and where the global model's features do not separate its
-classes: then lambda_i is zero, and it is FedAvg. The global model has seen the training examples, so that these make a
-good lambda_i look smaller than it is: set validation examples apart. Whenever it is scored, each client compares all
-of its examples with each other.
+The method performs poorly if a client has few examples, or if the global model's features do not separate the client's
+classes. lambda_i is then zero, and the method is FedAvg. Training examples give too small a lambda_i, because the
+global model was trained on them; use validation examples. In each evaluation, every client compares all pairs of its
+examples.
 
 Reference: Marfoq et al. 2022, "Personalized Federated Learning through Local Memorization",
 https://arxiv.org/abs/2111.09360.
@@ -40,7 +40,7 @@ from jaxpfl.models.features import halves
 from jaxpfl.support.errors import JaxpflError
 
 GRID = tuple(i / 10 for i in range(11))
-"""Values of lambda_i to choose from, as in the authors' code."""
+"""Candidate values of lambda_i, as in the authors' code."""
 
 
 @struct.dataclass
@@ -51,7 +51,7 @@ class KnnPerHyper(AveragingHyper):
 
 
 class Memory(NamedTuple):
-    """Remembered examples of a client: features [n, F], labels [n], and [n] bool, true for real ones."""
+    """Stored examples of a client: features [n, F], labels [n], and a mask [n] bool, true for real examples."""
 
     features: Array
     labels: Array
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """Personalised model: the global one, the remembered examples, and lambda_i, []."""
+    """Personalised model: the global model, the stored examples, and lambda_i, []."""
 
     model: PyTree
     memory: Memory
@@ -69,16 +69,16 @@ class Personal(NamedTuple):
 def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     """kNN-Per. Models: personalised, the interpolation; global w, by FedAvg.
 
-    Before adaptation lambda_i is zero. The personalised model of a client holds as many features as the largest client
-    has training examples.
+    Before adaptation lambda_i is zero. Each personalised model stores as many feature vectors as the largest client has
+    training examples.
 
     Args:
-      task: classification; its model names its head.
+      task: a classification task, whose model declares its head.
       work: the local work in a round.
-      neighbours: k, the examples that vote; at least 1.
+      neighbours: k, the number of examples that vote; at least 1.
 
     Raises:
-      JaxpflError: for a task without classes, a model without a head or without a body, or fewer neighbours.
+      JaxpflError: for a task without classes, a model without a head or without a body, or fewer than one neighbour.
     """
     class_means.refuse_other_tasks("knn-per", "lets examples vote for classes", task)
     if neighbours < 1:
@@ -86,7 +86,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     parts = halves("knn-per", task)
 
     def remembered(params: PyTree, data: ClientData) -> tuple[Memory, Array]:
-        """A client's examples, and their log-probabilities by the global model, [n, K]."""
+        """The examples that a client stores, and their log-probabilities under the global model, [n, K]."""
 
         def chunk_memory(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
             rows = parts.features(params, x)
@@ -97,24 +97,25 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         return Memory(jnp.where(valid[:, None], rows, 0), jnp.where(valid, y, 0), valid), logs
 
     def votes(hp: KnnPerHyper, memory: Memory, rows: Array, own: Array | None = None) -> Array:
-        """Probabilities of the classes by the nearest examples, [b, K]; zero if there are none.
+        """Class probabilities from the votes of the nearest examples, [b, K]; zero without any examples.
 
         Args:
-          own: [b], for each row the place in the memory that does not vote.
+          own: [b], for each row, the position of a stored example that must not vote.
         """
         squares = _squared_distances(rows, memory.features) / (hp.scale * parts.width)
         votes = jnp.broadcast_to(memory.valid, squares.shape)
         if own is not None:
             votes &= own[:, None] != jnp.arange(len(memory.valid))
         near, places = jax.lax.top_k(jnp.where(votes, -squares, -jnp.inf), min(neighbours, len(memory.valid)))
-        # Relative to the nearest one's, as all may underflow; the maximum, as a slice would make XLA sort all of them.
+        # Kernel values are relative to that of the nearest example, because all of them might underflow. The maximum
+        # gives the nearest; taking the first column would make XLA sort all distances.
         nearest = near.max(axis=1, keepdims=True)
         kernel = jnp.exp(near - jnp.where(jnp.isfinite(nearest), nearest, 0))
         total = (jax.nn.one_hot(memory.labels[places], task.num_classes) * kernel[..., None]).sum(axis=1)
         return total / jnp.maximum(kernel.sum(axis=1, keepdims=True), 1)
 
     def chosen(hp: KnnPerHyper, memory: Memory, logs: Array, params: PyTree, splits: Splits) -> Array:
-        """The lambda_i of the largest likelihood, []; the smallest of equal ones."""
+        """The lambda_i with the largest likelihood, []; the smallest in a tie."""
 
         def likelihoods(near: Array, logs: Array, y: Array, valid: Array) -> Array:
             of_class = jax.nn.one_hot(y, task.num_classes)
@@ -143,7 +144,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         rows = parts.features(personal.model, x)
         of_model = jax.nn.softmax(parts.head(personal.model, rows))
         mixed = personal.share * votes(hp, personal.memory, rows) + (1 - personal.share) * of_model
-        # A class without a vote has no probability where lambda_i is 1: its logit stays finite.
+        # If lambda_i is 1, a class without votes has probability zero. The limit keeps its logit finite.
         return jnp.log(jnp.maximum(mixed, jnp.finfo(mixed.dtype).tiny))
 
     algorithm = fedavg(task, work)
@@ -152,6 +153,6 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
-    """Squared distances of rows, [p, F], [n, F] -> [p, n], not negative."""
+    """Squared distances between rows, [p, F], [n, F] -> [p, n], not negative."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     return jnp.maximum(squares, 0)

@@ -1,25 +1,26 @@
-r"""L2GD: loopless local gradient descent; a random choice of local training or aggregation in every round.
+r"""L2GD: loopless local gradient descent, which chooses local training or aggregation at random in every round.
 
-The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, with
-:math:`\bar\theta` the mean of the m personal models. In an iteration, all clients aggregate with probability p, or all
-take a local step, at the rate eta:
+The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, where
+:math:`\bar\theta` is the mean of the m personal models. In each iteration with rate eta, all clients aggregate with
+probability p, and otherwise all take a local step:
 
 .. math::
    \theta_i &\leftarrow \theta_i - \frac{\eta \lambda}{m p} (\theta_i - \bar\theta), \\
    \theta_i &\leftarrow \theta_i - \frac{\eta}{m (1 - p)} \nabla f_i(\theta_i)
 
 ``lr`` is eta / m, the rate of one client. A round is one draw: an aggregation step with probability q, or tau local
-steps (fewer for a straggler); q is such that p stays the share of aggregations among all iterations:
+steps (fewer for a straggler). The probability q is chosen such that p remains the share of aggregations among all
+iterations:
 
 .. math:: q = \frac{p \tau}{1 - p + p \tau}, \qquad \text{q = p for } \tau = 1
 
-so there are (1 - p) / p local steps for each aggregation whatever tau, and the objective is the same. The server draws
-and broadcasts the choice, common to the cohort.
+For any tau, there are thus (1 - p) / p local steps for each aggregation, and the objective is the same. The server
+draws the choice and broadcasts it to the cohort.
 
-The server keeps the mean of ALL clients' models: a client uploads its model update, and the server adds |S| / m times
-the mean update of the cohort S, so that the mean is exact under partial participation (but for clients that drop out).
-The paper communicates only where an aggregation follows local steps; here every round is an exchange, and the bytes
-counted are an upper bound. Weight decay is added to the gradients of f_i.
+The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
+the mean update of the cohort S. The mean is therefore exact under partial participation, except for clients that drop
+out. The paper communicates only when an aggregation follows local steps. Here every round communicates, and the counted
+bytes are an upper bound. Weight decay is added to the gradients of f_i.
 
 Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models",
 https://arxiv.org/abs/2002.05516.
@@ -57,9 +58,10 @@ from jaxpfl.support.errors import JaxpflError
 class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
-    An aggregation step moves a model by the share ``lr lam / p`` of its distance to the mean: 1 reaches the mean, above
-    2 the models diverge. lambda and p are the best on held-out examples of three data sets
-    (``benchmarks/defaults.py``): with more frequent aggregations few rounds are left for training.
+    An aggregation step moves a model by the share ``lr lam / p`` of its distance to the mean. With a share of 1 the
+    model reaches the mean; with a share above 2 the models diverge. The defaults of lambda and p were the best on
+    held-out examples of three data sets (``benchmarks/defaults.py``). With more frequent aggregations, few rounds
+    remain for training.
     """
 
     lam: Scalar = hyper(0.1, "lambda, weight of the pull to the mean of the personal models")
@@ -67,22 +69,22 @@ class L2GDHyper(SgdHyper):
 
 
 class Toss(NamedTuple):
-    """The server's message: the mean of all personal models, and a flag for an aggregation round, [] bool."""
+    """The server's message: the mean of all personal models, and whether the round aggregates, [] bool."""
 
     mean: PyTree
     aggregate: Array
 
 
 def probability(p: Scalar, local_steps: int) -> Scalar:
-    """Probability q of aggregation in a round whose alternative is ``local_steps`` local steps."""
+    """Probability q that a round aggregates instead of taking ``local_steps`` local steps."""
     return p * local_steps / (1 - p + p * local_steps)
 
 
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
     """Loopless local gradient descent. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
 
-    The client optimizer takes the local steps. A server optimizer does not apply: the server only tracks the mean. New
-    clients start from the mean and take local steps in all their rounds.
+    The client optimizer takes the local steps. There is no server optimizer, because the server only tracks the mean.
+    New clients start from the mean and take local steps in all their rounds.
     """
     if work.epochs is not None:
         raise JaxpflError("l2gd tosses a coin for each local step: set local_steps instead of local_epochs")
@@ -100,7 +102,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
             def measure(key: Key, carry: tuple[()], batch: Batch) -> tuple[tuple[()], Metrics]:
                 return carry, {"train_loss": loss(theta, key, batch)}
 
-            # One mini-batch is looked at, so that every round has a loss to show.
+            # The loss on one mini-batch is computed only so that every round reports a training loss.
             _, metrics = run_steps(work, key, ctx, splits.train, measure, (), metrics=("train_loss",), steps=1)
             pull = rate * hp.lam / hp.p
             return jax.tree.map(lambda t, mean: t - pull * (t - mean), theta, received.mean), metrics
@@ -134,7 +136,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         init=lambda key, hp, ctx: task.init(key),
         broadcast=broadcast,
         update=server_update,
-        # One toss for all rounds of a newcomer's would have it never take a step, or never be drawn to the mean.
+        # A new client uses one message in all its rounds. If its choice were random, it might never take a local step.
         welcome=lambda key, hp, ctx, mean: Message(Toss(mean, jnp.array(False))),
         predict_global=lambda hp, mean, x: task.model.apply(mean, x),
     )

@@ -1,15 +1,16 @@
-r"""LG-FedAvg: a representation of each client's own, and a shared head.
+r"""LG-FedAvg: a personal representation for each client, and a shared head.
 
-FedPer with the parts exchanged. Client i starts its tau steps from its own body phi_i and the server's head h:
+LG-FedAvg is FedPer with body and head exchanged. Client i starts its tau steps from its own body phi_i and the server's
+head h:
 
 .. math:: (\phi_i, h_i) \leftarrow (\phi_i, h_i) - \eta \nabla f_i(\phi_i, h_i), \qquad
    h \leftarrow h + \frac{\sum_{i \in S} n_i (h_i - h)}{\sum_{i \in S} n_i}
 
-The paper starts it from the models of FedAvg (``warm_start``), and its clients' bodies may be of other architectures.
-All bodies start alike, as in the authors' code.
+The paper starts the method from models that FedAvg has trained (``warm_start``), and allows clients' bodies of
+different architectures. Here all bodies have the same initial parameters, as in the authors' code.
 
-It does badly where clients have few examples, as nobody helps them with most of the model: the heads that are averaged
-read features of bodies that drift apart.
+The method performs poorly if clients have few examples, because each client trains most of the model alone. The bodies
+drift apart, so that the averaged heads were trained on different features.
 
 Reference: Liang et al. 2020, "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
 https://arxiv.org/abs/2001.01523.

@@ -1,4 +1,4 @@
-"""Local training without collaboration: the baseline of every federated method."""
+"""Local training without collaboration: the baseline for every federated method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpfl.models import Task
 def local(task: Task, work: LocalWork) -> Algorithm:
     """Local training on the client's own data by the client optimizer (SGD); nothing is exchanged.
 
-    Models: personalised theta_i, the client's own, from a random start of its own; no global model.
+    Models: personalised theta_i, the client's own, with its own random initialisation; no global model.
     """
 
     def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: Message) -> PyTree:

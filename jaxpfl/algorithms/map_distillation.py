@@ -1,4 +1,4 @@
-"""MAP personalisation with the knowledge-distillation prior, also with other distances and its exact normaliser.
+"""MAP personalisation with the knowledge-distillation prior; options are other distances and the exact normaliser.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -33,19 +33,19 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With c = 5 it is AdaPeD without its options; `priors.distillation` has the density and its normaliser.
+    With c = 5 this is AdaPeD without its options; `priors.distillation` defines the density and its normaliser.
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: the arguments of `map_personalization`.
-      distance: distance between mu's predictions p and theta's q: kd, KL(p || q); reversed-kd, KL(q || p);
-        square, |p - q|^2.
-      exact: use the density's exact normaliser for log(2 psi) / 2; for kd only.
-      scaling: f_i as the "sum" of the losses, or their "mean" as in AdaPeD.
+      task, work: arguments of `map_personalization`.
+      distance: distance between the predictions p of mu and q of theta: kd for KL(p || q), reversed-kd for
+        KL(q || p), square for |p - q|^2.
+      exact: whether to use the density's exact normaliser instead of log(2 psi) / 2; only for kd.
+      scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 
     Raises:
-      JaxpflError: for an unknown distance or scaling, ``exact`` with another distance than kd, either of ``exact`` and
-        square where predictions are not class probabilities, and a task without a distance of predictions.
+      JaxpflError: for an unknown distance or scaling, for ``exact`` with another distance than kd, for ``exact`` or
+        square if predictions are not class probabilities, and for a task without a distance between predictions.
     """
 
     distillation.check_task("map-kd", task)
@@ -54,5 +54,5 @@ def map_kd(
         rates = {"psi_init": hp.scale_init, "floor": hp.scale_floor, "c": hp.c, "weight_decay": hp.weight_decay}
         return distillation.prior(**rates, distance=distance, exact=exact, own=task.divergence)
 
-    prior(MapDistillationHyper())  # refuses its options before anything is compiled
-    return map_personalization(task, work, prior=prior, scaling=scaling, each=2)  # of theta, and of mu
+    prior(MapDistillationHyper())  # checks the options before anything is compiled
+    return map_personalization(task, work, prior=prior, scaling=scaling, each=2)  # gradients of theta's and mu's steps

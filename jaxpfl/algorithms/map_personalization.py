@@ -1,21 +1,23 @@
 r"""Maximum a posteriori (MAP) personalisation with a population prior that all clients estimate together.
 
-Client i keeps theta_i and minimises, with f_i its negative log likelihood and p(.; Gamma) the prior,
+Client i keeps theta_i and minimises
 
 .. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
 
-while the server estimates the parameters Gamma. f_i is a SUM over the client's n_i examples (``scaling="sum"``); steps
-are on 1/n_i of the objective, so that rates suit a mean loss. With ``scaling="mean"`` f_i is the mean loss, as
-in the paper's methods for networks: the prior then weighs n_i times as much. The framework has lambda = 1.
+where f_i is its negative log likelihood and p(.; Gamma) the prior, whose parameters Gamma the server estimates. By
+default f_i is a SUM over the client's n_i examples (``scaling="sum"``). Each step divides the objective by n_i, so that
+the same learning rates suit a mean loss. With ``scaling="mean"``, f_i is the mean loss, as in the paper's methods for
+networks, and the prior has n_i times the weight. The paper's framework has lambda = 1.
 
-Gamma is estimated in one of two ways. By *gradient* messages: after each step on theta the client takes a step on its
-copy of Gamma, and the server averages the copies uniformly (each client is one draw from the population). By a *fit*:
-the clients upload theta_i, and the server estimates Gamma from all of them.
+Gamma is estimated in one of two ways. With *gradient* messages, the client takes a step on its copy of Gamma after each
+step on theta, and the server averages the copies uniformly, because each client is one draw from the population. With a
+*fit*, the clients upload theta_i, and the server estimates Gamma from all theta_i of the cohort.
 
-A step on theta is a gradient step on the loss and a proximal step on the penalty (`Prior.prox`), stable however narrow
-the prior. Where the prior has no closed-form proximal step, and with a client optimizer other than plain SGD (which
-scales the gradient, so that an unscaled proximal step would have another fixed point), it is a gradient step on both: a
-penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian of variance s2) then needs ``lr h < 2``.
+A step on theta consists of a gradient step on the loss and a proximal step on the penalty (`Prior.prox`), which is
+stable for priors of any width. In two cases it is a gradient step on loss and penalty instead: if the prior has no
+closed-form proximal step, and if the client optimizer is not plain SGD. (Other optimizers scale the gradient, so that
+an unscaled proximal step would change the fixed point.) A penalty of curvature h, ``lambda / (n_i s2)`` for a Gaussian
+of variance s2, then requires ``lr h < 2``.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -74,8 +76,8 @@ class MapHyper(SgdHyper):
 class LaplaceHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Laplace prior.
 
-    The floor is the best on held-out examples of three data sets (``benchmarks/defaults.py``): at 0.01 most entries
-    stay equal to the center's, which moves slowly.
+    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``). With 0.01, most
+    parameters stay equal to those of the center, which moves slowly.
     """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
@@ -86,21 +88,21 @@ class LaplaceHyper(MapHyper):
 class MixtureHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Gaussian mixture.
 
-    The floor is the best on held-out examples of three data sets (``benchmarks/defaults.py``).
+    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     scale_floor: Scalar = hyper(0.1, "least variance of a component", positive=True)
 
 
 def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """MAP personalisation with a Gaussian prior: L2 regularisation towards a learnt mean mu, by a learnt variance.
+    """MAP personalisation with a Gaussian prior: L2 regularisation towards a learnt mean mu, with a learnt variance.
 
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: the arguments of `map_personalization`, and so are the errors.
+      task, work: arguments of `map_personalization`, which raises the same errors.
       estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
-      scaling: f_i as the "sum" of the losses, or their "mean".
+      scaling: definition of f_i, the "sum" of the losses or their "mean".
     """
 
     def prior(hp: MapHyper) -> Prior:
@@ -110,14 +112,14 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
 
 
 def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """MAP personalisation with a Laplace prior: L1 regularisation towards a learnt median mu, by a learnt scale.
+    """MAP personalisation with a Laplace prior: L1 regularisation towards a learnt median mu, with a learnt scale.
 
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
-      task, work: the arguments of `map_personalization`, and so are the errors.
+      task, work: arguments of `map_personalization`, which raises the same errors.
       estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
-      scaling: f_i as the "sum" of the losses, or their "mean".
+      scaling: definition of f_i, the "sum" of the losses or their "mean".
     """
 
     def prior(hp: MapHyper) -> Prior:
@@ -144,10 +146,10 @@ def map_personalization(
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
-      prior: ``hp -> Prior``; hp is a `MapHyper`, or has its fields besides the prior's own.
-      estimate: "gradient" (the prior's ``descend``, averaged) or "fit" (its ``fit`` to the uploaded models).
-      scaling: f_i as the "sum" of the losses, or their "mean".
-      each: gradients that a step evaluates (`Gradients`): of theta, and of models in the prior's ``descend``.
+      prior: ``hp -> Prior``, where hp is a `MapHyper` or has the fields of a `MapHyper` and those of the prior.
+      estimate: "gradient" for averages of the prior's ``descend``, or "fit" for its ``fit`` to the uploaded models.
+      scaling: definition of f_i, the "sum" of the losses or their "mean".
+      each: number of gradients in a step (`Gradients`), with respect to theta and to models in the prior's ``descend``.
 
     Raises:
       JaxpflError: for an unknown estimate or scaling.
@@ -185,7 +187,7 @@ def _client(
 
             def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
                 logits = on.apply(params)
-                # A penalty on predictions reads the loss's predictions: one backward pass serves both.
+                # A penalty on predictions reuses the predictions of the loss, so that one backward pass suffices.
                 seen = on._replace(apply=lambda other: logits if other is params else on.apply(other))
                 loss, penalty = batch.mean(task.loss(logits, batch.y)), prior.penalty(gamma, params, seen)
                 return loss if proximal is not None else loss + weight * penalty, (loss, penalty)
@@ -222,7 +224,7 @@ def _server(task: Task, make: Callable[[Any], Prior]) -> Server:
             thetas = jax.tree.map(jnp.add, prior.center(gamma), uploads.total)
             gamma = prior.fit(gamma, thetas, uploads.valid)
         else:
-            # A mean of scales above the floor is above it; one with the noise of privacy or of a code may not be.
+            # The mean of scales above the floor is above the floor, but noise from privacy or compression can lower it.
             gamma = prior.project(optax.apply_updates(gamma, uploads.mean()))
         return gamma, prior.report(gamma)
 

@@ -1,19 +1,21 @@
-r"""MOON: a global model whose clients keep their features near the global model's, and away from their own last ones.
+r"""MOON: model-contrastive learning of a global model.
 
-From the global w a client takes tau steps on mini-batches B of
+Local training keeps the client's features close to the global model's features, and away from the features of the
+client's own previous model. A client takes tau steps from the global model w, on mini-batches B, to minimise
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) - \mu \log
    \frac{e^{\cos(z, z_\text{glob}) / T}}{e^{\cos(z, z_\text{glob}) / T} + e^{\cos(z, z_\text{prev}) / T}} \Big]
 
-where z are the features of x by the model that is trained, z_glob those by w and z_prev those by the client's model at
-the end of its last round. Before its first round that is the global model of round 0: w itself, with equal
-similarities, for the clients of round 0 alone. The server averages with the numbers of examples as weights.
+Here z are the features of x under the model in training, z_glob the features under w, and z_prev the features under the
+client's model at the end of its last round. Before a client's first round, this previous model is the global model of
+round 0. For the clients of round 0 it equals w, so that both similarities are equal. The server's mean is weighted by
+the numbers of examples.
 
-The features are the input of the head; the paper's networks have two more layers there, a projection, to be added to
-the model if wanted.
+The features are the input of the head. The paper's networks have a projection of two more layers there; add it to the
+model to reproduce them.
 
-It does badly where clients differ in what is right for them: one model serves all. With small cohorts the last model of
-a client is old, and every direction leads away from it.
+The method performs poorly if clients need different models, because all clients share one model. With small cohorts, a
+client's previous model is old, and almost any direction leads away from it.
 
 Reference: Li, He and Song 2021, "Model-Contrastive Federated Learning", https://arxiv.org/abs/2103.16257.
 """
@@ -33,7 +35,7 @@ from jaxpfl.models import Task
 from jaxpfl.models.features import halves
 
 _SHORTEST = 1e-8
-"""Lengths of features below it count as it: a zero has no direction."""
+"""Lower limit on the length of a feature vector, because zero has no direction."""
 
 
 @struct.dataclass
@@ -63,7 +65,7 @@ def moon(task: Task, work: LocalWork) -> Algorithm:
         def objective(params: PyTree, key: Key, batch: Batch) -> tuple[Array, Metrics]:
             z, of_global, of_previous = (parts.features(one, batch.x, key, True) for one in (params, w, previous))
             loss = batch.mean(task.loss(parts.head(params, z), batch.y))
-            # -log of the share of the first of two exponentials.
+            # softplus(b - a) = -log(e^a / (e^a + e^b)), without overflow.
             contrast = jax.nn.softplus((_cosine(z, of_previous) - _cosine(z, of_global)) / hp.temperature)
             contrast = batch.mean(contrast)
             return loss + hp.mu * contrast, {"train_loss": loss, "contrast": contrast}
@@ -87,9 +89,9 @@ def moon(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _cosine(a: Array, b: Array) -> Array:
-    """Cosine of the angle between each two rows, [b, F], [b, F] -> [b]; zero where one of them is zero."""
+    """Cosine of the angle between corresponding rows, [b, F], [b, F] -> [b]; zero if either row is zero."""
     product = (a * b).sum(axis=1)
     squares = (a**2).sum(axis=1), (b**2).sum(axis=1)
-    # Bounded below before the root, whose derivative at zero is infinite.
+    # The limit is applied before the square root, whose derivative at zero is infinite.
     lengths = [jnp.sqrt(jnp.maximum(square, _SHORTEST**2)) for square in squares]
     return product / (lengths[0] * lengths[1])

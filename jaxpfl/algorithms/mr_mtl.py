@@ -1,15 +1,15 @@
-r"""MR-MTL: mean-regularised multi-task learning; every client's own model, drawn to the mean of the models.
+r"""MR-MTL, mean-regularised multi-task learning: personal models that are regularised towards their mean.
 
-Client i takes tau steps on its own w_i, with the server's mean :math:`\bar w` fixed in the round:
+Client i takes tau steps on its own model w_i. The server's mean :math:`\bar w` is fixed during the round:
 
 .. math:: w_i \leftarrow w_i - \eta [ \nabla f_i(w_i) + \lambda (w_i - \bar w) ], \qquad
    \bar w \leftarrow \frac{1}{|S|} \sum_{i \in S} w_i
 
-From lambda = 0, local training, to large lambda, one model, it interpolates; there is one optimum between them, which
-noise of differential privacy moves to larger lambda.
+The method interpolates between local training (lambda = 0) and a single model (large lambda). The best lambda lies in
+between, and is larger under the noise of differential privacy.
 
-It does badly with small cohorts: the mean is then over few models, each from its own last round, whereas Ditto averages
-models which all start in one place.
+The method performs poorly with small cohorts. The mean is then over few models, each of which was last trained in
+another round, whereas Ditto averages models that all start from the same point.
 
 Reference: Liu, Hu, Wu and Smith 2022, "On Privacy and Personalization in Cross-Silo Federated Learning",
 https://arxiv.org/abs/2206.07902.
@@ -37,7 +37,7 @@ class MRMTLHyper(AveragingHyper):
 def mr_mtl(task: Task, work: LocalWork) -> Algorithm:
     """MR-MTL. Models: personalised w_i, the client's own; global, the mean of the cohort's models.
 
-    All models start as the server's; the mean is uniform.
+    All personal models are initialised with the server's model. The mean is uniform.
     """
 
     def update(

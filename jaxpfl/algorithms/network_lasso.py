@@ -2,36 +2,37 @@ r"""Network lasso: personal models whose differences along the edges of a client
 
 .. math:: \min_{x, Z} \sum_n f_n(M x + N z_n) + \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-M and N are the masks of shared and personal parameters, Z the matrix of all z_n. Client n receives the shared x and
-its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate eta, and uploads its model update
-:math:`\delta_n`: with one step of plain SGD, :math:`-\eta g_n`, g_n its gradient. The server's step, with S the clients
-whose uploads arrived and :math:`\delta_n = 0` (the paper's G) for all others:
+M and N are the masks of shared and personal parameters, and Z is the matrix of all z_n. Client n receives the shared x
+and its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate eta, and uploads its model update
+:math:`\delta_n`. With one step of plain SGD, :math:`\delta_n = -\eta g_n`, where g_n is the gradient. Let S be the
+clients whose uploads arrived, and :math:`\delta_n = 0` (the paper's G) for all other clients. The server's step is
 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
       + \eta \tau \frac{|S|}{N} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-by ADMM (`similarity.admm`) in the same compiled round, from the multipliers of the previous round, until its residuals
-are small or a cap is reached. Edges whose z are equal at the end join clients into clusters (`clusters`).
+The minimisation over Z uses ADMM (`similarity.admm`) in the same compiled round. ADMM starts from the multipliers of
+the previous round, and stops when its residuals are small or after a maximal number of steps. Clients that are joined
+by edges with equal z at the end form clusters (`clusters`).
 
-The paper has (1/N) sum_n f_n over N clients, so that z_n moves by eta g_n / N. ``scaling="mean"`` is that objective
-(c = 1 / N); with full participation, tau = 1 and full batches it is the paper's step exactly. With ``scaling="sum"``,
-the default, each f_n counts in full (c = 1): a client's model moves by its own gradient at the rate eta, as in every
-other method here, and the shared x by the mean. Both have the same minimiser where lambda is N times as large for the
-sum. lambda = 0 decouples the clients: with "sum", z_n is local training from a common start. A large lambda gives all
-clients of a component the mean of their z, federated averaging.
+The paper's objective has (1/N) sum_n f_n over N clients, so that z_n moves by eta g_n / N. This is ``scaling="mean"``
+(c = 1 / N); with full participation, tau = 1 and full batches, its step is exactly the paper's. With the default
+``scaling="sum"``, each f_n counts in full (c = 1): a client's model moves by its own gradient at the rate eta, as in
+every other method here, and the shared x moves by the mean. Both objectives have the same minimiser if lambda is N
+times as large for the sum. lambda = 0 decouples the clients; with "sum", z_n is then local training from a common
+start. A large lambda gives all clients of a connected component the mean of their z, as in federated averaging.
 
-The weight has eta tau lambda, not eta lambda, so that the fixed point depends on lambda and not on tau (up to client
-drift); and |S| / N, as a client outside the cohort has no gradient to balance the penalty. tau is the full number of
-steps. With a client optimizer other than SGD, delta is not a multiple of a gradient, and lambda has another scale.
-Weight decay is part of f_n.
+The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
+on tau (up to client drift). It contains |S| / N because a client outside the cohort has no gradient to balance the
+penalty. tau is the full number of steps. With a client optimizer other than SGD, delta is not a multiple of a gradient,
+and lambda has another scale. Weight decay is part of f_n.
 
-A parameter that is both shared and personal is the sum of the two, and both are trained; one that is neither keeps its
-initial value, which is sent along.
+A parameter that is both shared and personal is the sum of two parameters, which are both trained. A parameter that is
+neither shared nor personal keeps its initial value, which is part of the message.
 
 Reference: Zhao, Liu, Jiang and He, "Communication Efficient Training of Federated Model Over Unbalanced Labels",
-Algorithms 1 and 2; `similarity.proximal` corrects its Z step.
+Algorithms 1 and 2; `similarity.admm.prox` corrects its Z step.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class NetworkState(NamedTuple):
 
     Attributes:
       shared: x, the shared parameters.
-      z: [m, d], the clients' own parameters, flat, in the order of the stack.
+      z: [m, d], the clients' own parameters as flat vectors, in the order of the stack.
       fixed: the parameters that are not trained.
-      warm: ADMM's warm start: the differences w [M, d] along the M edges, exactly zero where two clients are fused, and
-        their multipliers.
+      warm: ADMM's warm start: the differences w [M, d] along the M edges, and their multipliers. A difference is
+        exactly zero if the two clients are fused.
     """
 
     shared: PyTree
@@ -103,9 +104,10 @@ class Sent(NamedTuple):
 
 
 def clusters(graph: Graph, state: NetworkState) -> np.ndarray:
-    """Cluster of each client, [m], numbered from 0 in the order of their first clients.
+    """Cluster of each client, [m]; clusters are numbered from 0 in the order of their first clients.
 
-    Clusters are the components of the graph whose edges have equal z; of the whole graph without personal parameters.
+    Clusters are the connected components of the graph that keeps only the edges between clients with equal z. Without
+    personal parameters, they are the connected components of the whole graph.
     """
     return graphs.components(graph, (np.asarray(state.warm.w) == 0).all(axis=1))
 
@@ -123,10 +125,10 @@ def network_lasso(
 ) -> Algorithm:
     """Network lasso. Models: personalised, M x + N z_n of shared x and own z_n; global, x if nothing is personal.
 
-    The server receives the uploads one by one, and has no optimizer. New clients receive the mean of all z. The metrics
-    of a round: ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the clients' distances, and
-    ``fused_edges``, the share of edges whose clients have the same z. The state holds 2 edges x d numbers beside the
-    models.
+    The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
+    all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the
+    clients' distances, and ``fused_edges``, the share of edges whose clients have the same z. Besides the models, the
+    server stores two vectors of length d for each edge.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
       Zhao et al., Algorithm 1; Zhao et al., Algorithm 2; Zhao et al., Algorithm 5.
@@ -135,16 +137,18 @@ def network_lasso(
     Args:
       task: any model.
       work: the local work in a round; ``work.graph`` is the client graph.
-      p: the norm of differences along edges: 2 fuses whole clients, 1 each parameter by itself; or infinity.
-      shared, personal: the shared and the personal parameters, by patterns of their paths (`masks.masks`). By default
-        all are personal: the network lasso itself.
-      scaling: losses f_n in full ("sum"), or times 1 / N as in the paper ("mean").
-      admm_steps: the most ADMM steps in a round.
-      tolerance: largest residual.
+      p: norm of the differences along edges, 1, 2 or infinity; 2 fuses whole clients, and 1 fuses each parameter
+        separately.
+      shared, personal: patterns for the paths of the shared and the personal parameters (`split_models.masks`). By
+        default all parameters are personal, as in the original network lasso.
+      scaling: scale of the losses f_n, "sum" for their full value or "mean" for the paper's factor 1 / N.
+      admm_steps: maximum number of ADMM steps in a round.
+      tolerance: largest residual at which ADMM stops.
 
     Raises:
-      JaxpflError: without a graph or with one of other clients, for other p or scaling, patterns without a parameter,
-        nothing to train, fewer than one step, and a tolerance outside (0, 1).
+      JaxpflError: without a graph, for a graph with another number of clients, for another p or scaling, for a pattern
+        that matches no parameter, if no parameter is trained, for fewer than one step, for work in epochs, and for a
+        tolerance outside (0, 1).
     """
     admm.check_norm(p)
     if scaling not in SCALINGS:
@@ -163,7 +167,7 @@ def network_lasso(
     mask = masks("network-lasso", task, shared, personal)
     start = jax.eval_shape(lambda key: mask.split(task.init(key)), jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), start.personal))
-    # Of a larger graph neither the spectrum nor the inverse is made: the system is solved by conjugate gradients.
+    # For a larger graph, conjugate gradients solve the linear system, and no spectrum is computed.
     spectrum = graphs.spectrum(graph) if admm.prefers_spectrum(graph) else None
 
     def model(message: Message) -> PyTree:
@@ -196,7 +200,7 @@ def network_lasso(
     ) -> tuple[Array, admm.Warm, Metrics]:
         own = jax.vmap(lambda tree: ravel_pytree(mask.personal_part(tree))[0])(uploads.total)
         scale = 1.0 if scaling == "sum" else 1 / graph.nodes
-        # What did not arrive is zero, and has no row: no other upload can reach the system.
+        # Slots without an upload are zero and have the row m, which mode "drop" skips.
         y = state.z.at[uploads.rows].add((scale * own).astype(state.z.dtype), mode="drop")
         pull = hp.lr * hp.decay(ctx.round, work.steps) * work.steps * hp.lam * uploads.contributors / graph.nodes
         how = {"warm": state.warm, "tolerance": tolerance, "most": admm_steps, "spectrum": spectrum}

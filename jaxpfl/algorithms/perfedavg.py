@@ -1,6 +1,6 @@
-r"""Per-FedAvg: a global initialisation for one-step adaptation on each client's data (model-agnostic meta-learning).
+r"""Per-FedAvg: a global initialisation from which one step adapts the model to a client (meta-learning).
 
-From w = mu, the global model, client i takes tau steps on its loss f_i, each with two mini-batches D and D':
+Client i takes tau steps from w = mu, the global model, on its loss f_i. Each step uses two mini-batches D and D':
 
 .. math::
    \tilde w &= w - \alpha \nabla f_i(w; D), \\
@@ -8,8 +8,8 @@ From w = mu, the global model, client i takes tau steps on its loss f_i, each wi
 
 with the inner rate alpha and the outer rate beta (``lr``). The Hessian product is exact, by differentiation through the
 inner step; the first-order variant omits it. The outer step starts from w, not from the adapted point. The
-personalised model is mu after one inner step on the client's TRAINING data. Weight decay is added to the outer gradient
-only.
+personalised model is mu after one inner step on the client's TRAINING data. Weight decay is added only to the outer
+gradient.
 
 Reference: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
 Model-Agnostic Meta-Learning Approach", https://arxiv.org/abs/2002.07948.
@@ -34,8 +34,9 @@ from jaxpfl.support.errors import JaxpflError
 class PerFedAvgHyper(AveragingHyper):
     """Hyper-parameters of Per-FedAvg; ``lr`` is the outer rate beta of Ozkara et al. 2023.
 
-    With their alpha of 1e-3 it is nearly FedAvg: the default is the best on held-out examples of three data sets
-    (``benchmarks/defaults.py``). From 0.03 on, a step on one mini-batch makes some clients' models diverge.
+    With their alpha of 1e-3, the method is nearly FedAvg. The default alpha was the best on held-out examples of three
+    data sets (``benchmarks/defaults.py``). With an alpha of 0.03 or more, a step on one mini-batch makes some clients'
+    models diverge.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -50,8 +51,8 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
     Args:
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the outer steps.
-      hessian: include the Hessian product; else the first-order variant.
-      adapt_steps: inner steps, each on a mini-batch, to the personalised model.
+      hessian: whether to include the Hessian product; false for the first-order variant.
+      adapt_steps: number of inner steps, each on a mini-batch, from mu to the personalised model.
     """
     if adapt_steps < 0:
         raise JaxpflError(f"perfedavg.adapt_steps must be >= 0, got {adapt_steps}")
@@ -66,7 +67,7 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
         def after_adapting(params: PyTree, key: Key, inner: Batch, outer: Batch) -> Array:
             inner_key, outer_key = jax.random.split(key)
             gradient = jax.grad(loss)(params, inner_key, inner)
-            # To the first order the adapted point moves with w as if the gradient were constant.
+            # The first-order variant treats the gradient as constant when it differentiates the adapted point.
             gradient = gradient if hessian else jax.lax.stop_gradient(gradient)
             adapted = jax.tree.map(lambda w, g: w - hp.alpha * g, params, gradient)
             return loss(adapted, outer_key, outer)
@@ -84,7 +85,7 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
     ) -> PyTree:
         if adapt_steps == 0:
             return message.shared
-        # Plain gradient steps, as in training, whatever makes the outer ones.
+        # Inner steps are plain gradient steps, as in training, even if the client optimizer is not SGD.
         optimizer = optax.sgd(hp.alpha)
         start = Descent.start(optimizer, message.shared)
         return train(work, task, key, ctx, splits.train, optimizer, start, steps=adapt_steps)[0].params
@@ -94,7 +95,7 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        # The product with the Hessian goes back through the inner gradient: its forward and its backward pass.
+        # The Hessian product differentiates the inner gradient, which costs two more gradients.
         gradients=gradients(work.steps, each=4 if hessian else 2, personalize=adapt_steps),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -1,35 +1,38 @@
-r"""PersFL: personalisation by distillation from the best global model of each client.
+r"""PersFL: personalisation by distillation from the global model that is best for each client.
 
-Stage 1 is FedAvg. Client i validates the global model mu_r that it receives in round r, and keeps the model with the
-least cross-entropy CE as its teacher O_i:
+Stage 1 is FedAvg. In each of its rounds r, client i evaluates the received global model mu_r on its validation
+examples. It keeps the model with the least cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
-It receives the global model in each round in which it takes part, the initial one among them, and the last one for its
-personalisation. New clients have the last global model as their teacher. With ``stored``, the server also keeps up to
-that many earlier models, equally spaced (`parts.servers`), and a new client chooses among these and the last model by
-its validation examples, the first of equals.
+A client receives a global model in each round in which it takes part, and the last global model for its
+personalisation. The teacher of a new client is the last global model. With ``stored``, the server also keeps up to this
+many earlier models, equally spaced (`parts.servers`). A new client then chooses among these and the last model by its
+validation examples; ties go to the first.
 
-Stage 2 is local. A student starts at the teacher; with logits a of the student and o of the teacher it minimises over
-the client's training examples
+Stage 2 is local. The student is initialised with the teacher. With student logits a and teacher logits o, it minimises
+over the client's training examples
 
 .. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
 
-for each imitation weight lambda and temperature T of a grid, in one batch. The personalised model is the student of
-greatest validation accuracy; ties go to the least lambda, then to the least T. Where lambda is 0, T has no effect, and
-only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student.
-PersFL-GD replaces KL by the cross-entropy to the soft labels softmax(o / T).
+A grid has several imitation weights lambda and temperatures T, whose students are trained in parallel. The personalised
+model is the student with the greatest validation accuracy; ties go to the smallest lambda, then to the smallest T. If
+lambda is 0, T has no effect, and only the smallest T is tried. In the paper's Algorithm 1, the teacher is the first
+argument of KL; in its equation (3), the student is the first. PersFL-GD replaces KL by the cross-entropy to the soft
+labels softmax(o / T).
 
-The paper's experiments have 10 users with full participation, and 60 / 20 / 20 % of each one's examples for training,
-validation and testing; MNIST of DS-1 (4 classes a user), DS-2 (``--partition dirichlet-class --alpha 0.9``,
-25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes a user, of log-normal sizes)::
+The paper's experiments have 10 users with full participation, and use 60 / 20 / 20 % of each user's examples for
+training, validation and testing. The data are MNIST, in three partitions: DS-1 (4 classes per user), DS-2
+(``--partition dirichlet-class --alpha 0.9``, 25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes per
+user, log-normal numbers of examples). DS-1 is::
 
     jaxpfl compare local fedavg persfl persfl-gd --data mnist --model mlp:100 --clients 10 --cohort 10 --pool-test
       --test-share 0.2 --validation-share 0.25 --classes-per-client 4 --rounds 100 --eval-every 100 --seeds 5
 
-Without ``--pool-test`` the official test set stays apart. ``--set persfl.teacher=last`` is the paper's ablation.
+Without ``--pool-test``, the official test set is used only for testing. ``--set persfl.teacher=last`` is the paper's
+ablation.
 
-Stage 2 uses the learning rate of the last round, and costs its steps times the size of the grid at every evaluation.
+Stage 2 uses the learning rate of the last round. Every evaluation repeats stage 2 for all students of the grid.
 
 Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning",
 https://arxiv.org/abs/2105.15191.
@@ -63,11 +66,11 @@ TEMPERATURES = (1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0)
 IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 SoftLoss = Callable[[Array, Array, Array], Array]
-"""Maps logits of the teacher and of the student, [n, classes], both divided by T, and labels to a value per example."""
+"""``(teacher logits / T, student logits / T, labels) -> loss of each example``, with logits [n, classes]."""
 
 
 class Teacher(NamedTuple):
-    """Best global model that a client has received, and its validation loss, []; initially the largest float.
+    """Best global model that a client has received, and the model's validation loss, [], initially the largest float.
 
     Reference: Divi et al. 2021, Figure 1; Divi et al. 2021, Figure 2.
     """
@@ -77,7 +80,7 @@ class Teacher(NamedTuple):
 
 
 class Student(NamedTuple):
-    """Personalised model, and the lambda and T of its distillation, both [].
+    """Personalised model, and the lambda and T with which it was distilled, both [].
 
     Reference: Divi et al. 2021, Table 5; Divi et al. 2021, Figures 3 to 8.
     """
@@ -100,26 +103,27 @@ def persfl(
 ) -> Algorithm:
     """PersFL: FedAvg, then local distillation from each client's best global model.
 
-    Models: personalised, the student of greatest validation accuracy (the teacher before any step); global mu.
-    In a task without classes the student of least validation loss, without temperatures, and distances of predictions
-    (`Task.divergence`).
+    Models: personalised, the student with the greatest validation accuracy (before any step, the teacher); global mu.
+    For a task without classes, the student with the least validation loss is chosen, `Task.divergence` replaces KL, and
+    there are no temperatures.
 
     Implements: Divi et al. 2021, equation (2); Divi et al. 2021, equation (3); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 4.
 
     Args:
-      task: a classification, or one with a distance of predictions.
+      task: a classification task, or a task with a distance between predictions.
       work: the local work in a round of stage 1.
-      distill_steps: steps of stage 2.
-      temperatures: the grid's T.
-      imitations: the grid's lambda.
-      teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
-      stored: earlier global models that the server keeps for new clients; 0 for none.
-      teacher_first: KL(teacher || student); else KL(student || teacher).
+      distill_steps: number of steps in stage 2.
+      temperatures: values of T in the grid.
+      imitations: values of lambda in the grid.
+      teacher: ``best`` for the model with the least validation loss, or ``last`` for the last global model (the paper's
+        ablation).
+      stored: number of earlier global models that the server keeps for new clients; 0 for none.
+      teacher_first: whether to use KL(teacher || student); otherwise KL(student || teacher).
 
     Raises:
-      JaxpflError: for values outside their range and a task without classes; ``check_data`` refuses clients without
-        validation examples, where they are needed.
+      JaxpflError: for values outside their range, and for a task without a distance between predictions. If validation
+        examples are needed, ``check_data`` also refuses clients without any.
     """
 
     def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
@@ -143,18 +147,19 @@ def persfl_gd(
 ) -> Algorithm:
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, which has the same gradient as KL.
 
-    Models and errors: as in `persfl`.
+    Models and errors are as in `persfl`.
 
     Implements: Divi et al. 2021, equation (1); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 6.
 
     Args:
-      task, work: the arguments of `persfl`.
-      distill_steps: steps of stage 2.
-      temperatures: the grid's T.
-      imitations: the grid's lambda.
-      teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
-      stored: earlier global models that the server keeps for new clients; 0 for none.
+      task, work: arguments of `persfl`.
+      distill_steps: number of steps in stage 2.
+      temperatures: values of T in the grid.
+      imitations: values of lambda in the grid.
+      teacher: ``best`` for the model with the least validation loss, or ``last`` for the last global model (the paper's
+        ablation).
+      stored: number of earlier global models that the server keeps for new clients; 0 for none.
     """
 
     divergence = distillation.divergence_of(task)
@@ -162,7 +167,7 @@ def persfl_gd(
     def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
         if task.has_classes:
             return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
-        return divergence(of_teacher, of_student, y)  # elsewhere too the two differ by a constant
+        return divergence(of_teacher, of_student, y)  # without classes too, the two differ only by a constant
 
     return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -195,7 +200,7 @@ def _two_stages(
         temperatures = (1.0,)
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
-    scored = task.metrics.get("loss")  # the training loss may be smoothed
+    scored = task.metrics.get("loss")  # preferred for validation, because the training loss may use label smoothing
     validation_loss = task.loss if scored is None or isinstance(scored, PerClient | Pooled) else scored
     stage_1 = fedavg(task, work)
     (fedavg_client,) = stage_1.clients
@@ -221,12 +226,13 @@ def _two_stages(
     def teacher_of(message: Message, kept: PyTree, splits: Splits) -> PyTree:
         if not keeps:
             return message.shared
-        if message.per_client is not None:  # a newcomer: what it kept is the last model, received together with these
+        if message.per_client is not None:  # a new client receives the stored models, in addition to the last model
             kept = best_stored(message.per_client, splits)
         return better(kept, message.shared, splits).params
 
     def init(key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message) -> PyTree:
-        # Nothing is validated yet. Not infinity: a state that is not finite counts as diverged.
+        # No model has been validated yet. The loss is not infinite, because a client with infinite state counts as
+        # diverged.
         return Teacher(message.shared, jnp.asarray(jnp.finfo(jnp.result_type(float)).max)) if keeps else ()
 
     def update(
@@ -240,7 +246,7 @@ def _two_stages(
     ) -> Student:
         imitation, temperature = jnp.asarray(grid).T
         chosen = teacher_of(message, kept, splits)
-        if isinstance(ctx.step_limit, int) and ctx.step_limit == 0:  # all students are still the teacher
+        if isinstance(ctx.step_limit, int) and ctx.step_limit == 0:  # without a step, all students equal the teacher
             return Student(chosen, imitation[0], temperature[0])
         rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
         optimizer = work.descent(rate, hp.weight_decay)
@@ -284,7 +290,7 @@ def _two_stages(
 
 
 def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Array:
-    """Index of the first student with the best validation accuracy, or the least loss without classes, []."""
+    """Index of the first student with the best validation accuracy or, without classes, the least loss, []."""
 
     def score(predictions: Array, y: Array) -> Array:
         return correct(predictions, y) if task.has_classes else -loss(predictions, y)
@@ -297,7 +303,7 @@ def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Arr
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """Pairs (lambda, T), [g, 2], in the order that breaks ties."""
+    """Pairs (lambda, T) of the grid, [g, 2], in the order of preference for ties."""
     for name, values, allowed, fits in (
         ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),

@@ -1,16 +1,17 @@
 r"""pFedMe: gradient descent on the Moreau envelopes of the clients' losses.
 
-Client i starts a round from w = mu, the global model. On each of tau mini-batches it takes K steps of its personal
-model theta, then one of w:
+Client i starts a round from w = mu, the global model. On each of tau mini-batches, it takes K steps on its personal
+model theta, and then one step on w:
 
 .. math::
    \theta &\leftarrow \theta - \eta_\theta [ \nabla f_i(\theta) + \lambda (\theta - w) ] \quad (K \text{ times}), \\
    w &\leftarrow w - \eta \lambda (w - \theta)
 
-so that theta approximates the proximal point ``argmin f_i(theta) + (lambda/2) |theta - w|^2``, and lambda (w - theta)
-the gradient of f_i's envelope. The K steps start from the theta of the previous mini-batch, in a round's first from w.
-The server's :math:`\mu \leftarrow (1 - \beta) \mu + \beta \operatorname{mean} w_i` is averaging at the rate beta:
-``server_lr`` is beta, positive. Weight decay is added to the gradients of theta only.
+Thus theta approximates the proximal point ``argmin f_i(theta) + (lambda/2) |theta - w|^2``, and lambda (w - theta) is
+the gradient of the Moreau envelope of f_i. The K steps start from the theta of the previous mini-batch, or from w on a
+round's first mini-batch. The server's update is
+:math:`\mu \leftarrow (1 - \beta) \mu + \beta \operatorname{mean} w_i`, where the positive rate beta is ``server_lr``.
+Weight decay is added only to the gradients of theta.
 
 Reference: Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes",
 https://arxiv.org/abs/2006.08848.
@@ -47,8 +48,8 @@ def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the client optimizer takes theta's steps, and keeps its state within the round.
-      inner_steps: K, steps of theta on each mini-batch.
+      work: the local work in a round; the client optimizer takes the steps on theta, and keeps its state in the round.
+      inner_steps: K, number of steps on theta for each mini-batch.
     """
     if inner_steps < 1:
         raise JaxpflError(f"pfedme.inner_steps must be >= 1, got {inner_steps}")

@@ -1,9 +1,9 @@
-"""Centralised training on the union of all clients' examples: a reference, no federated method.
+"""Centralised training on the union of all clients' examples: a reference, not a federated method.
 
-The engine trains ONE client that holds every client's training examples, and scores its model on the test examples of
-each of the m clients (`Algorithm.pooled`). Its rounds are consecutive parts of one training: batches continue the epoch
-over all examples, and the optimizer state is kept. The cohort, the server optimizer and the availability of clients
-have no effect.
+The engine trains ONE client that has the training examples of all clients, and scores its model on the test examples of
+each of the m clients (`Algorithm.pooled`). The rounds are consecutive parts of a single training run: the optimizer
+state is kept, and the batches of a round continue the epoch of the round before. The cohort, the server optimizer and
+the availability of clients have no effect.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jaxpfl.support.errors import JaxpflError
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
-    The default, 0, is tau: as many updates as one client of a federated method takes, rounds * tau in total. With
-    K * tau, it sees as many examples as a cohort of K. Its initial model is FedAvg's of the same seed.
-    Models: the trained one is both personalised and global.
+    With the default tau, it takes as many steps as one client of a federated method, rounds * tau in total. With
+    K * tau, it processes as many examples as a cohort of K clients. With the same seed, the initial model is FedAvg's.
+    Models: the trained model is both the personalised and the global model.
 
     Args:
       task: any model.
       work: the local work in a round.
-      steps: mini-batches in a round; 0 for tau.
+      steps: number of mini-batches in a round; 0 for tau.
 
     Raises:
       JaxpflError: for a negative number of steps.

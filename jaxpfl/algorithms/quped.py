@@ -1,21 +1,22 @@
-r"""QuPeD: optionally quantised personal models, by distillation from a jointly trained copy of the global one.
+r"""QuPeD: optionally quantised personal models, distilled from a jointly trained copy of the global model.
 
-A client starts a round with its own theta and the received mu; each of the tau steps, in this order, is
+A client starts a round with its personal model theta and the received mu. Each of the tau steps, in this order, is
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\
    \mu^+ &= \mu - \eta_3 \nabla_\mu [ CE(\mu) + \lambda_p KL(p_\mu \,\|\, p_{\theta^+}) ]
 
-with CE the cross-entropy and p the predicted class probabilities on the mini-batch: both models descend the same
-divergence, weighted by lambda_p. The server averages mu uniformly. This is the full-precision method that Ozkara et al.
-2023 compare with.
+where CE is the cross-entropy and p are the predicted class probabilities on the mini-batch. Both models take steps on
+the same divergence, weighted by lambda_p. The server averages mu uniformly. In full precision, this is the method that
+Ozkara et al. 2023 compare with.
 
-With ``bits`` = b, theta predicts through the quantiser Q of each parameter array x,
+With ``bits`` = b, predictions use quantised parameters Q(theta), where each parameter array x becomes
 
 .. math:: Q(x) = s \operatorname{round}(x / s), \qquad s = \max |x| / (2^{b-1} - 1)
 
-in training and evaluation, while the steps update x itself with the gradient at Q(theta) (straight-through estimator).
-The paper learns the quantisation values by proximal steps instead; mu and the uploads keep full precision in both.
+in training and evaluation. The steps update x itself with the gradient at Q(theta) (straight-through estimator). The
+paper learns the quantisation values by proximal steps instead. In both versions, mu and the uploads keep full
+precision.
 
 Reference: Ozkara, Singh, Data and Diggavi 2021, "QuPeD: Quantized Personalization via Distillation with Applications to
 Federated Learning", https://arxiv.org/abs/2107.13892.
@@ -50,7 +51,7 @@ class QuPeDHyper(AveragingHyper):
 
 
 def quantize(params: PyTree, bits: int) -> PyTree:
-    """Arrays rounded to the 2^bits - 1 multiples of ``max |x| / (2^(bits - 1) - 1)``; zeros stay zeros."""
+    """Round each array x to the 2^bits - 1 multiples of ``max |x| / (2^(bits - 1) - 1)``; zeros stay zero."""
     levels = 2 ** (bits - 1) - 1
 
     def rounded(x: Array) -> Array:
@@ -64,9 +65,9 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
     """QuPeD. Models: personalised theta_i, the client's own (quantised with ``bits``); global mu, by averaging.
 
     Args:
-      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
-      work: the local work in a round; theta and mu have an optimizer state each.
-      bits: the personalised models' bits for each parameter, 2 to 16; 0 for full precision.
+      task: task whose model mu has, and theta too unless ``architectures`` is given.
+      work: the local work in a round; theta and mu have separate optimizer states.
+      bits: number of bits per parameter of the personalised models, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.
     """
     if bits and not 2 <= bits <= 16:
@@ -77,7 +78,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
-    """Client with theta a model of ``own_task``, and mu one of ``task``."""
+    """Client whose theta is a model of ``own_task``, and whose mu is a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 
@@ -85,7 +86,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
         return quantize(theta, bits) if bits else theta
 
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
-        """Loss of ``own``, one of the two, plus the divergence; and that loss alone."""
+        """Loss of ``own`` (one of the two models' logits) plus the weighted divergence, and this loss alone."""
         loss = batch.mean(task.loss(own, batch.y))
         return loss + lam * batch.mean(divergence(teacher, student, batch.y)), loss
 
@@ -101,7 +102,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
             def own_forward(params: PyTree) -> Array:
                 return own_apply(params, batch.x, key=key, train=True)
 
-            # Differentiated at what the quantiser gives, the gradient is the straight-through one of theta.
+            # Straight-through estimator: the gradient at the quantised parameters is used as theta's gradient.
             student, pull_theta = jax.vjp(own_forward, deployed(theta.params))
             teacher, pull_mu = jax.vjp(lambda params: task.model.apply(params, batch.x, key=key, train=True), mu.params)
             d_student, loss = jax.grad(lambda a: objective(batch, a, teacher, a, hp.lam), has_aux=True)(student)

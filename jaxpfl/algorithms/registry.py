@@ -1,4 +1,4 @@
-"""Registry of the methods: a new one is a file and a line here, and the conformance tests cover it.
+"""Registry of the methods. A new method needs one file and one line here; the conformance tests then cover it.
 
 Implements: Ozkara et al. 2023, appendix J.
 Reference: Divi et al. 2021, Table 1.
@@ -54,25 +54,27 @@ from jaxpfl.support.errors import unknown_name
 
 
 class Method(NamedTuple):
-    """A registered method: its builder, default hyper-parameters and capabilities.
+    """Registered method: its builder, default hyper-parameters and capabilities.
 
     Attributes:
-      name: its name on the command line.
-      build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
-      hyper: the default hyper-parameters (traced).
-      pooled: its algorithm is `Algorithm.pooled`, trained on all clients' examples together: no federated method.
-      uploads: clients upload something.
-      step_noise: supports clipping and noise in every local step (`LocalWork.step_noise`): each of tau steps takes one
-        gradient of what is uploaded, by `LocalWork.released`, and no other part of the upload depends on the data.
-      scales: number of uploaded scales beside parameters, clipped separately in such steps.
-      releases: ``options -> number`` of sums that a round releases, for a method with a private server of its own
-        (``LocalWork.privacy``). None where `privatize` makes its one sum private.
-      graph: needs a graph of the clients (``LocalWork.graph``).
-      asynchronous: its algorithm has ``Algorithm.in_flight``.
-      statistics: carries a model's running statistics: it trains whole models by `sgd` or `train`, which move them,
-        and takes no other sums of models than means.
-      keeps_statistics: these stay with the clients.
-      weighs: weighs its clients in the mean by ``LocalWork.weighting``.
+      name: name on the command line.
+      build: ``(task, work, **options) -> Algorithm``; the keyword-only arguments are the static options.
+      hyper: default hyper-parameters (traced).
+      pooled: whether the method trains on all clients' examples together (`Algorithm.pooled`) and is not federated.
+      uploads: whether clients upload anything.
+      step_noise: whether the method supports clipping and noise in every local step (`LocalWork.step_noise`). Each of
+        the tau steps must then compute one gradient of the uploaded parameters, by `LocalWork.released`, and no other
+        part of the upload may depend on the data.
+      scales: number of scales that clients upload in addition to parameters, and that are clipped separately in steps
+        with noise.
+      releases: ``options -> number of sums released in a round``, for a method with its own private server
+        (``LocalWork.privacy``). None if the method releases a single sum, which `privatize` makes private.
+      graph: whether the method needs a graph of the clients (``LocalWork.graph``).
+      asynchronous: whether the algorithm has asynchronous rounds (``Algorithm.in_flight``).
+      statistics: whether the method supports models with running statistics. Such a method trains whole models by `sgd`
+        or `train`, which update the statistics, and combines models only by means.
+      keeps_statistics: whether running statistics stay with the clients.
+      weighs: whether ``LocalWork.weighting`` sets the clients' weights in the mean.
     """
 
     name: str
@@ -148,10 +150,10 @@ FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if n
 
 
 def get(name: str) -> Method:
-    """Looks up a method by name.
+    """Look up a method by name.
 
     Raises:
-      JaxpflError: for an unknown name, suggesting the nearest.
+      JaxpflError: for an unknown name; the message suggests the most similar name.
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)

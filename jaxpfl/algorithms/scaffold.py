@@ -1,21 +1,21 @@
-r"""SCAFFOLD: FedAvg with control variates that correct client drift; a global model.
+r"""SCAFFOLD: a global model by FedAvg with control variates, which correct client drift.
 
-The server keeps the model x and the control variate c, client i its variate c_i; variates start at zero. From y = x, a
-client takes tau steps at the rate eta and then updates its variate (the paper's option II):
+The server keeps the model x and the control variate c. Client i keeps its variate c_i. All variates start at zero. From
+y = x, a client takes tau steps at the rate eta, and then updates its variate (the paper's option II):
 
 .. math::
    y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\
    c_i^+ &= c_i - c + \frac{x - y}{\tau \eta} = \frac{1}{\tau} \sum_t \nabla f_i(y_t)
 
-Under plain SGD option II is the mean of the client's gradients, which is used here for any client optimizer and number
-of steps. The server averages uniformly over the cohort S, of m clients in all,
+Under plain SGD, option II is the mean of the client's gradients. This mean is used here for any client optimizer and
+number of steps. The server averages uniformly over the cohort S of the m clients,
 
 .. math:: x \leftarrow x + \eta_g \operatorname{mean}_S (y - x), \qquad
    c \leftarrow c + \frac{|S|}{m} \operatorname{mean}_S (c_i^+ - c_i)
 
-so that c stays the mean of all c_i, in the cohort or not (but for clients that drop out after updating theirs). eta_g
-is
-``server_lr``; a server optimizer acts on x only. Weight decay is part of the gradients, and so of the variates.
+so that c remains the mean of c_i over all m clients, except for clients that drop out after updating c_i. eta_g is
+``server_lr``, and a server optimizer acts on x only. Weight decay is part of the gradients, and therefore of the
+variates.
 
 Reference: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 https://arxiv.org/abs/1910.06378.
@@ -42,10 +42,10 @@ from jaxpfl.models import Task
 class ScaffoldHyper(AveragingHyper):
     """Hyper-parameters of SCAFFOLD.
 
-    The rate is a fifth of FedAvg's: unlike a client's gradient, the correction does not shrink within a round, so that
-    tau steps must be short where the loss is curved, and shorter for smaller cohorts. On MNIST with three classes a
-    client and a tenth of the clients in a round, ten steps of 0.03 diverge; on digits and CIFAR-10 0.05 is better. The
-    default is the best on the three together (``benchmarks/defaults.py``).
+    The learning rate is a fifth of FedAvg's. Unlike a client's gradient, the correction does not shrink within a round,
+    so that the tau steps must be short if the loss is curved, and shorter for smaller cohorts. On MNIST with three
+    classes per client and a tenth of the clients in a round, ten steps with rate 0.03 diverge. On digits and CIFAR-10 a
+    rate of 0.05 is better. The default was the best on these three data sets together (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.02, "learning rate of the local steps", positive=True, is_rate=True)
@@ -59,7 +59,7 @@ class Controlled(NamedTuple):
 
 
 class Path(NamedTuple):
-    """State of a client's local steps: the model, the sum of its gradients, and their number, []."""
+    """State of a client's local steps: the model, the sum of its gradients, and the number of gradients, []."""
 
     at: Descent
     gradients: PyTree

@@ -52,7 +52,7 @@ class Compressor(NamedTuple):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether error feedback is used: ``feedback``, or if that is None, whether the compressor is biased."""
+        """True if error feedback is used: ``feedback`` if given, and otherwise true for a biased compressor."""
         return self.omega is None if self.feedback is None else self.feedback
 
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
