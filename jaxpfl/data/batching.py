@@ -5,9 +5,9 @@ A draw returns POSITIONS in the client's data. It depends only on the client's k
 There are three draws. Let n_i be the client's number of examples, b_i = min(batch size, n_i), and p the number of
 rounds in which the client has trained before:
 
-- ``"epoch"`` (default): the client's examples in a random order, a new order in each epoch. Step t of a round takes
-  positions (p * steps + t) * b_i + j, j < b_i, of that endless sequence. A round therefore continues the epoch of the
-  previous round, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
+- ``"epoch"`` (default): the client's examples in a random order, with a new order for each epoch. Step t of a round
+  takes positions (p * steps + t) * b_i + j, j < b_i, of the concatenated epochs. A round therefore continues the epoch
+  of the previous round, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
 - ``"replacement"``: each step takes b_i examples, drawn uniformly with replacement.
 
@@ -35,9 +35,9 @@ Draw: TypeAlias = Literal["epoch", "step", "replacement"]
 MAX_CLIENT_EXAMPLES = 2**23
 """Largest client for which the 32-bit arithmetic of `_cursor` is exact."""
 _BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
-"""Largest sizes of the draw classes. Tiny clients get a class because they need many epochs, each with a short sort."""
+"""Largest client sizes in the draw classes. Tiny clients have their own class: many epochs, but short sorts."""
 _AT_ONCE = 8
-"""Clients drawn at once within a class; 16 or 32 would leave more slots empty than they save operations."""
+"""Clients drawn at once within a class; with 16 or 32, more empty slots would cost more than is saved."""
 
 
 class DrawClass(NamedTuple):

@@ -22,7 +22,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
 _BYTES_PER_CLIENT = 1000
-"""Memory per client for the NumPy arrays of its indices, without the indices themselves."""
+"""Bytes per client for the array objects that hold its indices, in addition to the indices."""
 
 
 class SplitPurpose(IntEnum):
@@ -43,8 +43,8 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
 @dataclass(frozen=True, kw_only=True)
 class _Dealing:
     partition: str = setting("classes")
-    """Assignment of examples to clients: iid, classes (each client holds a number of classes; client sizes are
-    log-normal with a sigma), shards or pathological, dirichlet (class proportions drawn for each client),
+    """Assignment of examples to clients: iid, classes (each client holds the same number of classes, with log-normal
+    sizes if sigma is given), shards or pathological, dirichlet (class proportions drawn for each client),
     dirichlet-class (each class is divided among the clients by drawn proportions), lognormal (iid with unequal sizes),
     natural (a client is a writer or user), superclasses, or clusters (iid, and each cluster of clients has its own
     permutation of the labels)."""
@@ -167,7 +167,7 @@ def federate(source: Source, **settings: Any) -> Federation:
 
 @keywords_of(Split)
 def federate_unseen(source: Source, **settings: Any) -> Federation:
-    """Make unseen clients of the test users without training examples, and split each client's examples.
+    """Make unseen clients from the test users without training examples, and split each client's examples.
 
     In LEAF's split by user, the test users differ from the training users. `jaxpfl.data.seen` returns the source of the
     remaining users. Its clients may keep all their examples, and their ids differ from the ids of the unseen clients.
@@ -203,7 +203,7 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
     """Return the true clusters that the partition "clusters" draws with these settings.
 
-    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``, also if it was set apart. The result
+    The client with id i (`Federation.client_ids`) is in cluster ``member[i]``, even if it was set apart. The result
     includes each cluster's permutation of the labels.
 
     Raises:
@@ -237,7 +237,7 @@ def _hold_out(
 
 
 def _warn_of_unseen(source: Source, split: bool) -> None:
-    """Warn of test users that have no training examples.
+    """Warn about test users who have no training examples.
 
     Args:
       source: data set with test users.
@@ -299,13 +299,13 @@ def number_held(n: int, share: float) -> int:
 
     If share > 0 and n >= 2, at least one and at most n - 1 examples are held out.
     """
-    return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
+    return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)  # halves round up
 
 
 def hold_out(groups: np.ndarray, share: float, rng: np.random.Generator | None = None) -> np.ndarray:
     """Choose which of one client's examples to hold out, from all classes or users as evenly as possible.
 
-    A total of `number_held` examples are held out. Each group gives floor(share * its count); the remaining examples
+    `number_held` gives the total number. Each group contributes floor(share * its count); the remaining examples
     come from the groups with the largest remainders.
 
     Args:

@@ -63,7 +63,7 @@ def check_finite(x: Any, whose: str, what: str = "an input") -> None:
     """Check that inputs or labels [N, ...] are finite numbers within the range of float32.
 
     Raises:
-      JaxpflError: for the first example with a wrong number; the message gives its index.
+      JaxpflError: if a number is NaN, infinite or out of range; the message gives the index of the first such example.
 
     Examples:
       >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
@@ -97,7 +97,7 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
 
 
 def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
-    """Return the class names, whole numbers as integers; or None if they are 0 .. K - 1."""
+    """Return the class names, with whole numbers as integers, or None if they are 0 .. K - 1."""
     if names.dtype.kind == "f" and (names == np.round(names)).all():
         names = names.astype(np.int64)
     return None if np.array_equal(names, np.arange(len(names))) else names
@@ -135,8 +135,8 @@ class DigitLoss(NamedTuple):
 def digit_loss(x: np.ndarray) -> DigitLoss | None:
     """Return the first feature of inputs [N, ...] that loses values in single precision, or None.
 
-    Only features are checked whose mean is large compared to their spread, such as times since 1970. The digits that
-    other features lose do not matter to standardisation or to a model.
+    Only features with a mean that is large compared to their spread are checked, such as times since 1970. The digits
+    that other features lose do not matter to standardisation or to a model.
     """
     if x.dtype.itemsize < 4 or x.dtype == np.float32 or not x.size:
         return None
@@ -163,7 +163,7 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
 
     Args:
       x: inputs [N, ...] that pass `check_finite`.
-      wide: whether to return float64; by default, if `digit_loss` finds a loss.
+      wide: whether to return float64; by default, True if `digit_loss` finds a loss.
     """
     if x.dtype == np.float32:
         return x

@@ -70,6 +70,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
         shifts, salts = _rounds(_words(key), size)
         return lax.fori_loop(0, ROUNDS, lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
 
+    # Under ``vmap`` this also runs for long orders, whose positions exceed the table: clipped, then not selected.
     return _either(lambda: _sorted(key, size, sizes.short).at[place].get(mode="clip"), network, size, sizes)
 
 
@@ -123,8 +124,7 @@ def _words(key: Key) -> Array:
 
 
 def _rounds(words: Array, size: Array) -> tuple[Array, Array]:
-    """Shift in [0, n), int32, and salt, uint32, of each round: two arrays [ROUNDS], hashed from an order's two
-    words."""
+    """Return each round's shift in [0, n), int32, and salt, uint32: two arrays [ROUNDS], hashed from two words."""
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
     # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.
     shift = jnp.zeros_like(hashed)

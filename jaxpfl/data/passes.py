@@ -2,9 +2,10 @@
 
 `total` and `each` run a function over chunks of `ClientData.chunk` examples, or of four times as many. A client with
 n_i examples needs ceil(n_i / chunk) short chunks, and every four of these are computed as one long chunk. If clients
-are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over clients of one store, each loop step
-computes chunks of any clients, in total as many examples as one short chunk for each client. A client with many
-examples thus costs only its own chunks, instead of padding every other client.
+are nearly equal in size, a pass is one chunk without a loop. Under ``vmap`` over clients of one store, the chunks of
+all clients form one list. Each loop step computes several chunks from the list, with as many examples in total as one
+short chunk per client. A client with many examples thus costs only its own chunks, instead of padding every other
+client.
 
 Results do not depend on the chunks, except for the order of additions. They are not differentiable.
 
@@ -31,11 +32,11 @@ OfChunk = Callable[[PyTree, Array, Array], PyTree]
 
 
 _SEVERAL = 4, 1
-"""Lengths of chunks, in units of `ClientData.chunk`: a convolution takes a third longer per image for only 8 images."""
+"""Lengths of chunks, in units of `ClientData.chunk`: a convolution of only 8 images takes a third longer per image."""
 
 
 def total(of: OfChunk, data: ClientData) -> PyTree:
-    """Sum over one client's chunks of a function that returns the sum over a chunk's valid examples."""
+    """Sum a function over one client's chunks; the function itself sums over a chunk's valid examples."""
     length = _length(data)
     if data.capacity <= length:
         return of(*_chunk(data.examples, data.start, data.size, 0, length))
@@ -72,7 +73,7 @@ def _chunk(examples: Examples, start: Array, size: Array, first: Any, length: in
     valid = own < size
 
     def gathered(leaf: Array) -> Array:
-        if not leaf.shape[0]:
+        if not leaf.shape[0]:  # row 0, which stands in for padding below, does not exist
             return jnp.zeros((length, *leaf.shape[1:]), leaf.dtype)
         rows = _rows(leaf, jnp.where(valid, start + own, 0))
         return jnp.where(valid.reshape(-1, *[1] * (leaf.ndim - 1)), rows, jnp.zeros((), leaf.dtype))
@@ -206,9 +207,9 @@ _TOGETHER = 256
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     """Choose static lengths for clients of these sizes, ascending, that need the least padding.
 
-    The result has as few lengths as possible such that padded clients have less than `EQUAL` times their examples in
-    total; if `MOST` lengths do not suffice, it has the best `MOST`. Each length is the size of some client. Dynamic
-    programming over the clients in order of size finds the lengths.
+    The result has as few lengths as possible such that the padded sizes sum to less than `EQUAL` times the sizes; if
+    `MOST` lengths do not suffice, it has the best `MOST`. Each length is the size of some client. Dynamic programming
+    over the clients in order of size finds the lengths.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
@@ -222,7 +223,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     before = np.append(0, upto)
     cost, cuts = lengths * upto, []
     while cost[-1] > EQUAL * ordered.sum() and len(cuts) + 1 < MOST:
-        # Classes up to step j, the last of which begins with step i: each client in it costs lengths[j].
+        # Cost of all classes up to step j if the last class begins at step i: each of its clients costs lengths[j].
         through = np.append(np.inf, cost)[:, None] + lengths * (upto - before[:, None])
         through[np.tri(len(through), len(lengths), -1, bool)] = np.inf
         cuts.append(through.argmin(axis=0))
@@ -235,7 +236,7 @@ def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
 
 
 def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
-    """Indices of the sizes that belong to each length (the smallest length that is large enough), by length."""
+    """Assign each size to the smallest length that is large enough; return the indices of the sizes for each length."""
     found = np.searchsorted(lengths, sizes)
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 

@@ -14,9 +14,9 @@ _LOG2_HIGH = 0.693147180369123816490  # ln 2 = high + low; high ends in zero bit
 _LOG2_LOW = 1.90821492927058770002e-10
 _INVERSE_LOG2 = 1.4426950408889634
 _ROOT_HALF = 0.7071067811865476
-_LOG_TERMS = 13
-_EXP_TERMS = 18
-_SMALLEST_EXPONENT = -745.0
+_LOG_TERMS = 13  # the first term left out is below 1e-20, as |s| <= 0.172
+_EXP_TERMS = 18  # the first term left out is below 1e-25, as |rest| <= ln(2) / 2
+_SMALLEST_EXPONENT = -745.0  # exp of this is the smallest positive float64
 
 
 def uniform(rng: np.random.Generator, n: int) -> np.ndarray:

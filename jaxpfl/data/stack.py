@@ -129,8 +129,8 @@ def nonempty_clients(
       empty: mask of the clients that lack examples, [m].
       ids: ids of all clients, [m].
       drop_empty: leave these clients out, with a warning, instead of raising an error.
-      lack: words for the lacking examples, for messages.
-      remedy: another remedy, for messages.
+      lack: what these clients lack, for messages.
+      remedy: advice besides ``drop_empty``, for messages.
 
     Raises:
       JaxpflError: if a client lacks examples (unless ``drop_empty``), or all clients do.
@@ -178,6 +178,7 @@ def _hashes(examples: store.Examples) -> np.ndarray:
     rng, found = np.random.default_rng(0), np.zeros(len(examples.y), np.uint64)
     for leaf in jax.tree.leaves(examples):
         rows, done = leaf.reshape(len(leaf), -1), 0
+        # Odd weights are invertible modulo 2^64, so examples that differ in one word always have different hashes.
         weights = rng.integers(2**63, size=rows.shape[1] * rows.itemsize // 4, dtype=np.uint64) * 2 + 1
         for part in host_memory.iterate(rows, _ENTRIES):
             words = (part + part.dtype.type(0)).view(np.uint32)  # adding 0 turns -0.0 into 0.0
@@ -411,11 +412,11 @@ def stack_dealt(train: Dealt, test: Dealt, validation: Dealt, client_ids: np.nda
 
 
 def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
-    """Divide clients into shares of nearly equal load. The largest client goes first, to the least loaded share.
+    """Divide clients into shares of nearly equal load, with a limit on the number of clients per share.
 
-    This is Graham's rule of the longest processing time first, with a limit on the number of clients per share. If
-    examples are of several kinds, the size of a client and the load of a share are fractions of each kind's total; the
-    largest fraction counts.
+    Clients are assigned in decreasing order of size, each to the least loaded share with room (Graham's rule of the
+    longest processing time first). If examples are of several kinds, the size of a client and the load of a share are
+    fractions of each kind's total; the largest fraction counts.
 
     Args:
       sizes: [m, kinds], number of examples of each client.

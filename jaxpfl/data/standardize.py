@@ -44,7 +44,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """Return the federation with inputs ``(x - mean) / deviation`` in float32. Files are not changed but written anew.
+    """Return the federation with inputs ``(x - mean) / deviation`` in float32. Inputs in files go to new files.
 
     Example::
 

@@ -55,8 +55,8 @@ def lora(
       base: parameters of the model, which are frozen.
       rank: r, at least 1.
       alpha: scale of the adapters; by default r, which gives a factor of 1.
-      at: patterns of parameters to adapt; parameters with fewer than two axes are left out. More than two axes are
-        divided into rows and columns such that A and B are smallest.
+      at: patterns of parameters to adapt; parameters with fewer than two axes are left out. If a parameter has more
+        than two axes, they are divided into rows and columns such that A and B are smallest.
       trained: patterns of parameters that are trained in full instead of adapted.
       personal: patterns of the adapted model's parameters that form its head (`Model.head`), for methods with a
         personal part; none by default.

@@ -81,8 +81,10 @@ class Model(NamedTuple):
       init: ``(key, x) -> params``; only the shape and dtype of x [N, *input_shape] matter.
       apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` is for dropout.
         `as_model` completes a function without the last two arguments.
-      head: predicate of the personal head's parameters (FedPer, FedRep), by path; None if the model defines no head.
-      norm: predicate of the scales and biases of normalisation layers (FedBN), by path; None if the model defines none.
+      head: predicate that is true for the paths of the personal head's parameters (FedPer, FedRep); None if the model
+        defines no head.
+      norm: predicate that is true for the paths of normalisation layers' scales and biases (FedBN); None if the model
+        defines none.
       vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
       statistics: running statistics (of batch normalisation) among the parameters, if any; None if the model cannot
         have any. `apply` uses them, and raises an error if ``train``.
@@ -96,7 +98,7 @@ class Model(NamedTuple):
     statistics: Statistics | None = None
 
     def training(self, params: PyTree, x: Array, key: Key | None = None, train: bool = True) -> Array:
-        """Return logits of a batch without padding as in training, also for models with running statistics."""
+        """Return training-mode logits for a batch without padding, also for models with running statistics."""
         if self.statistics is None or not jax.tree.leaves(self.statistics.select(params)):
             return self.apply(params, x, key=key, train=train)
         return self.statistics.observe(params, x, key=key, train=train, valid=jnp.ones(x.shape[0], bool))[0]
@@ -154,7 +156,7 @@ def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredi
 
 
 def module_adapter(value: Any) -> Callable[[Any], Model] | None:
-    """Return the function that converts this value, an instance of a library's module, to a `Model`, or None."""
+    """Return the function that converts an instance of a library's module to a `Model`, or None for other values."""
     if isinstance(value, nn.Module):
         return from_linen
     # If a library has not been imported, the value cannot be its instance, and the library need not be imported.
@@ -211,7 +213,7 @@ class Task(NamedTuple):
       input_dtype: dtype of the inputs, if not the default float (for tokens, say).
       kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
       headline: name of the metric for reports, comparisons with local training, and selections.
-      lower: whether lower values of that metric are better.
+      lower: whether lower values of the headline metric are better.
       divergence: distance between predictions, for distillation: teacher, student [N, K] -> [N]. If None, a
         classification uses the divergence of class probabilities, and other tasks do not support methods that distil.
       mixture: prediction of a mixture of models, for FedEM; None has the same meaning as for ``divergence``.

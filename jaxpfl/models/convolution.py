@@ -116,11 +116,12 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
     [C, H, W, N], [k, k, C, O], [O] -> [O, (H-k+1)//2, (W-k+1)//2, N].
 
-    The result equals pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and relu are monotone, so
-    they commute with the maximum. The gradients are equal too, in exact arithmetic. Where the result is positive, both
-    orders have the same first maximum: a common bias keeps order and ties, and relu changes only values that are not
-    positive. Where the result is zero, both orders have zero gradient (``jax.nn.relu`` has slope 0 at 0). In floating
-    point, adding the bias may round two different values to the same one, and the first maximum can then differ.
+    The result equals pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and applying relu are
+    monotone, so they commute with the maximum. The gradients are equal too, in exact arithmetic. Where the result is
+    positive, both orders have the same first maximum: a common bias keeps order and ties, and relu changes only values
+    that are not positive. Where the result is zero, both orders have zero gradient (``jax.nn.relu`` has slope 0 at 0).
+    In floating point, adding the bias may round two different values to the same one, and the first maximum can then
+    differ.
 
     Pooling windows do not overlap, so the four convolution values of a window are four features of one (k+1) x (k+1)
     patch with stride 2. The kernel matrix is then [(k+1)^2 C, 4 O]: the kernel shifted by 0 or 1 along each axis,

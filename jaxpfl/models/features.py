@@ -23,7 +23,7 @@ from jaxpfl.models.base import Task
 from jaxpfl.support.errors import JaxpflError
 
 _BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
-"""Kinds of variables: computed from the body's parameters only; also from the head's parameters; also from the data."""
+"""Kinds of variables by their origin: only the body's parameters, also the head's parameters, or also the data."""
 
 
 class Halves(NamedTuple):
@@ -111,7 +111,7 @@ def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bo
 
 
 def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
-    """Return the variables computed from data, but not from the head, that operations of the head read."""
+    """Return the variables that depend on data, but not on the head, and are read together with head parameters."""
     read: dict[Any, None] = {}
     for eqn in jaxpr.eqns:
         operands = [var for var in eqn.invars if not isinstance(var, core.Literal)]

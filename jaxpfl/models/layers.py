@@ -206,7 +206,7 @@ class BatchNorm(nn.Module):
 
     In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
     examples. The running mean and variance, [F], start at 0 and 1 and move a tenth of the way to the batch's mean and
-    (biased, as in flax) variance. In evaluation, the running mean and variance normalise.
+    (biased, as in flax) variance. In evaluation, the running mean and variance are used instead.
     """
 
     momentum: float = 0.9
@@ -237,5 +237,5 @@ def _scale_and_bias(module: nn.Module, channels: int) -> tuple[Array, Array]:
 
 
 def is_norm(path: tuple[str, ...]) -> bool:
-    """Return True for the parameters of the normalisation layers in the models here, named "norm..."."""
+    """Return True for parameters of layers named "norm...", the normalisation layers of the models here."""
     return any(name.startswith("norm") for name in path)

@@ -10,8 +10,8 @@ the sum of their losses. With residual r = prediction - y, the losses are
 - ``poisson``: exp(a) - y a, where the prediction a is the logarithm of the rate of counts y;
 - ``logistic``: log(1 + exp(a)) - y a, where a is the logit of y = 1, in tasks of one or several labels.
 
-Distillation compares two predictions by the divergence between the distributions that they define: Gaussians, |b - a|^2
-/ 2, if predictions are values, and otherwise the Kullback-Leibler divergence of Poisson or Bernoulli distributions.
+Distillation compares two predictions by a divergence. If predictions are values, it is the divergence of two Gaussians,
+|b - a|^2 / 2. Otherwise it is the Kullback-Leibler divergence of two Poisson or Bernoulli distributions.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def gaussian_divergence(teacher: Array, student: Array) -> Array:
 
 
 def poisson_divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions with rates e^b (teacher) and e^a (student),
-    [n]."""
+    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions of rates e^b (teacher) and e^a (student), [n]."""
     return summed(jnp.exp(teacher) * (teacher - student - 1) + jnp.exp(student))
 
 
@@ -169,8 +168,8 @@ def token_loss(logits: Array, y: Array) -> Array:
     its sequence: in a batch, among a client's examples, and in the whole federation if the method weighs clients by
     their examples. The divisor is the constant T instead of the number of labels in a batch, as in FedJAX (Ro et al.
     2021, https://arxiv.org/abs/2108.02117), which calls it ``expected_length``. The loss thus stays a sum over
-    examples, and its gradient is unbiased for the client's gradient. If all positions have labels, the loss is the mean
-    over tokens; if half of a batch is padding, the step is half as large.
+    examples, and its gradient is an unbiased estimate of the client's gradient. If all positions have labels, the loss
+    is the mean over tokens; if half of a batch is padding, the step is half as large.
     """
     return token_cross_entropies(logits, y) / y.shape[1]
 
@@ -237,7 +236,7 @@ LOGISTIC = Loss(
 
 
 def resolve(loss: str | PerExample) -> Loss:
-    """Return a regression loss by name, ``NAME`` or ``NAME:argument=value``; a function counts as a loss of values.
+    """Return a regression loss, given a function or a name, ``NAME`` or ``NAME:argument=value``.
 
     Raises:
       JaxpflError: if a name or argument is unknown, delta is not positive, or q is outside (0, 1).

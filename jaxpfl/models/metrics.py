@@ -143,7 +143,7 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
     others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts last
     count = negative.sum()
     below, upto = (jnp.minimum(jnp.searchsorted(others, scores, side=side), count) for side in ("left", "right"))
-    # Average each positive's share of beaten negatives: an integer count of pairs would overflow.
+    # Average each positive's share of negatives with lower scores: an integer count of pairs would overflow.
     share = (below + upto) / (2 * jnp.maximum(count, 1))
     number = positive.sum()
     mean = jnp.where(positive, share, 0).sum() / jnp.maximum(number, 1)
@@ -190,14 +190,14 @@ def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
 
 
 def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
-    """AUC averaged over the binary labels, []; labels with a single value do not count, and NaN means none is left."""
+    """AUC averaged over the binary labels, []; labels with a single value are left out, and NaN if none remains."""
     logits, y = aligned(predictions, y)
     logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
     return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))
 
 
 def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
-    """Mean over the classes among a client's labels of the share of each class that is classified correctly, []."""
+    """Share of each class that is classified correctly, averaged over the classes among a client's labels, []."""
     right = (jnp.argmax(predictions, axis=-1) == y) & jnp.isfinite(predictions).all(axis=-1)
     member = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
     counts, hits = member.sum(axis=0), (member & right[:, None]).sum(axis=0)

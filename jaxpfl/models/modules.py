@@ -3,7 +3,7 @@
 Only flax.linen modules can have running statistics of batch normalisation. They are the entry ``batch_stats`` of the
 parameters, with ``batch_stats/PATH/mean`` and ``batch_stats/PATH/var`` for the layer at PATH, so every method that
 averages, sends or stores a model includes them. They have no gradient. In training, a batch is normalised by its own
-mean and variance, and the forward pass returns statistics that are moved towards these. Padded examples do not count.
+mean and variance, and the forward pass returns statistics that are moved towards these. Padded examples affect neither.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class _Shifts(NamedTuple):
         return cls(tuple(i * dilation for i in range(window)), max(windows, 0), stride)
 
     def slices(self, x: Array, axis: int) -> list[Array]:
-        """Return one slice for each position in the window, whose axis runs over the windows."""
+        """Return one slice of x for each position in the window; ``axis`` then runs over the windows."""
         ends = [start + (self.windows - 1) * self.stride + 1 for start in self.starts]
         return [
             lax.slice_in_dim(x, start, max(end, start), self.stride, axis)
@@ -139,7 +139,7 @@ def _patch_products(x: Array, kernel: Array, windows: list[_Shifts], given: Mapp
         return convolution.project(kernel.reshape(-1, features), x.reshape(-1, columns))
     rows = math.prod(sizes) * channels
     kernel = kernel.reshape(rows, groups, features // groups)
-    dimensions = (((0,), (1,)), ((1,), (0,)))  # of [rows, G, O / G] and [G, rows, columns]
+    dimensions = (((0,), (1,)), ((1,), (0,)))  # contract rows, batch over G
     how = {"precision": given["precision"], "preferred_element_type": given["preferred_element_type"]}
     return lax.dot_general(kernel, x.reshape(groups, rows, columns), dimensions, **how)
 

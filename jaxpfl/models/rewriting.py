@@ -69,8 +69,8 @@ def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple
 class Exchanged:
     """`Model.apply` or `Statistics.observe` with convolutions and pools replaced, unless `form` is "plain".
 
-    Values and gradients are equal up to the order of additions. Use reverse mode for first derivatives, because
-    `products` defines its own reverse-mode rules.
+    Values and gradients are equal up to the order of additions. Differentiate in reverse mode first, because `products`
+    defines only reverse-mode rules; forward mode over reverse mode works.
 
     Attributes:
       plain: original function of the model, with all its arguments.

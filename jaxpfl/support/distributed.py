@@ -118,14 +118,14 @@ def start(
     except (RuntimeError, ValueError) as error:
         _abandon()
         raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
-    # By default, Gloo listens at the address of the host's own name, which would be wrong for the loopback.
+    # By default, Gloo listens at the address of the host's name; a run on the loopback must listen only there.
     place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
     with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
         _meet(processes, token)
 
 
 def loss_of(error: BaseException) -> LostProcessError | None:
-    """Return an error of a lost process if an error of XLA's means that a process cannot be reached, otherwise None."""
+    """Return a `LostProcessError` if an error from XLA means that a process cannot be reached, otherwise None."""
     if len(_peers) < 2 or isinstance(error, JaxpflError):
         return None
     text = str(error).lower()

@@ -31,8 +31,7 @@ _EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return True if an error means that memory ran out: ours, Python's, XLA's, or a thread without room for a
-    stack."""
+    """Return True if an error means that memory ran out, in Python, in XLA, or for the stack of a new thread."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return True
     # jax raises its own subclass of RuntimeError, and threading raises a plain RuntimeError.
@@ -54,7 +53,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextmanager
 def expecting(path: object, what: str) -> Iterator[None]:
-    """Convert errors in the block to one that names the file whose content has an unexpected structure.
+    """Convert errors in the block to one that says which file has an unexpected structure.
 
     Raises:
       JaxpflError: instead of the errors that Python raises for a missing name or a value of the wrong type.

@@ -110,7 +110,7 @@ def files_in(folder: Path) -> Iterator[None]:
 
 
 def pages_of(array: Any) -> mmap.mmap | None:
-    """Return the mapping behind an array or its base; None for an array in memory or a private mapping."""
+    """Return the memory map behind an array or a view; None for an array in memory or a private map."""
     while array is not None:
         if isinstance(array, np.memmap):
             # Changed pages of a private mapping ("c") exist only in memory, so dropping them would lose the changes.
@@ -199,7 +199,7 @@ def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:
         return x[places]
     made, done = empty((len(places), *x.shape[1:]), x.dtype, like=x), 0
     for part in iterate(made):
-        np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # "raise" would need a buffer
+        np.take(x, places[done : done + len(part)], axis=0, out=part, mode="clip")  # mode "raise" would need a buffer
         done += len(part)
         give_back(x)
     return made

@@ -31,7 +31,7 @@ def partial(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _same(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that raises an error if the name ``folder`` no longer refers to the folder of the beginning."""
+    """Yield a function that raises an error if ``folder`` has been replaced by another folder since the beginning."""
     descriptor = None
     with suppress(OSError):  # the folder does not exist yet, or the system cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its inode number

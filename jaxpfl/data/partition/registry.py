@@ -106,7 +106,7 @@ def assign(name: str, source: Source, m: int | None, options: PartitionOptions, 
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """The options (fields of `PartitionOptions`) that a partition takes.
+    """Return the options (fields of `PartitionOptions`) that a partition takes.
 
     Raises:
       JaxpflError: for an unknown name.

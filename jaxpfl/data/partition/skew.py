@@ -185,7 +185,7 @@ def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Gene
         open_ = np.flatnonzero(sizes * m < n)
         ladder = np.add.accumulate(portable.proportions(log_weights[open_]))
         ends = np.floor(ladder * totals[place]).astype(np.int64)
-        ends[-1] = totals[place]
+        ends[-1] = totals[place]  # rounding must not leave out examples
         counts[open_, place] = np.diff(np.minimum(ends, totals[place]), prepend=0)
         sizes += counts[:, place]
     return counts

@@ -26,8 +26,8 @@ class Source(NamedTuple):
 
     Attributes:
       name: name under which it was loaded.
-      x_train: [N, ...] float32 (float64 if float32 loses digits), or int32 tokens; images are [N, H, W, channels]. Or a
-        dictionary (or NamedTuple) of such arrays. Arrays may be memory-mapped.
+      x_train: [N, ...] float32 (float64 if float32 loses digits), int32 tokens, or a dictionary (or NamedTuple) of such
+        arrays; images are [N, H, W, channels]. Arrays may be memory-mapped.
       y_train: [N] int32 in 0 .. num_classes - 1, or float32; [N, d] if an example has several labels.
       x_test, y_test: official test set, or None if there is none (each client's examples are then split).
       num_classes: number of classes (the largest label + 1), or d if labels are not classes.
@@ -122,7 +122,7 @@ def unseen(source: Source) -> Source:
 
 
 def seen(source: Source) -> Source:
-    """Return the source without the test examples that `unseen` returns: users without training examples."""
+    """Return the source without the test users who have no training examples; `unseen` returns those users."""
     apart = are_unseen(source)
     return source._replace(x_test=None, y_test=None, users_test=None) if apart.all() else _tested_on(source, ~apart)
 
@@ -140,7 +140,7 @@ def _tested_on(source: Source, mask: np.ndarray) -> Source:
 
 
 def pooled(source: Source) -> Source:
-    """Merge training and test examples into one set, so that each client's examples are split into both."""
+    """Merge training and test examples into one set, so that each client's examples can be split anew."""
     if source.y_test is None:
         return source
     users = None

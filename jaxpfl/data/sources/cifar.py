@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats in which they are distributed.
 
-The files are searched in the data directory itself and in its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and
-``cifar-100``):
+The loader searches the data directory itself and its folders ``cifar10`` and ``cifar-10`` (``cifar100`` and
+``cifar-100``) for
 
 - the Python version, ``cifar-10-batches-py`` or ``cifar-100-python``, read by `read_pickle`;
 - the binary version, ``cifar-10-batches-bin`` or ``cifar-100-binary``;

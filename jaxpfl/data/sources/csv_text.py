@@ -30,7 +30,7 @@ SEPARATORS: dict[Separator, str] = {"tab": "\t", "semicolon": ";", "bar": "|", "
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
 """Words for a cell without a value, in any case."""
 CLIENT_NAMES = ("client", "id")
-"""Names, in any case, of the columns that hold the clients' names unless the user names one; the first found counts."""
+"""Default names, in any case, of the column with the clients' names; the first one that a table has is used."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
 _PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without backtracking, because cells may be long

@@ -55,7 +55,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     """Read images [N, H, W] and their labels [N], both uint8.
 
     Raises:
-      JaxpflError: as in `read_idx`; also if there are no images, or not one label for each image.
+      JaxpflError: as in `read_idx`; also if there are no images, or the numbers of images and labels differ.
     """
     shape, (count,) = _shape_of(Path(images), 3), _shape_of(Path(labels), 1)
     if shape[0] != count:
@@ -67,7 +67,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
 
 @contextmanager
 def _inflated(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file, inflated while it is read if it is compressed, and return an upper bound on its number of bytes."""
+    """Yield an open file, which inflates compressed content while it is read, and a bound on its number of bytes."""
     try:
         with opened(path) as raw:
             size = os.fstat(raw.fileno()).st_size

@@ -271,7 +271,7 @@ def kind_of(users: Users, folder: Path) -> str:
 def _concatenate(
     users: Users, encode: Callable[..., Any], names: list[str], folder: Path, usual: _Encoded | None
 ) -> _Encoded:
-    """Encode all users' examples in the order of their names; one input must have the shape and dtype of ``usual``."""
+    """Encode all users' examples in the order of their names; all inputs must match ``usual`` in shape and dtype."""
     parts: list[_Encoded] = []
     for number, name in enumerate(names):
         own_x, own_y = users.get(name, ([], []))
@@ -320,9 +320,9 @@ def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, n
 def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode strings of one length, and the character after each string, as tokens of `ALL_LETTERS`.
 
-    In LEAF, a speech of length n is stored as a string for each position, so neighbouring strings of length L overlap
-    in L - 1 characters. With ``every``, only each L-th string of such a run and its last string are kept. The last
-    string is then labelled only where the strings before it are not, so that each character counts once.
+    In LEAF, each position of a speech has its own string of length L, so neighbouring strings overlap in L - 1
+    characters. With ``every``, only each L-th string of such a run and its last string are kept. The last string is
+    then labelled only where the strings before it are not, so that each character counts once.
 
     Returns:
       Inputs [n, L] int32 (L = 80 in LEAF) and labels [n] int32; with ``every``, labels [n, L] int32, -1 for none.

@@ -5,8 +5,8 @@ becomes the official test set (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and `
 files.
 
 By default, labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 /
-1), and other labels are those of a regression. For the task multilabel, a line begins with any number of labels, ``2,5
-index:value ...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense
+1), and any other labels make the task a regression. For the task multilabel, a line begins with any number of labels,
+``2,5 index:value ...``; the distinct labels become columns of 0 and 1 in the order of their values. Inputs become dense
 float32 and are not scaled.
 """
 
@@ -96,8 +96,7 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
 
 
 def _parse(files: list[Path], several: bool) -> list[tuple]:
-    """Parse sparse inputs and labels of each file, with the same features; if ``several``, a line's labels are a
-    tuple."""
+    """Parse each file's sparse inputs, with the same features, and labels; with ``several``, tuples of labels."""
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:

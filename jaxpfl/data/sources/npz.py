@@ -4,7 +4,7 @@ An archive has ``x_train`` and ``y_train``. Labels are classes [N], floats for a
 each position of tokens [N, T], where -1 means no label. An archive may also have ``x_test`` and ``y_test``, and
 ``users_train`` and ``users_test`` (or ``writer_...``) with the user who made each example.
 
-Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if the loader is told so, if the array
+Bytes [N, H, W] or [N, H, W, channels] are pixels. Integers [N, T] are tokens if ``tokens`` is set, if the array
 ``vocabulary`` gives the number of tokens, or if the task is next-token. All other inputs are features. Classes are
 numbered in the order of their labels, unless inputs are tokens.
 
@@ -240,7 +240,7 @@ def _is_by_position(y: np.ndarray, x: Header) -> bool:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive, and convert any error while it is used to one line.
+    """Open an archive, and convert any error in the block to a `JaxpflError` of one line.
 
     zipfile, its codecs and NumPy's parser raise many types of errors for damaged files.
     """

@@ -1,9 +1,9 @@
 """Your own tables, ``csv:FILE``, with columns of labels and, if clients are known, a column with the clients' names.
 
 The first line names the columns. Each column of numbers becomes a feature. Each column of text becomes several features
-of 0 and 1, one for each distinct text. A single column of labels is a classification if it has texts, or whole numbers
-with few distinct values, and otherwise a regression, unless the task is named. Classes are in the order of the values.
-Several columns of labels must have numbers: if all are 0 or 1 the task is multilabel, otherwise regression.
+of 0 and 1, one for each distinct text. If the task is not named, a single column of labels gives a classification if it
+has texts or few distinct whole numbers, and otherwise a regression. Classes are in the order of the values. Several
+columns of labels must have numbers, and give the task multilabel if all are 0 or 1, otherwise regression.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """Divide 0 ... n - 1 at random into one group per share; the first group in the result is the rest.
+    """Divide 0 ... n - 1 at random into the rest and one group per share, in this order.
 
     Each group is ascending and has at least one number.
 
