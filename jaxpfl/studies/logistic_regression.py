@@ -1,4 +1,4 @@
-"""The logistic-regression study: a Gaussian population of coefficients, Algorithm 5 (Ozkara et al. 2023, app. F)."""
+"""The logistic-regression study: a Gaussian population of coefficients; Algorithm 5 (Ozkara et al. 2023, app. F)."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class LogisticSettings(Settings):
     """P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I). The paper has no experiment."""
 
     clients: int = within(1000, minimum(2))
-    """m."""
+    """Number of clients, m."""
     samples: int = within(20, checks.count)
-    """n, of each client."""
+    """Samples per client, n."""
     dim: int = within(10, checks.count)
-    """d."""
+    """Dimension, d."""
     sigma_theta: float = within(0.5, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension; known to the methods."""
     sigma_mean: float = within(1.0, minimum(0))
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     rate: float = within(0.02, checks.positive)
-    """eta, of steps on a sum over the client's examples."""
+    """eta: learning rate of steps on the sum over a client's examples."""
     steps: int = within(1000, checks.count)
-    """Steps of every method."""
+    """Number of steps of every method."""
     repetitions: int = within(10, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
 
 def draw(key: Key, given: LogisticSettings) -> tuple[Array, Array, Array, Array]:
-    """Draw mu [d], coefficients [m, d], X [m, n, d], and y [m, n] of zeros and ones."""
+    """Draw mu [d], coefficients [m, d], inputs X [m, n, d], and labels y [m, n] in {0, 1}."""
     of_mu, of_theta, of_x, of_y = jax.random.split(key, 4)
     m, n, d = given.clients, given.samples, given.dim
     mu = given.sigma_mean * jax.random.normal(of_mu, (d,))
@@ -54,7 +54,7 @@ def draw(key: Key, given: LogisticSettings) -> tuple[Array, Array, Array, Array]
 
 
 def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
-    """One repetition: mean squared errors, [] each."""
+    """Mean squared errors of one repetition, [] each."""
     mu, theta, x, y = draw(key, given)
     m, d, s2, zero = given.clients, given.dim, given.sigma_theta**2, jnp.zeros(given.dim)
 
@@ -73,10 +73,10 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
 
 
 def simulated(given: LogisticSettings) -> Results:
-    """Run the simulation: local and pooled fits, the mode under the known population, and Algorithm 5.
+    """Compare local and pooled fits, the posterior mode under the known population, and Algorithm 5.
 
     Raises:
-      JaxpflError: for settings that `LogisticSettings.check` refuses.
+      JaxpflError: as in `LogisticSettings.check`.
     """
     given.check()
     numbers = given.clients * given.samples * given.dim
@@ -86,7 +86,7 @@ def simulated(given: LogisticSettings) -> Results:
 
 
 def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
-    """Plot the error against m and against n into ``folder``."""
+    """Plot the error against m and against n; write the plots into ``folder``."""
     few = replace(given, repetitions=min(given.repetitions, 3))
     of_m = fractions(given.clients, (0.01, 0.03, 0.1, 0.3, 1), 2)
     of_n = fractions(given.samples, (0.25, 0.5, 1, 2, 4), 1)

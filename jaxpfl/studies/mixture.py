@@ -1,4 +1,4 @@
-"""The mixture study: parameters are one of k centers, known, fitted, private, or alternated as printed."""
+"""The mixture study: each parameter is one of k centers, which are known, fitted, private, or found as printed."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from jaxpfl.uploads.compression import quantizers
 
 @dataclass(frozen=True)
 class MixtureSettings(Settings):
-    """X_ij ~ N(theta_i, sx2 I), theta_i one of k centers, drawn anew from a sphere in each repetition."""
+    """X_ij ~ N(theta_i, sx2 I), theta_i one of k centers, which every repetition draws anew from a sphere."""
 
     clients: int = within(1_000, checks.count)
-    """m."""
+    """Number of clients, m."""
     samples: int = within(5, checks.count)
-    """n, of each client."""
+    """Samples per client, n."""
     components: int = within(3, checks.count)
-    """k."""
+    """Number of centers, k."""
     dim: int = within(2, checks.count)
-    """d."""
+    """Dimension, d."""
     sigma_x: float = within(0.5, checks.positive)
     """Standard deviation of a sample about its client's center."""
     radius: float = within(0.5, minimum(0))
     """r: norm of the centers, publicly known."""
     iterations: int = within(10, checks.count)
-    """T: steps of private k-means, and maximum rounds of the alternation (Algorithm 3)."""
+    """T: steps of private k-means, and rounds of the alternation (Algorithm 3)."""
     epsilon: float | None = within(None, checks.positive)
-    """Epsilon of a client, for private k-means (central) and for a message (local); none unless given."""
+    """Epsilon per client, both for private k-means (central) and for a message (local); none by default."""
     delta: float = within(1e-5, checks.probability)
-    """delta of both."""
+    """delta for both."""
     bits: int | None = within(None, lambda name, bits: quantizers.check_bits(bits))
-    """Bits to which each entry of a message is quantised."""
+    """Bits to which each entry of a message is quantised; by default no quantisation."""
     repetitions: int = within(60, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -60,7 +60,7 @@ class MixtureSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.components > self.clients:
@@ -81,7 +81,7 @@ class MixtureSettings(Settings):
 
 
 def contenders(given: MixtureSettings) -> dict[str, Estimator]:
-    """One-round estimators that the settings call for, except the one with known centers."""
+    """One-round estimators for these settings, by name, except the estimator with known centers."""
     k, sx2 = given.components, given.sigma_x**2
     found = {
         "local": gaussian.local(),
@@ -99,7 +99,7 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
             found[name] = mixture.private(
                 k, sx2, radius=given.clip, noise=noise, steps=given.iterations, reach=given.radius, soft=soft
             )
-        # Locally private release of a client's mean, all its entries together.
+        # Locally private release of a client's mean with all its entries.
         stddev = local.analytic_gaussian_stddev(given.epsilon, given.delta, 2 * given.clip)
         sent = release.gaussian_vector(given.clip, stddev)
         found["local privacy"] = mixture.em(k, sx2=sx2, release=sent, reach=given.radius)
@@ -107,7 +107,7 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
 
 
 def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Samples]:
-    """Draw the population (equal shares), parameters [m, d], and samples [m, n, d]."""
+    """Draw the population (equal probabilities), parameters [m, d], and samples [m, n, d]."""
     of_centers, of_member, of_x = jax.random.split(key, 3)
     m, n, k, d = given.clients, given.samples, given.components, given.dim
     centers = jax.random.normal(of_centers, (k, d))
@@ -118,9 +118,7 @@ def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Sample
 
 
 def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors in each repetition, [repetitions]; for ``alternating`` after 1 ... T rounds, [repetitions,
-    T].
-    """
+    """Mean squared errors in each repetition, [repetitions]; for ``alternating`` after each round, [repetitions, T]."""
     estimators, sx2 = contenders(given), given.sigma_x**2
     alternating = mixture.alternating(given.components, given.dim, sx2)
 
@@ -147,12 +145,12 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
 def simulated(given: MixtureSettings) -> Results:
     """Run the simulation.
 
-    The summary has ``mse`` and ``gains`` by estimator (``alternating``: after its last round), ``gain_over_local`` of
-    the personalised one, which is EM, ``alternation``: mean and standard error after each round, and ``privacy``: what
-    was spent, where eps is given.
+    In the summary, ``mse`` and ``gains`` are by estimator (``alternating`` after its last round), and
+    ``gain_over_local`` is the gain of the personalised estimator, EM. ``alternation`` has the mean and standard error
+    after each round, and ``privacy`` the privacy spent, if eps is given.
 
     Raises:
-      JaxpflError: for settings that `MixtureSettings.check` refuses.
+      JaxpflError: as in `MixtureSettings.check`.
     """
     given.check()
     series = simulate(given)
@@ -207,7 +205,7 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the alternation's error over its rounds, beside the errors of local estimates and known centers."""
+    """Plot the alternation's error over its rounds, with the errors of the other estimators as lines."""
     rounds = range(1, len(result["alternation"]) + 1)
     curves = {
         name: Curve.level(row["mean"], rounds)
@@ -225,15 +223,15 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 @dataclass(frozen=True)
 class MixtureOptions(CsvLayout):
-    """The user's own clients instead of simulated ones."""
+    """Options to estimate the user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: one row per client, or per sample; the reading of the file is reported. --components is the
+    """Your own clients: one row per client, or per sample; the output says how the file was read. --components is the
     number of kinds that EM fits."""
 
 
 STEPS, STARTS = 300, 16
-"""Steps of EM, and starts of k-means before it."""
+"""Steps of EM, and number of k-means starts before EM."""
 
 _SIMULATED = ("clients", "samples", "dim", "sigma_x", "radius", "iterations", "bits", "repetitions")
 
@@ -242,10 +240,12 @@ class Kinds(NamedTuple):
     """Fitted kinds of a file's clients.
 
     Attributes:
-      result: result for the table and JSON: ``kinds``, by the first column of their centers, each with its ``share``,
-        ``center`` [d], ``stderr`` of it [d] and number of ``clients``; ``sigma_x`` [d]; ``log_likelihood`` and ``bic``.
-      columns: one for each fact of a client, for ``estimates.csv``.
-      local, personalized: means, [m, d].
+      result: result for the table and JSON. ``kinds``, ordered by the first column of their centers, have each a
+        ``share``, ``center`` [d], standard error of the center ``stderr`` [d], and number of ``clients``. Further
+        entries are ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
+      columns: columns of ``estimates.csv``, an entry per client.
+      local, personalized: local and personalised means, [m, d].
+      kind: most probable kind of each client, from 0, [m].
       kind: kind of each client, from 0, [m].
     """
 
@@ -257,7 +257,7 @@ class Kinds(NamedTuple):
 
 
 def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> Kinds:
-    r"""Fit shares p, centers mu and the samples' variances by EM.
+    r"""Fit probabilities p, centers mu and the samples' variances to a file's clients, by EM.
 
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 
@@ -265,8 +265,8 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     different units. A client's estimate is its posterior mean (Theorem 6).
 
     Raises:
-      JaxpflError: for settings that do not apply to own data, a bad file, fewer clients than kinds, none with two
-        samples, or a column in which no client's samples differ.
+      JaxpflError: if a setting does not apply to own data, if the file is bad, if there are fewer clients than kinds,
+        or no client has two samples, or if every client's samples are identical in a column.
     """
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
     refuse_given(given, ("epsilon", "delta"), "applies to simulated clients: kinds of your own clients are not private")
@@ -330,7 +330,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
 def _posterior(
     p: np.ndarray, mu: np.ndarray, sx2: float, means: np.ndarray, sizes: np.ndarray, scatter: float
 ) -> tuple[np.ndarray, float]:
-    """Every client's probabilities of the kinds [m, k], and the log-likelihood of all samples."""
+    """Each client's probabilities of the kinds, [m, k], and the log-likelihood of all samples."""
     square = ((means[:, None] - mu) ** 2).sum(axis=-1)
     with np.errstate(divide="ignore"):
         joint = np.log(p) - sizes[:, None] * square / (2 * sx2)
@@ -340,7 +340,7 @@ def _posterior(
 
 
 def own_results(path: Path, given: MixtureSettings, options: MixtureOptions) -> Results:
-    """`fit_kinds` with the options' layout, as the results of a study."""
+    """Results of `fit_kinds` with the options' layout."""
     made = fit_kinds(path, given, options)
     return Results(
         json=made.result,
@@ -352,7 +352,7 @@ def own_results(path: Path, given: MixtureSettings, options: MixtureOptions) -> 
 
 
 def kind_tables(result: dict[str, Any]) -> list[Block]:
-    """Table of the kinds, with lines on the samples' standard deviations and the likelihood."""
+    """Table of the kinds, followed by lines on the samples' standard deviations and the likelihood."""
     table = new_table(
         unmarked(f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds"), "± standard error"
     )
@@ -375,7 +375,7 @@ def kind_tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_kinds(folder: Path, made: Kinds) -> list[Path]:
-    """Write ``estimates.csv`` beside the folder of plots, and plot the clients' estimates by kind."""
+    """Write ``estimates.csv`` into the parent of the plots' folder, and plot the clients' estimates by kind."""
     own_clients.write_table(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
     labels = ("local estimate", "personalised estimate") if flat else [f"local {literal(n)}" for n in names[:2]]

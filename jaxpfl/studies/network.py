@@ -1,17 +1,17 @@
-r"""Study of planted clusters of clients: how well they are recovered, and each client's model error.
+r"""Study of planted clusters of clients: how well methods recover the clusters, and the error of each client's model.
 
-Clients come from `data.planted`: k clusters, each with a logistic regression of its own. Every method trains the
-same model (softmax regression) for the same rounds and steps, by full gradients at the same rate, once for each of
-equally many values of its one parameter of sharing:
+Clients are drawn by `data.planted`: k clusters, each with its own logistic regression. Every method trains the same
+model (softmax regression) for the same number of rounds and steps, with full gradients at the same learning rate. It
+does so once for each value of one hyper-parameter:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
-- ``ditto``: lambda; ``pfedme``: lambda, where a step moves w half of the way to theta for every lambda;
-- ``local`` and ``fedavg``, which have no such parameter: weight decay;
-- ``ifca``, given the true k: as many starts, to which it is sensitive.
+- ``ditto``: lambda; ``pfedme``: lambda, where a step halves the distance from w to theta for every lambda;
+- ``local`` and ``fedavg``, which have no such hyper-parameter: weight decay;
+- ``ifca``, which is given the true k: initialisations, to which it is sensitive.
 
-One value is chosen by the loss on validation examples, and the results at all values are reported too. The clusters of
-the network lasso are the groups of clients that it fuses; it is not given k. The clusters of every other method are its
-distinct models or, if there are more than k distinct models, the clusters of k-means on the models, given the true k.
+The loss on validation examples chooses one value; the results at all values are reported too. The clusters of the
+network lasso are the groups of clients that it fuses; it is not given k. The clusters of every other method are its
+distinct models. If there are more than k distinct models, k-means with the true k clusters them.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ SWEPT = {
     "ditto": "lam",
     "pfedme": "lam",
 }
-"""Parameter over which each method is swept."""
+"""Hyper-parameter over which each method is swept."""
 
 _STARTS, _LLOYD = 10, 50
-"""Number of k-means starts, and of steps in each."""
+"""Number of k-means starts, and of Lloyd steps from each."""
 
 
 def _check_method(name: str, method: str) -> None:
@@ -64,34 +64,34 @@ def _check_method(name: str, method: str) -> None:
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """m clients in k clusters; the coefficients of each have the norm ``strength``."""
+    """m clients in k clusters; each cluster has coefficients of norm ``strength``."""
 
     clients: int = 50
-    """m."""
+    """Number of clients, m."""
     clusters: int = 5
-    """k, clusters of nearly equal size."""
+    """Number of clusters of nearly equal size, k."""
     samples: int = 40
-    """Examples of each client, a quarter of them for validation."""
+    """Examples per client; a quarter of them are for validation."""
     dim: int = 10
-    """d."""
+    """Dimension, d."""
     strength: float = 3.0
     """Norm of a cluster's coefficients; large values give almost noiseless labels."""
     strengths: tuple[float, ...] = within((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), checks.positive)
-    """Values of lambda and of the weight decay; IFCA has as many starts."""
+    """Values of lambda and of the weight decay; IFCA has as many initialisations."""
     methods: tuple[str, ...] = within(METHODS, _check_method)
     """Methods to compare."""
     graph: Literal["models", "data", "features"] = "models"
-    """Space of the network lasso's nearest neighbours. Only models distinguish these clients."""
+    """Space in which the network lasso finds nearest neighbours; only models distinguish these clients."""
     neighbours: int = within(5, checks.count)
-    """Neighbours of each client. With as many as its cluster has, or more, some must be in other clusters."""
+    """Neighbours of each client; if there are as many as clients in its cluster, some are in other clusters."""
     rounds: int = within(100, checks.count)
-    """Rounds, with all clients."""
+    """Number of rounds; all clients take part."""
     local_steps: int = within(5, checks.count)
-    """Full gradient steps of a client in a round."""
+    """Full-gradient steps per client and round."""
     rate: float = within(0.5, checks.positive)
     """Learning rate of every method."""
     repetitions: int = within(3, checks.count)
-    """Independent draws of clusters and clients, for the standard errors."""
+    """Number of independent draws of clusters and clients, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -99,7 +99,7 @@ class NetworkSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if not 2 <= self.clusters <= self.clients:
@@ -111,7 +111,7 @@ class NetworkSettings(Settings):
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
-        """Settings of the planted clients of a repetition."""
+        """Settings of the planted clients in a repetition."""
         return PlantedSettings(
             clients=self.clients,
             clusters=self.clusters,
@@ -123,14 +123,14 @@ class NetworkSettings(Settings):
 
 
 def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
-    """Graph of the clients."""
+    """Graph of the clients' nearest neighbours."""
     work = LocalWork(np.asarray(federation.train.size), given.local_steps, given.samples)
     task = make_task("linear", federation, 2)
     return client_graph(given.graph, federation, task, work, neighbours=given.neighbours)
 
 
 def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
-    """Properties of the graph alone.
+    """Scores of the graph itself, independent of any method.
 
     Returns:
       Adjusted Rand index (``ari``) and number (``components``) of its connected components, and the share of its edges
@@ -147,16 +147,16 @@ def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
 
 
 def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
-    """Train a method in one program at each of S values of its parameter in `SWEPT`.
+    """Train a method at each of S values of its hyper-parameter in `SWEPT`, in one program.
 
     The returned fit has one run for each value, [S].
 
     Args:
-      method: method of `METHODS`.
+      method: name in `METHODS`.
       federation: m clients with d features and two classes; all of them take part in every round.
       graph: the clients' neighbours, for the network lasso.
-      given: values (``strengths``), rounds, steps and rate. For every lambda, pFedMe's rate eta (``lr_global``) is set
-        so that eta lambda = 1/2: a step moves w half of the way to theta.
+      given: values (``strengths``), rounds, steps and learning rate. pFedMe's eta (``lr_global``) is set to
+        1 / (2 lambda), so that a step halves the distance from w to theta.
     """
     values = np.array(given.strengths, np.float32)
     hyper: dict[str, Any] = {"lr": given.rate}
@@ -185,10 +185,9 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
 
 
 def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
-    r"""Scores of every run, [S] each: parameter error, Rand index and number of clusters, accuracy, and validation
-    loss.
+    r"""Scores of every run, [S] each: parameter error, Rand index, number of clusters, accuracy, and validation loss.
 
-    The parameter error is :math:`mean_i |\hat\theta_i - \theta_{c(i)}|^2`; the Rand index of the clusters is adjusted.
+    The parameter error is :math:`mean_i |\hat\theta_i - \theta_{c(i)}|^2`. The Rand index of the clusters is adjusted.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -210,13 +209,11 @@ def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
 
 
 def distinct(models: np.ndarray, k: int) -> np.ndarray:
-    """Cluster of each of m models [m, d]: equal models share a cluster; if there are more than k distinct models,
-    k-means decides.
-    """
+    """Clusters of m models [m, d]: equal models form a cluster; if more than k are distinct, k-means finds clusters."""
     _, same = np.unique(models, axis=0, return_inverse=True)
     if same.max() < k:
         return same.reshape(-1)
-    # A fixed key: the clusters of given models do not depend on the study's seed.
+    # The key is fixed, so that the clusters of given models do not depend on the study's seed.
     scores = jax.random.gumbel(jax.random.key(0), (len(models), _STARTS, k))
     points = jnp.asarray(models, jnp.float32)
     centers = full_precision.jit(clustering.kmeans, static_argnums=3)(
@@ -226,10 +223,10 @@ def distinct(models: np.ndarray, k: int) -> np.ndarray:
 
 
 def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
-    """`measures` of every method, [repetitions, S] each, and `graph_scores` as "graph", [repetitions] each.
+    """Results of `measures` for every method, [repetitions, S] each, and of `graph_scores` as "graph", [repetitions].
 
     Raises:
-      JaxpflError: if `NetworkSettings.check` refuses the settings.
+      JaxpflError: as in `NetworkSettings.check`.
     """
     given.check()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("graph", *given.methods)}
@@ -244,10 +241,10 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
 
 
 def simulated(given: NetworkSettings) -> Results:
-    """Scores of every method at all of its values, and at the value chosen by validation loss in each repetition.
+    """Score every method at all of its values, and at the value chosen by validation loss in each repetition.
 
     Raises:
-      JaxpflError: if `NetworkSettings.check` refuses the settings.
+      JaxpflError: as in `NetworkSettings.check`.
     """
     found = measured(given)
     result = {
@@ -265,7 +262,7 @@ def simulated(given: NetworkSettings) -> Results:
 
 
 def _summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
-    """Summary of one method."""
+    """Summary of one method, from its scores."""
     values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
     loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
     best = loss.argmin(axis=1)
@@ -287,7 +284,7 @@ _SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": 
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """Table of the methods, and a line on the graph, from the summary."""
+    """Table of the methods, and a line on the graph, from the study's summary."""
     given = result["settings"]
     table = new_table(
         f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
@@ -319,8 +316,9 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot errors, Rand indices and numbers of clusters over lambda (or weight decay) into ``folder``; of a method with
-    several starts the chosen one.
+    """Plot errors, Rand indices and numbers of clusters against lambda (or weight decay); write into ``folder``.
+
+    IFCA is a line at the score of its chosen initialisation.
     """
     given = result["settings"]
     title = f"{given['clients']} clients in {given['clusters']} planted clusters"
@@ -328,7 +326,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     for part, label in _SHOWN.items():
         curves = {}
         for name, row in result["methods"].items():
-            if part == "clusters" and name != "network-lasso":  # the others are given the number, or have one
+            if part == "clusters" and name != "network-lasso":  # the others are given k, or have one model
                 continue
             if row["swept"] == "start":
                 curves[f"{name}, chosen start"] = Curve.level(row["chosen"][part]["mean"], given["strengths"])

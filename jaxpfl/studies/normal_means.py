@@ -1,4 +1,4 @@
-"""The study of normal means: priors of four families on simulated clients with a known Bayes risk."""
+"""The study of normal means: priors of four families, on the user's clients or on simulated ones."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
     "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
     "normal": ((1.0,), (0.0,), (1.0,)),
 }
-"""Weights, means and standard deviations of the components. efron: nine of ten are zero, the others N(-3, 1) (Efron
-2008). needles is none of these: its means are fixed, not drawn."""
+"""Weights, means and standard deviations of the components. In efron nine of ten means are zero, the others N(-3, 1)
+(Efron 2008). needles is not listed, because its means are fixed and not drawn."""
 
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
 
 _REACH, _CELLS = 12.0, 8_001
-"""Half width of the grid for the Bayes risk in standard deviations, and its number of places."""
+"""Half width in standard deviations, and number of points, of the grid for the Bayes risk."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class NormalMeansSettings(Settings):
     """The population: sparse (5 % of the means are 5, others 0), two-point (-2 and 2), efron (90 % are 0, others
     N(-3, 1)), normal (N(0, 1)), or needles (exactly --nonzero of the means are --size, others 0)."""
     nonzero: int = 50
-    """Number of the needles, the means that are not 0."""
+    """Number of needles, that is, of nonzero means."""
     size: float = 5.0
     """Mean of every needle, in standard errors."""
     priors: tuple[Family, ...] = FAMILIES[1:]
-    """Families of priors beside the normal one."""
+    """Families of priors in addition to the normal prior."""
     repetitions: int = within(20, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -65,7 +65,7 @@ class NormalMeansSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.truth not in TRUTHS:
@@ -84,35 +84,35 @@ class NormalMeansSettings(Settings):
 
 @dataclass(frozen=True)
 class NormalMeansOptions(CsvTable):
-    """Clients of your own instead of simulated ones."""
+    """Options to estimate the user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """A file with a row for each client: its name (--client), and the columns estimate,se, or successes,trials, or
+    """File with a row per client: its name (--client), and the columns estimate,se, or successes,trials, or
     count,exposure."""
     prior: Family = "normal"
-    """Prior for your own estimates. For successes it is a Beta, for counts a Gamma distribution, unless npmle is given,
-    which allows any distribution."""
+    """Prior for your own estimates. For successes it is a Beta, for counts a Gamma distribution; npmle allows any
+    distribution for both."""
     center: float | None = None
-    """Center of that prior; learned unless given, and 0 for scale-mixture."""
+    """Center of that prior; by default learned, and 0 for scale-mixture."""
     components: int | None = None
-    """Number of components of the prior; unless given, 41 for scale-mixture and 300 places for npmle."""
+    """Number of components of the prior; by default 41 for scale-mixture and 300 atoms for npmle."""
     covariates: tuple[str, ...] = ()
-    """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
-    (the area model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts
-    Gamma-distributed about a log-linear one."""
+    """Numeric columns on which your own estimates are regressed; clients are then normal about the regression (the area
+    model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts Gamma-distributed
+    about a log-linear regression."""
     groups: str | None = None
-    """The column that names the group of each client, as a pupil's school; groups are then normal about a mean of all,
-    and clients about their group's."""
+    """Column that names the group of each client, such as a pupil's school; groups are then normal about an overall
+    mean, and clients about their group's mean."""
     weights: str | None = None
-    """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, such as
-    populations; it then describes a random person's client. Risks are not weighted."""
+    """Numeric column of clients' weights in the fit of the prior, at least 0 and in any unit, such as populations; the
+    prior then describes the client of a random person. Risks are not weighted."""
     level: float = LEVEL
-    """Level of the intervals for your own clients, which integrate over a normal, Beta or Gamma prior and take any
-    other as known."""
+    """Level of the intervals for your own clients; they integrate over a normal, Beta or Gamma prior, and treat any
+    other prior as known."""
 
 
 def mixture(truth: Truth) -> NormalMixture:
-    """A population that clients are drawn from."""
+    """The population from which clients are drawn."""
     return NormalMixture(*(jnp.array(of) for of in MIXTURES[truth]))
 
 
@@ -123,12 +123,12 @@ def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -
 
 
 def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Array, NormalMixture]:
-    """Means of which exactly ``nonzero`` are ``size`` and the others 0, [m] (Johnstone and Silverman 2004), and their
-    distribution.
+    """Needles: exactly ``nonzero`` means are ``size`` and the others 0, [m], and the distribution of these means.
 
-    An estimator that treats all clients by one function of their x has a total expected squared error of at least m
-    times the Bayes risk of that distribution: the error of a function t is the sum over clients of
-    E (t(theta_i + e) - theta_i)^2, which depends on the means only through their distribution.
+    This is the setting of Johnstone and Silverman 2004. An estimator that applies one function t to every client's x
+    has a total expected squared error of at least m times the Bayes risk of this distribution. The reason is that its
+    error is the sum over clients of E (t(theta_i + e) - theta_i)^2, which depends on the means only through their
+    distribution.
     """
     share = jnp.asarray(nonzero) / clients
     theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)
@@ -137,10 +137,10 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 
 
 def bayes_risk(population: NormalMixture) -> float:
-    """Least mean squared error at a unit standard error: the mean posterior variance.
+    """Least mean squared error at a unit standard error, which is the mean posterior variance.
 
-    The mean over x is a sum over an even grid of twelve standard deviations about each component, so that components
-    may lie anywhere.
+    The mean over x is a sum over an even grid around each component, twelve standard deviations to each side. The
+    components may therefore lie anywhere.
     """
     z = jnp.linspace(-_REACH, _REACH, _CELLS)
     x = population.means[:, None] + jnp.sqrt(1 + population.sds**2)[:, None] * z
@@ -150,7 +150,7 @@ def bayes_risk(population: NormalMixture) -> float:
 
 
 def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:
-    """Mean squared error of each estimator for means theta [m] from a population, with one draw of estimates.
+    """Mean squared error of each estimator for the means theta [m], from one draw of the clients' estimates.
 
     ``local`` is x, ``personalized`` has a normal prior, and ``known prior`` has the population as its prior; [] each.
     """
@@ -163,7 +163,7 @@ def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Se
 
 
 def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], NormalMixture]:
-    """Sampler of all clients' means, by two keys, and their distribution."""
+    """Function of two keys that draws all clients' means, and the distribution of these means."""
     if given.truth == "needles":
         theta, population = needles(given.clients, given.nonzero, given.size)
         return lambda of_kind, of_theta: theta, population
@@ -172,10 +172,10 @@ def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], Nor
 
 
 def simulated(given: NormalMeansSettings) -> Results:
-    """Simulate clients, and fit every family of priors; ``personalized`` is the normal one.
+    """Simulate clients, and fit every family of priors; ``personalized`` has the normal prior.
 
     Raises:
-      JaxpflError: if `NormalMeansSettings.check` refuses the settings.
+      JaxpflError: as in `NormalMeansSettings.check`.
     """
     given.check()
     drawn, population = _means(given)
@@ -208,25 +208,25 @@ PAIRS: dict[Kind, tuple[str, str]] = {
     "successes": ("successes", "trials"),
     "count": ("count", "exposure"),
 }
-"""The names of the two columns of each kind."""
+"""Names of the two columns for each kind of data."""
 _SIMULATED = ("clients", "truth", "nonzero", "size", "priors", "repetitions")
 _MOST_INTEGRATED = 100_000
-"""Number of clients with distinct counts above which the population of their rates counts as known."""
+"""Number of clients above which intervals treat the fitted population of rates as known."""
 
 
 class Summaries(NamedTuple):
-    """Clients of a file.
+    """Clients read from a file.
 
     Attributes:
-      kind: name of the pair of columns.
+      kind: kind of the pair of columns, a key of `PAIRS`.
       client: name of the column of clients.
-      names: clients, [m].
-      first, second: the two columns, [m] each.
-      ignored: names of the other columns.
+      names: the clients' names, [m].
+      first, second: values of the pair of columns, [m] each.
+      ignored: names of the columns that are not used.
       covariate_names: names of the covariates as given, [k].
       covariates: values of the covariates, [m, k].
       groups: names of the clients' groups, [m]; None without groups.
-      weights: numbers of at least zero, [m]; None without weights.
+      weights: nonnegative weights, [m]; None without weights.
     """
 
     kind: Kind
@@ -245,9 +245,9 @@ class Fitted(NamedTuple):
     """Results of a fit.
 
     Attributes:
-      facts: facts about all clients, as JSON, with the ``mean`` under ``estimated``.
+      facts: results for all clients, as JSON; ``estimated`` includes the ``mean``.
       columns: columns of ``estimates.csv`` in addition to the clients' names, [m] each.
-      files: further tables, by the names of their files.
+      files: further tables, by file name.
     """
 
     facts: dict[str, Any]
@@ -263,20 +263,20 @@ def read(
     groups: str | None = None,
     weights: str | None = None,
 ) -> Summaries:
-    """Read clients from a table that has one pair of the columns in `PAIRS`, in any order and case.
+    """Read clients from a table that has exactly one pair of the columns in `PAIRS`, in any order and case.
 
     Args:
-      table: a row for each client.
-      covariates: names of further columns of numbers.
-      client: name of the column with the clients' names; by default, the column called client or id.
+      table: table with a row per client.
+      covariates: names of further numeric columns.
+      client: name of the column with the clients' names; by default the column called client or id.
       groups: name of a column that names each client's group.
-      weights: name of a column of numbers of at least zero.
+      weights: name of a column of nonnegative numbers.
 
     Raises:
       JaxpflError: if the table has no such pair or several; if no column names the clients; if a covariate, ``groups``
         or ``weights`` is not the name of a column, or a column is used twice; if a cell is not a finite number; if a
-        standard error, trials or an exposure is not above zero, or a weight is below zero; if a name is empty (the
-        message gives the line); if a client is named twice; or if a client is the sum of all others.
+        standard error, trials or an exposure is not positive, or a weight is negative; if a name is empty (the message
+        gives the line); if a client is named twice; or if a client is the sum of all others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
@@ -308,7 +308,7 @@ def read(
         for row in np.flatnonzero(~good):
             got = shown(table.cells[name].iloc[row])
             raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
-    with np.errstate(over="ignore"):  # variances of independent totals add
+    with np.errstate(over="ignore"):  # a total's variance is the sum of the clients' variances
         refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
     return Summaries(
         kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,
@@ -318,16 +318,16 @@ def read(
 
 
 def own_results(path: Path, given: Any, options: Any) -> Results:
-    """Estimates for the clients of a file.
+    """Estimate the clients of a file.
 
     Args:
       path: file to read; see `read`.
-      given: settings; those for simulated clients must have their defaults.
+      given: the settings; those for simulated clients must have their defaults.
       options: a `NormalMeansOptions`.
 
     Raises:
-      JaxpflError: if the file is bad, the level is outside (0, 1), or an option does not apply to the file or excludes
-        another option; also as in the functions that fit.
+      JaxpflError: if the file is bad, if the level is outside (0, 1), or if an option does not apply to the file or
+        excludes another option; also as in the functions that fit.
     """
     eb.level_within(options.level, np.float64)
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
@@ -361,10 +361,10 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
 
 def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
-    """Raise an error for options that would be ignored for this file or together with other options.
+    """Refuse options that would have no effect for this file or together with other options.
 
     Raises:
-      JaxpflError: if there are such options.
+      JaxpflError: naming such an option.
     """
     if kind != "estimate":
         names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
@@ -402,8 +402,8 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
     low, high = fit.interval(options.level)
     stderr, lfsr = fit.sd, fit.lfsr
     if options.prior == "normal" and options.center is None and data.weights is None:
-        # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
-        # both for all that tells how sure an estimate is.
+        # If there are few clients, their mean and spread are uncertain, and the maximum-likelihood spread may be zero:
+        # everything that states the certainty of an estimate integrates over both.
         facts["intervals"] = "integrated"
         middle, stderr = (
             of[:, 0] for of in eb.learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2)
@@ -481,7 +481,7 @@ def _groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
 
 
 def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
-    """Fit a Beta or Gamma prior, or any distribution, to successes of trials or to counts."""
+    """Fit a Beta or Gamma prior, or any distribution (npmle), to successes in trials or to counts."""
     z, n, bounded = data.first, data.second, data.kind == "successes"
     prior: Any = "npmle" if options.prior == "npmle" else "conjugate"
     fit = (eb.ebbinomial if bounded else eb.ebpoisson)(z, n, prior, weights=data.weights)
@@ -507,7 +507,7 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
 
 
 def _rates_about(data: Summaries, options: Any) -> Fitted:
-    """Fit priors whose means are a regression on covariates to successes of trials or to counts."""
+    """Fit priors with means from a regression on covariates to successes in trials or to counts."""
     bounded = data.kind == "successes"
     fit = (eb.ebbinomial_regression if bounded else eb.ebpoisson_regression)(data.first, data.second, data.covariates)
     low, high = fit.interval(options.level)
@@ -536,14 +536,14 @@ def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
 
 
 def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
-    """Stein's unbiased estimate of the mean squared error from every client's term, and the error of x."""
+    """Stein's unbiased estimate of the mean squared error, from the clients' terms, and the mean squared error of x."""
     each = np.asarray(terms)
     stderr = float(each.std(ddof=1) / len(s) ** 0.5)
     return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
 
 
 def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
-    """Column of the clients' weights, and Kish's number of equal clients, as JSON; empty without weights."""
+    """Name of the weights' column, and Kish's effective number of clients, as JSON; empty without weights."""
     if data.weights is None:
         return {}
     share = data.weights / data.weights.sum()

@@ -1,11 +1,12 @@
 """The user's own clients, from a CSV file with named columns: reading, held-out errors, tables and plots.
 
-Everything is computed in double precision: centering by the data would break the privacy of the private estimates, and
-single precision without centering would lose small differences.
+All computations are in double precision. In single precision, data without centering would lose small differences, and
+centering by the data would break the privacy of the private estimates.
 
-A held-out sample differs from the estimate by its own noise and by the estimate's error about the client's true mean.
-The variance :math:`s_i^2` of a client's samples estimates the mean squared noise without bias, so the mean squared
-difference minus :math:`s_i^2` estimates the mean squared error without bias; gains are computed from it.
+The difference between a held-out sample and the estimate is due to the sample's noise, and to the estimate's error
+about the client's true mean. The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the mean
+squared noise. The mean squared difference minus :math:`s_i^2` is therefore an unbiased estimate of the mean squared
+error, from which gains are computed.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ from jaxpfl.support.console import COLORS, INK, literal, new_axes, save, unmarke
 from jaxpfl.support.errors import JaxpflError, printable, shown
 
 VALUE = "value"
-"""Default column of samples, in any case of its letters."""
+"""Default name of the column of samples, in any case."""
 LEVEL = 0.95
 """Default level of intervals."""
 _SHOWN = 6
-"""Largest number of the first client's samples that are shown."""
+"""Number of the first client's samples that are printed at most."""
 _SMALLEST, _LARGEST = 1e-70, 1e70
-"""Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
+"""Range of magnitudes whose fourth powers, used in tests of variances, are within double precision."""
 
 
 @dataclass(frozen=True)
 class CsvTable(Options):
-    """Marks of a CSV file, and the column of its clients."""
+    """Format of a CSV file, and the column of its clients."""
 
     client: str | None = None
-    """Column of --csv that names the clients; one called client or id is taken unless given."""
+    """Column of --csv that names the clients; by default the one called client or id."""
     sep: Separator | None = None
-    """Separator of the cells of --csv, detected from its header unless given."""
+    """Separator of the cells of --csv; by default detected from the header."""
     decimal: Decimal | None = None
-    """Decimal mark of the numbers of --csv, detected unless given."""
+    """Decimal mark of the numbers in --csv; by default detected."""
     encoding: str | None = None
-    """Encoding of --csv, such as latin-1; UTF-8 unless given."""
+    """Encoding of --csv, such as latin-1; by default UTF-8."""
     missing_words: str | None = None
-    """Words of --csv for missing values, with commas between them; NA, N/A, NaN, null and none unless given."""
+    """Words in --csv for missing values, separated by commas; by default NA, N/A, NaN, null and none."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,18 @@ class CsvLayout(CsvTable):
     """Columns of a CSV file with samples."""
 
     value: str | None = None
-    """Columns of --csv with the samples, a row for each: NAME, or NAME,NAME for samples of several numbers; one called
-    value is taken unless given."""
+    """Columns of --csv with one sample per row: NAME, or NAME,NAME for samples of several numbers; by default the
+    column called value."""
     values: str | None = None
-    """Columns of --csv that hold a row's samples, one client per row: NAME,NAME or FIRST..LAST."""
+    """Columns of --csv with all samples of a client in one row: NAME,NAME or FIRST..LAST."""
 
 
 @dataclass(frozen=True)
 class OwnClients(CsvLayout):
-    """A CSV file of clients instead of simulated ones, whose estimates have intervals."""
+    """Options for a CSV file of clients instead of simulated ones, with intervals for the estimates."""
 
     csv: Path | None = None
-    """Clients of your own, by the names of its columns: --client, and --value or --values."""
+    """Your own clients; --client, and --value or --values, name its columns."""
     level: float = LEVEL
     """Level of the intervals for your own clients."""
 
@@ -83,14 +84,14 @@ class OwnClients(CsvLayout):
 def own_or_simulated(
     own: Callable[[Path, Any, Any], Results], simulated: Callable[[Any], Results]
 ) -> Callable[[Any, Any], Results]:
-    """Results of a study on the clients of a file where its options name one, else on simulated clients.
+    """Function that runs a study on the clients of the file that its options name, or without a file on simulated ones.
 
     Args:
       own: ``(path, settings, options) -> Results``.
       simulated: ``settings -> Results``.
 
     Raises:
-      JaxpflError: raised by the results for an option that is not at its default without a file.
+      JaxpflError: by the returned function, if an option other than the file is given without a file.
     """
 
     def results(given: Any, options: Any) -> Results:
@@ -103,13 +104,13 @@ def own_or_simulated(
 
 
 class Clients(NamedTuple):
-    """Clients of a file.
+    """Clients read from a file.
 
     Attributes:
-      names: [m].
-      samples: a list of arrays [n_i, d], or [n_i] where a sample is one number.
-      columns: names of a sample's d numbers; ``["value"]`` for a row of samples.
-      understood: how the file was read, as JSON.
+      names: the clients' names, [m].
+      samples: an array for each client, [n_i, d], or [n_i] if a sample is one number.
+      columns: names of a sample's d numbers; ``["value"]`` for a wide file.
+      understood: description of how the file was read, as JSON.
     """
 
     names: list[str]
@@ -121,14 +122,16 @@ class Clients(NamedTuple):
 def read(path: Path, given: CsvLayout | None = None) -> Clients:
     """Read clients and their samples from a CSV file.
 
-    A long file has a row for each sample: one column names the client, ``value`` (one or several columns: samples of d
-    numbers) has the sample; a client's rows need not stand together. A wide file has a row for each client, and its
-    samples in the columns ``values``. Cells that are empty, lacking, or a word for missing values hold no sample: the
-    client has one less (of several numbers, the whole sample is left out), and clients without any are left out.
+    A long file has a row per sample: one column names the client, and the columns ``value`` (one, or several for
+      samples
+    of d numbers) have the sample. A client's rows need not be adjacent. A wide file has a row per client, with its
+    samples in the columns ``values``. A cell that is empty, absent, or a word for missing values is a missing sample. A
+    sample of several numbers is left out if one of them is missing. Clients without any sample are left out.
 
     Raises:
-      JaxpflError: a file that cannot be read, clients or samples of which no column is named (with what to write), a
-        cell that is not a finite number (with its line), a client that is the sum of all others, or no clients.
+      JaxpflError: if the file cannot be read; if no column of clients or samples is named (the message says what to
+        write); if a cell is not a finite number (the message gives the line); if a client is the sum of all others; or
+        if there are no clients.
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
@@ -178,10 +181,10 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
 
 def distinct_clients(table: Table, column: str) -> list[str]:
-    """Names of the clients of a table with a row for each.
+    """Names of the clients in a table with a row per client.
 
     Raises:
-      JaxpflError: for an empty name, or one twice, with the line.
+      JaxpflError: if a name is empty or occurs twice; the message gives the line.
     """
     seen: dict[str, int] = {}
     for line, name in zip(table.lines, table.texts(column), strict=True):
@@ -192,10 +195,10 @@ def distinct_clients(table: Table, column: str) -> list[str]:
 
 
 def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
-    """Refuse a client whose numbers [k] are the sums of all others', a row of totals among the clients [m, k].
+    """Refuse a client whose numbers are the sums of all others': a row of totals among the clients [m, k].
 
     Raises:
-      JaxpflError: the first one.
+      JaxpflError: naming the first such client.
     """
     apart = np.abs(2 * numbers - numbers.sum(axis=0)) <= 1e-12 * np.abs(numbers).sum(axis=0)
     same = np.flatnonzero(apart.all(axis=1) & numbers.any(axis=1))
@@ -207,7 +210,7 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
     """Refuse columns [d] of samples whose squares would overflow or underflow in double precision.
 
     Raises:
-      JaxpflError: the column, its largest number, and the range.
+      JaxpflError: naming the column, its largest number, and the allowed range.
     """
     for column, values in zip(columns, _sample_columns(samples), strict=True):
         largest = float(np.abs(values).max())
@@ -219,7 +222,7 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
 
 
 def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
-    """A line for each column of equal numbers."""
+    """A line for each column in which all numbers are equal."""
     one = len(columns) == 1
     return [
         f"every sample {'of the file' if one else 'in column ' + printable(column)} is {values[0]:g}"
@@ -229,7 +232,7 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
 
 
 def _unnamed(table: Table, client: str | None) -> JaxpflError:
-    """The error for a table of which no column of samples is named, with what to write."""
+    """Error for a table in which no column of samples is named; the message says what to write."""
     rest = [name for name in table.names if name != client]
     own = next((name for name in rest if name.lower() in csv_text.CLIENT_NAMES), None) if client is None else client
     rest = [name for name in rest if name != own]
@@ -246,7 +249,7 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
 
 
 def _several(table: Table, text: str) -> list[str]:
-    """Columns by a list of names and ranges; the name of a single column may hold commas and points."""
+    """Names of the columns in a list of names and ranges; a single column's name may itself contain commas and dots."""
     found: list[str] = []
     for part in [text] if text in table.names else text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -266,23 +269,23 @@ def _sample_columns(samples: list[np.ndarray]) -> np.ndarray:
 
 
 _MOST_FOLDS = 20
-"""With fewer samples of every client, each sample is a fold."""
+"""Largest number of folds. With fewer samples per client, each sample is a fold."""
 
 _LEAST_SAMPLES = 3
-"""Samples that at least one client must have for held-out scores: half a pair has no variance."""
+"""Samples that at least one client must have for held-out scores: a single remaining sample has no variance."""
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 NOT_OWN = "applies to simulated clients, not to --csv"
-"""Reason for refusing a setting of simulated clients beside a file."""
+"""Reason for refusing settings of simulated clients together with a file."""
 
 
 class Learned(NamedTuple):
-    """Posterior of one column, besides its estimates.
+    """Posterior of one column, in addition to its estimates.
 
     Attributes:
-      facts: facts of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      facts: results for all clients, as JSON; ``estimated`` includes the ``mean``.
       low, high: ends of every client's interval, [m].
-      stderr: posterior standard deviations of every client's parameter, [m].
+      stderr: posterior standard deviation of every client's parameter, [m].
       local_stderr: standard errors of the clients' own estimates, [m].
       more: further columns of ``estimates.csv``, by name, [m] each.
     """
@@ -296,7 +299,7 @@ class Learned(NamedTuple):
 
 
 def estimates(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, Estimated]:
-    """Run every estimator on the data, in one program."""
+    """Run every estimator on the data, in one compiled program."""
     return full_precision.jit(lambda data: {name: base.estimate(each, key, data) for name, each in estimators.items()})(
         data
     )
@@ -316,12 +319,14 @@ def summary(
     """Result of a study: errors on held-out samples, and every client's estimates with their intervals.
 
     Args:
-      study, path, clients: its name, the file, and its contents.
+      study: name of the study.
+      path: path of the file.
+      clients: clients of the file.
       data: the samples, stacked.
       estimators, made: estimators by name, and their results on the data.
-      key: key of the estimators' randomness.
-      learned: posteriors of the columns.
-      facts: facts of the study, as JSON.
+      key: random key of the estimators.
+      learned: posterior of each column.
+      facts: further entries of the result, as JSON.
     """
     names, sizes = clients.names, np.asarray(data.mask.sum(axis=1))
     result: dict[str, Any] = {
@@ -344,8 +349,8 @@ def summary(
     pictures = []
     for number, (column, of) in enumerate(zip(clients.columns, learned, strict=True)):
         at = {name: np.asarray(each.estimates).reshape(len(names), -1)[:, number] for name, each in made.items()}
-        # An estimate uses the moment estimate of the variance, its interval the posterior mean over all variances:
-        # if few clients leave the two far apart, the interval is extended to the estimate.
+        # The estimate uses a moment estimate of the variance, and the interval integrates over all variances. With few
+        # clients the two can be far apart; the interval is then extended to include the estimate.
         own, personal = at["local"], at["personalized"]
         low, high = np.minimum(of.low, personal), np.maximum(of.high, personal)
         facts_of = {"local": own, "local_stderr": of.local_stderr, "personalized": personal}
@@ -365,10 +370,10 @@ def summary(
 
 
 def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
-    """Numbers of samples, [m].
+    """Number of samples of each client, [m].
 
     Raises:
-      JaxpflError: less than two clients, or none with two samples.
+      JaxpflError: if there are fewer than two clients, or no client has two samples.
     """
     sizes = np.array([len(own) for own in samples])
     if len(sizes) < 2:
@@ -379,11 +384,11 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
 
 
 class HeldOut(NamedTuple):
-    """Held-out errors of the k clients with two samples or more, for each of d columns.
+    """Held-out errors of the k clients with at least two samples, for each of d columns.
 
     Attributes:
-      errors: mean squared differences of held-out samples from the estimates, by estimator, [k, d].
-      noise: the samples' variances s_i^2, [k, d].
+      errors: mean squared differences between held-out samples and estimates, [k, d], by estimator.
+      noise: variances s_i^2 of the clients' samples, [k, d].
     """
 
     errors: dict[str, np.ndarray]
@@ -393,8 +398,8 @@ class HeldOut(NamedTuple):
 def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
     """Cross-validate the estimators.
 
-    Sample j is held out in fold j mod the number of folds. A client without training samples in a fold neither sends
-    nor is scored in it.
+    Sample j is held out in fold j mod the number of folds. In a fold, a client without training samples neither sends a
+    message nor is scored.
     """
     m, n = data.mask.shape
     folds = min(n, _MOST_FOLDS)
@@ -426,10 +431,9 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
 
 
 def _scores(found: HeldOut, column: int) -> dict[str, Any]:
-    """Scores of one column, as JSON: ``mse`` about the clients' true means, ``gains`` over local, and
-    ``held_out_errors``.
+    """Scores of one column, as JSON: ``mse`` about the true means, ``gains`` over local, and ``held_out_errors``.
 
-    Standard errors are over clients; ``held_out_errors`` include the samples' noise.
+    Standard errors are over clients. ``held_out_errors`` include the samples' noise.
     """
     raw = {name: values[:, column] for name, values in found.errors.items()}
     noise = found.noise[:, column]
@@ -439,12 +443,12 @@ def _scores(found: HeldOut, column: int) -> dict[str, Any]:
 
 _SIGNIFICANT = 0.05
 _MOST_PICTURES = 12
-_FEW = 60  # clients, beyond which bars are fainter and points smaller
+_FEW = 60  # number of clients above which bars are fainter and points smaller
 _LISTED = 6
 
 
 class Picture(NamedTuple):
-    """Data to plot a column: estimates, interval ends and numbers of samples, [m] each, and the mean over clients."""
+    """Data of a column's plot: estimates, interval ends and numbers of samples, [m] each, and the mean over clients."""
 
     column: str
     local: np.ndarray
@@ -459,11 +463,11 @@ class Own(NamedTuple):
     """Results for a file.
 
     Attributes:
-      result: result for the table and JSON. A column's entries are at the top level if it is the only one, else under
-        its name in ``columns``.
-      columns: one for each fact of a client, for ``estimates.csv``.
-      pictures: one for each column.
-      public: public settings of private Gaussian messages, by which they are clipped and accounted for.
+      result: result for the table and JSON. The entries of a single column are at the top level; those of several
+        columns are under their names in ``columns``.
+      columns: columns of ``estimates.csv``, an entry per client.
+      pictures: data for the plot of each column.
+      public: public settings that determine the clipping and the privacy of Gaussian messages.
     """
 
     result: dict[str, Any]
@@ -475,12 +479,12 @@ class Own(NamedTuple):
 def file_results(
     own: Own, tables: Callable[[], Sequence[Block]], files: Mapping[str, dict[str, list]] | None = None
 ) -> Results:
-    """Results of a study of the user's own clients.
+    """Results of a study of the user's own clients, with estimates written to files.
 
     Args:
       own: estimates, scores and pictures.
-      tables: function that makes the printed tables and lines.
-      files: further tables, by the name of their file.
+      tables: function that returns the printed tables and lines.
+      files: further tables, by file name.
     """
     more = {} if files is None else files
 
@@ -499,7 +503,7 @@ def file_results(
 
 
 def how_it_was_read(result: dict[str, Any]) -> list[str]:
-    """Lines on the reading of a file of samples and its oddities, followed by an empty one."""
+    """Lines that say how a file of samples was read, and what is unusual in it, followed by an empty line."""
     read = result["read"]
     sizes, first = read["samples"], read["first"]
     layout = "a row for each sample" if read["layout"] == "long" else "a row for each client"
@@ -523,14 +527,14 @@ def how_it_was_read(result: dict[str, Any]) -> list[str]:
 
 
 def summaries_read(result: dict[str, Any]) -> str:
-    """A line on the reading of a file with a summary of each client."""
+    """A line that says how a file with a summary of each client was read."""
     read = result["read"]
     columns, client = ",".join(read["columns"]), printable(read["client"])
     return f"read as: {columns} of {result['clients']} clients, named by {client}{_unused(read)}"
 
 
 def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
-    """Tables of errors on held-out samples by column, with ``notes`` below the last."""
+    """Tables of errors on held-out samples, one per column, followed by ``notes``."""
     title = printable(f"{result['csv']}: {result['clients']} clients")
     found: list[Block] = how_it_was_read(result)
     for column, block in (result.get("columns") or {"": result}).items():
@@ -545,7 +549,7 @@ def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
 
 
 def population_lines(block: dict[str, Any], level: float) -> list[str]:
-    """Lines below a column's table: population estimates, rounded by the samples' spread, and test results."""
+    """Lines below a column's table: population estimates, with digits that suit the samples' spread, and tests."""
     estimated = dict(block["estimated"])
     spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
     texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
@@ -571,20 +575,20 @@ def population_lines(block: dict[str, Any], level: float) -> list[str]:
 
 
 def test_line(test: dict[str, Any], what: str) -> str:
-    """A line on a test that clients, or groups, differ."""
+    """A line with the result of a test that clients, or groups, differ."""
     differ = f"{what} differ" if test["p_value"] < _SIGNIFICANT else f"no sign that {what} differ"
     return f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
 
 
 def privacy_line(privacy: dict[str, Any]) -> str:
-    """Facts that privacy takes for public, and results that are not private."""
+    """A line on what the privacy guarantee assumes to be public, and on which results are not private."""
     public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
     known = ", ".join([*public, "the clients' numbers of samples"])
     return f"assumed public: {known}; not private: all other results, also the population's estimates and the intervals"
 
 
 def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:
-    """Coefficients, the intercept first, with standard errors and p-values, as JSON."""
+    """Coefficients (the intercept first) with standard errors and p-values, as JSON."""
     from scipy import special
 
     estimates, errors = np.asarray(beta), np.sqrt(np.diag(covariance))
@@ -596,7 +600,7 @@ def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[
 
 
 def coefficients_line(result: dict[str, Any]) -> str:
-    """A line on the coefficients of a result."""
+    """A line with the coefficients of a result."""
     terms = ", ".join(
         f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
     )
@@ -604,12 +608,12 @@ def coefficients_line(result: dict[str, Any]) -> str:
 
 
 def percent(level: float) -> str:
-    """A level, as 95 %."""
+    """A level as text, such as "95 %"."""
     return f"{100 * level:g} %"
 
 
 def write_estimates(folder: Path, own: Own) -> list[Path]:
-    """Write ``estimates.csv`` beside the folder of plots, and plot each client's own and personalised estimate."""
+    """Write ``estimates.csv`` into the plots' parent folder, and plot personalised against local estimates."""
     write_table(folder.parent / "estimates.csv", own.columns)
     title = literal(f"{own.result['csv']}: {own.result['clients']} clients")
     alone = len(own.pictures) == 1
@@ -620,7 +624,7 @@ def write_estimates(folder: Path, own: Own) -> list[Path]:
 
 
 def write_table(path: Path, columns: dict[str, list]) -> None:
-    """Write columns of the same length under their names."""
+    """Write columns of equal length to a CSV file with their names as header."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -628,7 +632,7 @@ def write_table(path: Path, columns: dict[str, list]) -> None:
 
 
 def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
-    """Draw personalised estimates over the clients' own, with intervals and the mean of all."""
+    """Draw personalised against local estimates, with intervals and the estimated mean of all."""
     title = f"{title}, {literal(of.column)}" if of.column else title
     figure, axes = new_axes("local estimate", "personalised estimate", title)
     ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]

@@ -19,7 +19,7 @@ from jaxpfl.studies.report import estimator_table, fractions, plus_minus, regres
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _FLOOR = 1e-6
-"""Lower bound of estimated variances."""
+"""Least estimated variance."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class RegressionSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
 
     clients: int = within(10_000, minimum(2))
-    """m."""
-    samples: int = within(10, minimum(2))  # the variance shows in pairs of a client's examples
-    """n, of each client."""
+    """Number of clients, m."""
+    samples: int = within(10, minimum(2))  # moments need pairs of a client's examples
+    """Samples per client, n."""
     dim: int = within(50, checks.count)
-    """d."""
+    """Dimension, d."""
     sigma_theta: float = within(0.1, checks.positive)
     """Standard deviation of the clients' coefficients about mu, in each dimension."""
     sigma_mean: float = within(0.1, minimum(0))
@@ -41,28 +41,28 @@ class RegressionSettings(Settings):
     feature_variance: float = within(0.05, checks.positive)
     """Variance of an entry of X."""
     em_steps: int = within(50, checks.count)
-    """Steps of EM from the moments."""
+    """Number of EM steps, which start from moment estimates."""
     gradient_steps: int = within(300, checks.count)
-    """Steps of Algorithm 4, at the moments' variances."""
+    """Number of steps of Algorithm 4, with the variances fixed at moment estimates."""
     printed_steps: bool = False
-    """Steps of Algorithm 4 as printed, by which mu is slow; otherwise they have Nesterov's momentum."""
+    """Steps of Algorithm 4 as printed, with which mu converges slowly; by default steps have Nesterov's momentum."""
     repetitions: int = within(10, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
     @property
     def local_mse(self) -> float | None:
-        """Exact error of a client's own least-squares estimate of least norm; None for n near d."""
+        """Exact error of a client's own least-squares estimate (of least norm); None for n near d."""
         n, d = self.samples, self.dim
-        if abs(n - d) < 4:  # its variance is infinite
+        if abs(n - d) < 4:  # the error has no finite variance, so a mean over repetitions would say little
             return None
         missed = max(0.0, 1 - n / d) * d * (self.sigma_mean**2 + self.sigma_theta**2)
         return missed + self.noise_variance / self.feature_variance * min(n, d) / (abs(n - d) - 1)
 
 
 def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array, Array]:
-    """Draw the population, coefficients [m, d], X [m, n, d] and y [m, n].
+    """Draw the population, coefficients [m, d], inputs X [m, n, d] and targets y [m, n].
 
     Implements: Ozkara et al. 2023, equation (46).
     """
@@ -76,7 +76,7 @@ def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array,
 
 
 def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bool = True) -> Array:
-    """Coefficients [m, d] by Algorithm 4 from zeros, at the largest rate that is stable for every client."""
+    """Coefficients [m, d] by Algorithm 4, starting from zero, at the largest rate that is stable for every client."""
     rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
     zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
     begin = begin._replace(mu=zeros[0])
@@ -84,7 +84,7 @@ def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bo
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
-    """One repetition: mean squared errors, [] each; ``bound`` is the expected error under the known prior, given X."""
+    """Mean squared errors of one repetition, [] each; ``bound`` is the expected error under the true prior, given X."""
     population, theta, x, y = draw(key, given)
     data = jax.vmap(regression.rotate)(x, y)
     moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
@@ -105,12 +105,12 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
 
 
 def simulated(given: RegressionSettings) -> Results:
-    """Run the simulation: local and pooled least squares, and posterior means under known and learned populations.
+    """Compare local and pooled least squares, and posterior means under known and learned populations.
 
     Reference: Ozkara et al. 2023, appendix K.2, linear regression.
 
     Raises:
-      JaxpflError: for settings that `RegressionSettings.check` refuses.
+      JaxpflError: as in `RegressionSettings.check`.
     """
     given.check()
     errors = repeat(
@@ -128,13 +128,14 @@ def regression_results(
     exact: dict[str, float | None],
     plots: Callable[[Path, Any], list[Path]],
 ) -> Results:
-    """Results of a study of regressions, with gains over the pooled fit in the summary too.
+    """Results of a study of regressions; the summary also has the gains over the pooled fit.
 
     Args:
-      kind: kind of regression, whose name is the study's: "Linear regression" or "Logistic regression".
+      kind: "Linear regression" or "Logistic regression", which also determines the study's name.
       given: settings of the study.
-      errors: mean squared errors by estimator, [repetitions] each, with ``local``, ``fedavg`` and ``personalized``.
-      exact: exact errors, where known.
+      errors: mean squared errors by estimator, [repetitions] each; must include ``local``, ``fedavg`` and
+        ``personalized``.
+      exact: exact errors by estimator, if known.
       plots: ``(folder, settings) -> paths``.
     """
     name = kind.lower().replace(" ", "-").removeprefix("linear-")
@@ -152,7 +153,7 @@ def regression_results(
 
 
 def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
-    """Plot the error against m, and against n for a tenth of the clients, into ``folder``."""
+    """Plot the error against m, and against n with a tenth of the clients; write the plots into ``folder``."""
     few = replace(given, repetitions=min(given.repetitions, 3))
     fewer = replace(few, clients=max(2, given.clients // 10))
     of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3), 2)

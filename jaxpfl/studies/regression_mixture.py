@@ -1,4 +1,4 @@
-"""The study of a mixture of regressions: AdaMix's Table 3 (Ozkara et al. 2023), with EM on the data beside it."""
+"""The study of a mixture of regressions: AdaMix's Table 3 (Ozkara et al. 2023), compared with EM on the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxpfl.studies.report import Curve, estimator_table, regression_title, writ
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _POINTS = 20
-"""Number of points of Algorithm 1's curve over its iterations."""
+"""Number of points on the curve of Algorithm 1 over its iterations."""
 
 _FLOOR = 1e-5
 """Least variance of a component in EM on the data."""
@@ -33,25 +33,25 @@ class RegressionMixtureSettings(Settings):
     """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
 
     clients: int = within(1000, minimum(2))
-    """m."""
+    """Number of clients, m."""
     samples: tuple[int, ...] = within((10, 20, 30), checks.count)
-    """n, of each client; one study per value."""
+    """Samples per client, n; one study per value."""
     dim: int = within(50, checks.count)
-    """d."""
+    """Dimension, d."""
     mean: float = within(1.0, minimum(0))
-    """Value of every entry of mu; unstated in the paper, and 1 reproduces its errors for local estimates."""
+    """Value of every entry of mu. The paper does not state it; 1 reproduces its errors for local estimates."""
     component_variance: float = within(0.001, checks.positive)
     """s2, the variance of the coefficients about their center."""
     noise_variance: float = within(0.1, checks.positive)
-    """Variance of w; given to Algorithms 1 and 6, but not to EM."""
+    """Variance of w; Algorithms 1 and 6 are given it, EM is not."""
     iterations: int = within(1000, checks.count)
-    """Iterations of Algorithm 1, and at most 20 of Algorithm 6, which converges after a few."""
+    """Iterations of Algorithm 1; Algorithm 6, which converges after a few, has at most 20 of them."""
     floor: float = within(0.001, checks.positive)
-    """Least variance of a component in Algorithm 1, which ends on it."""
+    """Least variance of a component in Algorithm 1, at which its variances end."""
     em_steps: int = within(20, checks.count)
-    """Steps of EM on the data."""
+    """Number of EM steps on the data."""
     repetitions: int = within(5, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
@@ -64,7 +64,7 @@ class RegressionMixtureSettings(Settings):
 
 
 def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Array, Array]:
-    """Draw coefficients [m, d], X [m, n, d] and y [m, n].
+    """Draw coefficients [m, d], inputs X [m, n, d] and targets y [m, n].
 
     Implements: Ozkara et al. 2023, equation (56).
     """
@@ -78,7 +78,7 @@ def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Arr
 
 
 def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
-    """Run one repetition: mean squared errors, [] each, and Algorithm 1's error along its iterations, [_POINTS]."""
+    """Mean squared errors of one repetition, [] each, and Algorithm 1's error along its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
     data = jax.vmap(regression.rotate)(x, y)
     alone = jax.vmap(regression.least_squares)(data)
@@ -110,10 +110,10 @@ def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array
 
 
 def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray]]:
-    """Errors of every repetition, by number of samples per client.
+    """Errors of every repetition, by the number of samples per client.
 
     Raises:
-      JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
+      JaxpflError: as in `RegressionMixtureSettings.check`.
     """
     given.check()
     return {
@@ -126,7 +126,7 @@ ORDER = ("local", "algorithm-6", "algorithm-1", "personalized", "known")
 
 
 def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Summary of the errors from `measured`: a row for every estimator and number of samples."""
+    """Summary of the errors from `measured`: a row for each estimator and number of samples."""
     result: dict[str, Any] = {"mse": {}, "gains": {}, "gain_over_local": {}}
     for n, found in errors.items():
         of_n = report({name: found[name] for name in ORDER}, {})
@@ -137,7 +137,7 @@ def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.nda
 
 
 def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
-    """Plot the errors from `measured` into ``folder``: against n, and Algorithm 1's along its iterations."""
+    """Plot the errors from `measured` against n, and Algorithm 1's errors along its iterations, into ``folder``."""
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
     style: dict[str, Any] = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
     over = {name: Curve.measured(list(errors), [measure(own[name]) for own in errors.values()]) for name in ORDER}
@@ -152,17 +152,17 @@ def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int
 
 
 def _each(given: RegressionMixtureSettings) -> int:
-    """Iterations of Algorithm 1 between two points of its curve."""
+    """Number of iterations of Algorithm 1 between two points of its curve."""
     return -(-given.iterations // _POINTS)
 
 
 def simulated(given: RegressionMixtureSettings) -> Results:
-    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and the true mixture.
+    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and true mixtures.
 
     Reference: Ozkara et al. 2023, Table 3.
 
     Raises:
-      JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
+      JaxpflError: as in `RegressionMixtureSettings.check`.
     """
     errors = measured(given)
     result = summary(given, errors)

@@ -1,4 +1,4 @@
-"""Repetitions of a study in one program, and their mean with its standard error."""
+"""Repetitions of a study in one compiled program, and their mean with its standard error."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 
 MOST_NUMBERS = 2**24
-"""Limit on the samples of repetitions run side by side; more repetitions run in turn."""
+"""Most random numbers of the repetitions that are vmapped together; further repetitions run one batch after another."""
 
 LEAST = 3
-"""Least number of repetitions, or clients, for a standard error: with two it may be zero by chance."""
+"""Least number of repetitions, or clients, for a standard error; with two it may be zero by chance."""
 
 
 class Measured(NamedTuple):
-    """A mean over repetitions, its standard error (None for fewer than `LEAST`), and the exact value if known."""
+    """A mean over repetitions, its standard error (None for fewer than `LEAST`), and the exact value, if known."""
 
     mean: float
     stderr: float | None
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """An estimator at each of several values, in one program: ``build(value)``, and the values [k]."""
+    """An estimator ``build(value)`` that is run at each of the values [k], in one program."""
 
     build: Callable[[Array], Estimator]
     values: Array
@@ -45,23 +45,23 @@ def repetition(
     uploads: int | None = None,
     score: Callable[[Array, Array], Array] | None = None,
 ) -> Callable[[Key], dict[str, Array]]:
-    """One repetition, a pure function of its key: scores of all estimators on the same new data.
+    """Return one repetition of a study as a pure function of its key: all estimators are scored on the same new data.
 
     Args:
       draw: ``key -> (parameters [m, ...], samples)``.
       estimators: estimators by name.
-      uploads: K, number of clients that send; all unless given.
-      score: ``(estimates, parameters) -> score``; the mean squared error unless given.
+      uploads: number of clients that send, K; by default all.
+      score: ``(estimates, parameters) -> score``; by default the mean squared error.
 
     Returns:
-      A function of the key whose scores are by estimator, with a leading [k] for those at several values.
+      A function from the key to the scores by estimator; the scores of a `Swept` estimator have a leading axis [k].
     """
     scored = score or mean_square
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         truth, clients = draw(of_data)
-        # The first K send, as all have the same distribution.
+        # The first K clients send; it does not matter which, because all have the same distribution.
         sent = jnp.arange(len(truth)) < (len(truth) if uploads is None else uploads)
 
         def one(estimator: Estimator) -> Array:
@@ -81,16 +81,16 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
     """Run ``study(key)`` for one key per repetition, in one compiled program.
 
     Args:
-      study: pure; returns a tree of arrays, the same shapes for every key.
-      seed: repetition r has the key ``fold_in(key(seed), r)``, whatever the number of repetitions.
+      study: pure function that returns a pytree of arrays, with the same shapes for every key.
+      seed: seed of the keys; repetition r has the key ``fold_in(key(seed), r)``, for any number of repetitions.
       repetitions: number of repetitions.
-      numbers: samples of one repetition, which determine how many run side by side.
+      numbers: random numbers in one repetition, which determine how many repetitions are vmapped together.
 
     Returns:
       The results as NumPy arrays, leaves [repetitions, ...].
 
     Raises:
-      JaxpflError: if a repetition does not fit in memory, before anything is drawn.
+      JaxpflError: if a repetition does not fit in memory; raised before anything is drawn.
     """
     side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
 
@@ -99,7 +99,7 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
         keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
         return jax.lax.map(study, keys, batch_size=side_by_side)
 
-    host_memory.check(  # a lower bound, at once: even to compile a program of so many numbers would take long
+    host_memory.check(  # a lower bound, checked first because compiling a program of this size would take long
         4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
     )
     program, devices = run.lower(jax.random.key(seed)).compile(), jax.devices()[:1]
@@ -118,12 +118,12 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
     """Results of a study as JSON.
 
     Args:
-      errors: mean squared errors by estimator, [repetitions] each; ``local`` and ``personalized`` among them.
-      closed_form: exact errors by estimator, where known.
+      errors: mean squared errors by estimator, [repetitions] each; must include ``local`` and ``personalized``.
+      closed_form: exact errors by estimator, if known.
 
     Returns:
-      ``mse``: mean, stderr and closed_form by estimator; ``gain_over_local``: share of local's error that the
-      personalised estimator avoids; ``gains``: this share for every other estimator, with its standard error.
+      ``mse``: mean, stderr and closed_form by estimator. ``gain_over_local``: the fraction of local's error that the
+      personalised estimator avoids. ``gains``: this fraction and its standard error for every estimator except local.
     """
     mse = {name: measure(values, closed_form.get(name))._asdict() for name, values in errors.items()}
     gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}
@@ -131,20 +131,20 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 
 
 def measure(values: Any, exact: float | None = None) -> Measured:
-    """Mean over repetitions, [repetitions]."""
+    """Mean of values [repetitions] with its standard error, and the exact value."""
     values = np.asarray(values, float)
     return Measured(float(values.mean()), standard_error(values) if len(values) >= LEAST else None, exact)
 
 
 def standard_error(values: np.ndarray) -> float | None:
-    """Standard error of the mean of values [repetitions]; None for a single one."""
+    """Standard error of the mean of values [repetitions]; None for a single value."""
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def gain(values: Any, reference: Any) -> Measured:
-    """Gain ``1 - E MSE / E MSE of the reference``, from errors [repetitions] of both on the same data (delta method).
+    """Gain ``1 - E MSE / E MSE of the reference`` (delta method), from errors [repetitions] of both on the same data.
 
-    NaN if the reference has no error.
+    The gain is NaN if the reference has no error.
     """
     values, reference = np.asarray(values, float), np.asarray(reference, float)
     base = reference.mean() if reference.mean() > 0 else np.nan

@@ -16,7 +16,7 @@ from jaxpfl.support.console import COLORS, GRID, INK, new_axes, new_table, save
 Values: TypeAlias = Sequence[float] | np.ndarray
 
 FEW_ERRORS = 2
-"""Half width of bars and bands in standard errors."""
+"""Half width of error bars, in standard errors."""
 
 _COLORS = {
     "local": COLORS[0],
@@ -40,12 +40,12 @@ _COLORS = {
 
 
 def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = ()) -> list[Block]:
-    """A table of the estimators' errors and gains, and lines below it.
+    """A table of the estimators' errors and gains, followed by lines of text.
 
     Args:
       result: result with ``mse`` and ``gains`` by estimator.
-      title: above the table.
-      notes: lines below it.
+      title: title of the table.
+      notes: lines below the table.
     """
     exact = any(row["closed_form"] is not None for row in result["mse"].values())
     table = new_table(title, "± one standard error; gain: share of local's error avoided")
@@ -60,30 +60,30 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
 
 
 def regression_title(study: str, given: Any, more: str) -> str:
-    """The title of a study of regressions, with its sizes.
+    """Title of a study of regressions, which includes its sizes.
 
     Args:
-      study: its first words.
+      study: first words of the title.
       given: settings with ``clients``, ``dim`` and ``repetitions``.
-      more: a further size or setting.
+      more: a further size or setting, as text.
     """
     sizes = f"m = {given.clients}, d = {given.dim}, {more}"
     return f"{study}, {sizes}, {given.repetitions} repetitions; known: with the true prior"
 
 
 def number(value: float | None) -> str:
-    """A number with four figures; a dash for None."""
+    """A number as text with four significant figures; a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def beside(value: float, spread: float) -> str:
-    """A number with four figures, or as many as show a thousandth of ``spread``."""
+    """A number as text with four significant figures, or more if a thousandth of ``spread`` needs them."""
     larger = math.log10(abs(value) / spread) if value and spread > 0 else 0
     return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
 
 def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
-    """``mean ± stderr``, to the last significant figure of the error."""
+    """Text ``mean ± stderr``; the error has one significant figure, or one or two decimals in percent."""
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
         return "-"
@@ -96,12 +96,12 @@ def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
 
 
 class Curve(NamedTuple):
-    """One estimator over a setting.
+    """Curve of one estimator over a setting.
 
     Attributes:
-      x, mean, stderr: measured, [points] each; empty where nothing was.
+      x, mean, stderr: positions, measured means and standard errors, [points] each; empty without measurements.
       line: exact values, or None.
-      at: positions of the line; the plot's ``fine`` if None.
+      at: positions of the exact values; if None, ``fine`` of `write_curves`.
     """
 
     x: Values
@@ -112,31 +112,31 @@ class Curve(NamedTuple):
 
     @classmethod
     def measured(cls, x: Values, rows: Iterable[Any], line: Values | None = None, scale: float = 1) -> Self:
-        """Curve of measured means.
+        """Make a curve from measured means.
 
         Args:
           x: positions.
-          rows: mean and standard error at each, as `repetitions.Measured` or its dictionary.
+          rows: mean and standard error at each position, as `repetitions.Measured` or its dictionary.
           line: exact values.
-          scale: factor of means and errors.
+          scale: factor by which means and errors are multiplied.
         """
         pairs = [(row["mean"], row["stderr"]) if isinstance(row, dict) else row[:2] for row in rows]
         return cls(x, [scale * mean for mean, _ in pairs], [scale * (error or 0) for _, error in pairs], line)
 
     @classmethod
     def level(cls, value: float, fine: Values) -> Self:
-        """The line of one exact value."""
+        """Make a horizontal line at one exact value."""
         return cls((), (), (), [value] * len(fine))
 
 
 def color(name: str) -> str:
-    """Colour of an estimator, the same in every plot, by the name up to a comma."""
+    """Colour of an estimator, the same in every plot; text after a comma in its name names a variant and is ignored."""
     return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Choose colours for the estimators in one plot: distinct unless one is a variant of the other."""
-    whose: dict[str, str] = {}  # colour -> the estimator that has it
+    """Colours for the estimators in one plot; only variants of the same estimator share a colour."""
+    whose: dict[str, str] = {}  # colour -> estimator drawn in it
     found = []
     for name in names:
         base, own = name.split(",")[0], color(name)
@@ -160,19 +160,21 @@ def write_curves(
     logarithmic: str = "",
     from_zero: bool = True,
 ) -> Path:
-    """Plot curves to ``path`` (a PNG file).
+    """Plot curves to ``path``, a PNG file.
 
     Args:
+      path: file to write.
       fine: positions of the exact lines.
       curves: curves by estimator.
+      xlabel, title, ylabel: texts of the plot.
       floor: a lower bound at ``fine``, drawn as a dotted line.
-      logarithmic: axes with a logarithmic scale, of "x" and "y".
-      from_zero: whether an axis of errors that is not logarithmic begins at zero.
+      logarithmic: axes with a logarithmic scale: "", "x", "y" or "xy".
+      from_zero: whether a vertical axis that is not logarithmic starts at zero.
     """
     figure, axes = new_axes(xlabel, ylabel, title)
     drawn: list[str] = []
     for (name, curve), own in zip(curves.items(), _apart(list(curves)), strict=True):
-        # A variant has its base's colour, dashed.
+        # A variant has the colour of its base estimator, and a dashed line.
         style = {"color": own, "linestyle": "--" if own in drawn else "-"}
         drawn.append(own)
         if curve.line is not None:
@@ -203,11 +205,11 @@ def write_curves(
 
 
 def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, least: float | None = None) -> Path:
-    """Plot ``folder/errors.png``: the mean of every estimator's row with its standard error.
+    """Plot every estimator's mean error with its standard error to ``folder/errors.png``.
 
     Args:
       folder: folder of the plot.
-      rows: the rows ``mse`` by estimator.
+      rows: rows of ``mse`` by estimator.
       ylabel, title: texts of the plot.
       least: Bayes risk, drawn as a line; without it the axis is logarithmic.
     """
@@ -224,13 +226,13 @@ def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, l
 
 
 def write_gains(path: Path, fine: Values, curves: Mapping[str, Curve], *, xlabel: str, title: str) -> Path:
-    """`write_curves` of gains over the local estimate in percent, on a logarithmic axis."""
+    """Plot gains over the local estimate in percent with `write_curves`; the horizontal axis is logarithmic."""
     style: dict[str, Any] = {"ylabel": "gain over the local estimate, %", "logarithmic": "x", "from_zero": False}
     return write_curves(path, fine, curves, xlabel=xlabel, title=title, **style)
 
 
 def log_ticks(axis: Any, values: Values) -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 times the powers of ten if there are few."""
+    """Make an axis logarithmic, with plain numbers at powers of ten; a short axis also has 2 and 5 times these."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -244,7 +246,7 @@ AXES = {"clients": "clients m", "samples": "samples of a client, n"}
 
 
 def fractions(size: int, shares: Iterable[float], least: int) -> list[int]:
-    """The given shares of a size, each once, and at least ``least``."""
+    """Sizes in these proportions to ``size``, at least ``least``, without duplicates and in ascending order."""
     return sorted({max(least, round(size * share)) for share in shares})
 
 
@@ -259,17 +261,18 @@ def write_sizes(
     lines: Mapping[str, Values] | None = None,
     floor: Values | None = None,
 ) -> Path:
-    """Plot ``folder/mse-NAME.png``: each size is a program of its own.
+    """Plot every estimator's error against a size, to ``folder/mse-NAME.png``; the study runs once per size.
 
     Args:
       folder: folder of the plot.
-      run: ``settings -> Results`` with the rows ``mse`` by estimator.
+      run: ``settings -> Results``, with the rows ``mse`` by estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
       name: setting to vary, a key of `AXES`.
-      sizes: its values.
+      sizes: values of this setting.
       study: beginning of the title.
-      fine: positions of the exact lines; ``sizes`` unless given.
-      lines: exact errors of the estimators to plot; of all estimators, without lines, unless given.
+      fine: positions of the exact lines; by default ``sizes``.
+      lines: exact errors by estimator, for the estimators to plot. By default all estimators are plotted, without exact
+        lines.
       floor: a lower bound at ``fine``.
     """
     found = [run(replace(given, **{name: size})).json["mse"] for size in sizes]

@@ -1,4 +1,4 @@
-"""A study of estimation: settings, and a run that gives tables, plots, series and a JSON summary."""
+"""Interface of an estimation study: settings, and a run that returns tables, plots, series and a JSON summary."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Block: TypeAlias = Any
 
 
 NOT_PRIVATE = "requires epsilon"
-"""Reason for refusing a setting of privacy without epsilon."""
+"""Reason for refusing a privacy setting without epsilon."""
 
 
 def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = False) -> Any:
-    """A field of a study's settings with the check of its value; None is not checked.
+    """Define a field of a study's settings with a check of its value; None is not checked.
 
     Args:
-      default: its default; of a tuple, every value is checked.
-      check: ``(name, value) -> anything``, which raises a JaxpflError.
-      empty: whether a tuple may have no values.
+      default: default of the field; of a tuple, every value is checked.
+      check: ``(name, value) -> anything``; raises a JaxpflError for a value that is not allowed.
+      empty: whether a tuple may be empty.
     """
     return dataclasses.field(default=default, metadata={"check": check, "empty": empty})
 
 
 def minimum(least: float) -> Callable[[str, float], None]:
-    """The check that a number is finite and at least ``least``."""
+    """Return a check that a number is finite and at least ``least``."""
 
     def check(name: str, value: float) -> None:
         if not (math.isfinite(value) and value >= least):
@@ -44,10 +44,10 @@ def minimum(least: float) -> Callable[[str, float], None]:
 
 
 def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
-    """Refuse fields of a dataclass that differ from their defaults, as they would be ignored.
+    """Refuse fields of a dataclass that differ from their defaults, because they would have no effect.
 
     Raises:
-      JaxpflError.
+      JaxpflError: naming the field, the reason and its value.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
@@ -60,20 +60,20 @@ def check_uploads(uploads: int | None, clients: int) -> None:
     """Check that the number of uploading clients, if given, is between 2 and the number of clients.
 
     Raises:
-      JaxpflError.
+      JaxpflError: naming the allowed range.
     """
     if uploads is not None and not 2 <= uploads <= clients:
         raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")
 
 
 class Settings:
-    """Base of a study's settings: a frozen dataclass whose fields have their checks (`within`)."""
+    """Base of a study's settings: a frozen dataclass whose fields have checks (`within`)."""
 
     def check(self) -> Any:
         """Check the settings.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = getattr(self, field.name)
@@ -86,7 +86,7 @@ class Settings:
 
 
 class Options:
-    """Base of a study's options: dataclasses of choices outside the simulation's settings."""
+    """Base of a study's options: a dataclass of choices that are not settings of the simulation."""
 
 
 class Results(NamedTuple):
@@ -94,12 +94,12 @@ class Results(NamedTuple):
 
     Attributes:
       json: the summary; ``study`` is the registered name, and ``settings`` are the run's settings.
-      tables: makes the printed tables and lines, in order.
-      plots: ``folder -> paths``, draws the plots into a folder, and writes other files into the folder above it.
-      series: errors of every repetition by name, leaves [repetitions, ...]; repetition r does not depend on how many
-        there are, so a longer run begins with the series of a shorter one. Empty if nothing is repeated.
+      tables: function that returns the printed tables and lines, in order.
+      plots: ``folder -> paths``; draws the plots into the folder, and writes other files into its parent folder.
+      series: errors of every repetition by name, leaves [repetitions, ...]. Repetition r does not depend on the number
+        of repetitions, so a longer run begins with the series of a shorter one. Empty if nothing is repeated.
       files: contents of the output folder, as printed.
-      hint: a last line, printed where no output folder was given.
+      hint: last line of the output if no output folder was given.
     """
 
     json: dict[str, Any]
@@ -114,8 +114,8 @@ class Read(NamedTuple):
     """Data that a study has read.
 
     Attributes:
-      data: samples as the study's results take them.
-      arrays: arrays that the results depend on; None where the settings say to draw them.
+      data: the data, as an argument of the study's ``results``.
+      arrays: arrays on which the results depend; None if the settings say to draw the data.
     """
 
     data: Any
@@ -127,11 +127,11 @@ class Study:
     """A registered study.
 
     Attributes:
-      settings: a frozen dataclass; its fields are the flags, with their docstrings as help, and its ``check`` raises a
-        JaxpflError for values that cannot be studied.
-      results: ``settings -> Results``; with `options` these follow the settings, with `reads` then the data.
+      settings: a frozen dataclass. Its fields are the flags, with their docstrings as help; its ``check`` raises a
+        JaxpflError for values that are not allowed.
+      results: ``settings -> Results``. With ``options``, the options are a further argument; with ``reads``, the data.
       options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without options.
-      reads: ``settings -> Read``, what its results depend on beside the settings; None for a study of drawn data.
+      reads: ``settings -> Read``, the data on which the results depend; None for a study that draws its data.
     """
 
     settings: type[Any]
@@ -143,12 +143,12 @@ class Study:
         """Run the study.
 
         Args:
-          settings: the defaults unless given.
-          options: the defaults unless given; None for a study without options.
-          read: the data of a study that reads some; read here unless given.
+          settings: the settings; by default the settings' defaults.
+          options: the options; by default their defaults. None for a study without options.
+          read: data of a study that reads data; by default they are read here.
 
         Raises:
-          JaxpflError: settings that their ``check`` refuses, or a seed outside 32 bits.
+          JaxpflError: as in the settings' ``check``; also for a seed outside 32 bits.
         """
         given = self.settings() if settings is None else settings
         if hasattr(given, "seed"):
@@ -158,14 +158,14 @@ class Study:
             more.append(self.options() if options is None else options)
         if self.reads is not None:
             more.append((self.reads(given) if read is None else read).data)
-        from jaxpfl.core import full_precision  # starts jax, which settings and help do without
+        from jaxpfl.core import full_precision  # imports jax, which settings and help do not need
 
         return full_precision.products(self.results)(given, *more)
 
     def arguments(self, settings: Any, options: Options | None = None) -> Iterator[str]:
-        """Arguments of ``jaxpfl estimate`` for settings and options, without the ones at their defaults.
+        """Arguments of ``jaxpfl estimate`` for settings and options that differ from their defaults.
 
-        Paths are absolute, so that the command means the same from another folder.
+        Paths are absolute, so that the command works the same from another folder.
         """
         yield from _flags(settings, self.settings())
         if options is not None and self.options is not None:

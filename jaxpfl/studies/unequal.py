@@ -21,12 +21,12 @@ from jaxpfl.studies.study import Block, Results, Settings, Study, minimum, withi
 from jaxpfl.support.errors import JaxpflError
 
 _SHOWN = 8
-"""Greatest number of sizes with an error of their own."""
+"""Largest number of sizes that are reported separately."""
 
 
 @dataclass(frozen=True)
 class UnequalSettings(Settings):
-    """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples of client i."""
+    """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples for client i."""
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -37,15 +37,15 @@ class UnequalSettings(Settings):
     prior: str = "truncnorm:.5,.15"
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
     repetitions: int = within(60, checks.count)
-    """Independent repetitions, for the standard errors."""
+    """Number of independent repetitions, for the standard errors."""
     seed: int = 0
     """Seed of every random draw."""
 
     def check(self) -> ProbabilityPrior:
-        """The population, if the settings can be simulated.
+        """Check the settings, and return the population.
 
         Raises:
-          JaxpflError: the name, its value, and what is allowed.
+          JaxpflError: naming the setting, its value and the allowed values.
         """
         super().check()
         if self.most < max(2, self.least):
@@ -59,14 +59,14 @@ class UnequalSettings(Settings):
 
     @property
     def reported_sizes(self) -> list[int]:
-        """Sizes with an error of their own, evenly spaced on a logarithmic axis."""
+        """Sizes that are reported separately, evenly spaced on a logarithmic axis."""
         sizes = np.unique(self.sizes)
         spaced = np.geomspace(sizes[0], sizes[-1], _SHOWN)
         return [int(n) for n in np.unique(sizes[np.abs(sizes[:, None] - spaced).argmin(axis=0)])]
 
 
 def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Array, Samples]:
-    """Probabilities [m], and samples of zeros and ones [m, most] with a mask of the first n_i."""
+    """Draw probabilities [m], and samples in {0, 1}, [m, most], with a mask of each client's first n_i."""
     of_p, of_x = jax.random.split(key)
     p = prior.draw(of_p, given.clients)
     ones = jax.random.uniform(of_x, (given.clients, given.most)) < p[:, None]
@@ -89,13 +89,13 @@ def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.nd
 
 
 def simulated(given: UnequalSettings) -> Results:
-    """Simulate each client alone, one share for all, and the personalised estimates, whose weights depend on n_i.
+    """Compare local estimates, one share for all clients, and personalised estimates with weights that depend on n_i.
 
-    The summary has ``mse`` and ``gains`` over all clients, and ``by_samples``: both for the clients of one size, with
-    the ``limit``, the gain of the best weight among many clients.
+    The summary has ``mse`` and ``gains`` over all clients. ``by_samples`` has both for the clients of each reported
+    size, with ``limit``, the gain of the best weight for infinitely many clients.
 
     Raises:
-      JaxpflError: for settings that `UnequalSettings.check` refuses.
+      JaxpflError: as in `UnequalSettings.check`.
     """
     prior = given.check()
     series = simulate(given, prior)

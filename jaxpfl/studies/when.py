@@ -1,4 +1,4 @@
-"""Gain of collaboration for a client: the gain by theory, its requirements, and the phase diagram."""
+"""When collaboration helps a client: the gain in theory, the clients and privacy that it requires, a phase diagram."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SHARES = (0.25, 0.5, 0.75)
 
 
 def run(given: GaussianPopulation) -> dict[str, Any]:
-    """Theory for the settings, without simulation.
+    """Compute the theory for these settings, without simulation.
 
     Returns:
-      ``gain_over_local`` of the personalised estimate as it is sent (private where eps is given, else quantised where
-      bits are, else exact), ``most_gain`` of infinitely many clients, ``global_gain`` of one estimate for all,
-      ``careless_gain`` with a weight that ignores the noise, and ``needs``: the clients needed for shares of the most
-      gain, and for the settings' clients the least eps of the one-bit mechanism.
+      ``gain_over_local``: gain of the personalised estimate with messages as sent (private if eps is given, else
+      quantised if bits are given, else exact). ``most_gain``: gain with infinitely many clients. ``global_gain``: gain
+      of one estimate for all. ``careless_gain``: gain with a weight that ignores the noise. ``needs``: for shares of
+      the most gain, the number of clients needed, and the least eps of the one-bit mechanism at the settings' clients.
 
     Raises:
-      JaxpflError: for settings that `GaussianPopulation.check` refuses.
+      JaxpflError: as in `GaussianPopulation.check`.
     """
     given.check()
     with jax.enable_x64(True):
@@ -62,7 +62,7 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """A few sentences on the result."""
+    """Sentences that summarise the result."""
     gain, limit, m = result["gain_over_local"], result["most_gain"], result["settings"]["clients"]
     if gain < 0.05:
         what = "hardly helps"
@@ -86,14 +86,14 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None if no eps does."""
-    if not noise > b**2:  # also where it is NaN
+    """The eps at which one bit adds the variance ``noise``, b^2 coth^2(eps/2); None if there is no such eps."""
+    if not noise > b**2:  # true also for NaN
         return None
     return 2 * math.atanh(b / math.sqrt(noise))
 
 
 def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
-    """Plot the phase diagram: the gain over the clients' heterogeneity, against their number and against eps."""
+    """Plot the phase diagram: the gain by the clients' heterogeneity and, in turn, the number of clients and eps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")

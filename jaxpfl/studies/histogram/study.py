@@ -431,7 +431,7 @@ def _cell(row: dict[str, float | None] | None) -> str:
 
 
 def write_plots(folder: Path, study: Made) -> list[Path]:
-    """Plot the loss against eps, and the rates of misclustering."""
+    """Plot the loss against eps, and the misclustering rates; write the plots into ``folder``."""
     drawn = []
     if len(study.result["settings"]["epsilon"]) > 1:
         drawn.append(_against_epsilon(folder, study))
@@ -457,7 +457,7 @@ def _against_epsilon(folder: Path, study: Made) -> Path:
 
 
 def _misclustering(folder: Path, found: dict[str, Any]) -> Path:
-    """Plot the rates over rounds."""
+    """Plot the misclustering rates over rounds."""
     curves = {name: Curve.measured(range(len(own)), [(x, 0) for x in own]) for name, own in found["wrong"].items()}
     rounds = range(max(map(len, found["wrong"].values())))
     curves["exp(-Delta^2 / (8 sigma^2))"] = Curve.level(found["bound"], rounds)
