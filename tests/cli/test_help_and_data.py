@@ -46,7 +46,7 @@ def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(ca
     monkeypatch.setenv("COLUMNS", "220")
     lines = jaxpfl(capsys, "compare", "--help-all").out.splitlines()
     assert any(
-        "shards or pathological" in line and len(line) > 90 for line in lines
+        "client sizes are log-normal" in line and len(line) > 90 for line in lines
     )  # as wide as the text, not its source
 
 
