@@ -127,7 +127,7 @@ def _classes(sizes: np.ndarray, epochs: np.ndarray) -> tuple[DrawClass, ...]:
     def class_of(bound: int, own: np.ndarray) -> DrawClass:
         return DrawClass(bound, int(np.broadcast_to(epochs, sizes.shape)[own].max()), Sizes.cover(sizes[own]))
 
-    def sorted_by(classes: list[DrawClass]) -> int:  # words that all clients together sort
+    def sorted_by(classes: list[DrawClass]) -> int:  # total number of words that all clients sort
         below = np.searchsorted([of.largest for of in classes], sizes[sizes <= SHORT])
         return sum(int((below == nth).sum()) * of.max_epochs * of.sizes.short for nth, of in enumerate(classes))
 

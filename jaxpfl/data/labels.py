@@ -32,7 +32,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     """Return labels [n] or [n, d] as int32, or as float32 if they are real numbers.
 
     Args:
-      y: labels as numbers.
+      y: labels to check.
       whose: name of their owner, for error messages.
 
     Raises:
@@ -88,7 +88,7 @@ def number_classes(labels: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
       labels: split -> labels, [N].
 
     Returns:
-      The class number of each label, [N] int32 by split; and the distinct labels in order, [K].
+      The class number of each label, [N] int32 for each split, and the distinct labels in order, [K].
     """
     names = np.zeros(0, next(iter(labels.values())).dtype)
     for part in (part for y in labels.values() for part in host_memory.iterate(y, _ENTRIES)):

@@ -70,7 +70,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
         shifts, salts = _rounds(_words(key), size)
         return lax.fori_loop(0, ROUNDS, lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
 
-    # Under ``vmap`` this also runs for long orders, whose positions exceed the table: clipped, then not selected.
+    # Under ``vmap`` this also runs for long orders, whose positions exceed the table; the result is then not used.
     return _either(lambda: _sorted(key, size, sizes.short).at[place].get(mode="clip"), network, size, sizes)
 
 
@@ -112,7 +112,7 @@ def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, 
 
 
 def _sorted(key: Key, size: Array, capacity: int) -> Array:
-    """Sort random words to get an order of [0, n), then padding, [capacity] int32, the same for any capacity >= n."""
+    """Sort random words into an order of [0, n), followed by padding: [capacity] int32, equal for any capacity >= n."""
     index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
     # A key's first words do not depend on how many words are drawn.
     words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))

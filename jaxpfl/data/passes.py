@@ -244,7 +244,7 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
 def switch_length(
     of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...], *, at_once: int | None = None
 ) -> PyTree:
-    """Evaluate a function at the smallest of some static lengths that is large enough for a client.
+    """Evaluate a function at the smallest static length that is large enough for a client.
 
     Under ``vmap``, ``lax.switch`` would evaluate all lengths for every client. Clients are therefore sorted by length
     and evaluated length by length, several clients at once if they are short. The result is then not differentiable in

@@ -440,6 +440,6 @@ def even_shares(sizes: np.ndarray, room: Sequence[int]) -> list[np.ndarray]:
 
 
 def examples_held(sizes: np.ndarray, members: Sequence[np.ndarray]) -> int:
-    """Count the slots of all kinds in the shares' stores, if every store is as long as the largest store."""
+    """Count the examples of all kinds that the shares' stores hold if every store is as long as the largest one."""
     totals = np.array([sizes[own].sum(axis=0, dtype=np.int64) for own in members])
     return int(totals.max(axis=0).sum()) * len(members)

@@ -2,9 +2,9 @@
 
 When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution. XLA runs it slowly, and its
 backward pass even more slowly. This module computes a convolution as one matrix product of the kernel with the input's
-patches, which a client axis turns into a batched ``dot_general``. With the batch as the minor dimension, every row of
-patches is contiguous in memory. Patches are therefore collected by copying, first shifts along W, then shifts of whole
-rows along H.
+patches. With a client axis, the product becomes a batched ``dot_general``. With the batch as the minor dimension, every
+row of patches is contiguous in memory. Patches are therefore collected by copying, first shifts along W, then shifts of
+whole rows along H.
 
 Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
 """

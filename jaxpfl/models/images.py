@@ -2,7 +2,7 @@
 
 Images are accepted as [H, W] or [H, W, C]. Inside the networks, the batch is the minor dimension, as in `convolution`.
 The residual networks are those of He et al. 2016, "Deep Residual Learning for Image Recognition", but with group
-normalisation with two groups instead of batch normalisation, unless ``batch`` is set.
+normalisation (two groups) instead of batch normalisation, unless ``batch`` is set.
 """
 
 from __future__ import annotations

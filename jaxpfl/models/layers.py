@@ -205,8 +205,8 @@ class BatchNorm(nn.Module):
     """Batch normalisation of features-first activations [F, ..., N], with scale [F] and bias [F], initially 1 and 0.
 
     In training, each feature is shifted and scaled to mean 0 and variance 1 over all positions of the batch's real
-    examples. The running mean and variance, [F], start at 0 and 1 and move a tenth of the way to the batch's mean and
-    (biased, as in flax) variance. In evaluation, the running mean and variance are used instead.
+    examples. The running mean and variance, [F], start at 0 and 1, and move a tenth of the way to the batch's mean and
+    variance (the biased variance, as in flax). In evaluation, the running mean and variance are used instead.
     """
 
     momentum: float = 0.9

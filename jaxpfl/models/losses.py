@@ -159,8 +159,8 @@ def token_cross_entropies(logits: Array, y: Array) -> Array:
 def token_loss(logits: Array, y: Array) -> Array:
     r"""Loss of next-token prediction, with labels of -1 at positions that have none: [n, T, V], [n, T] -> [n].
 
-    The logits of position t may depend only on the tokens up to t. With cross-entropies :math:`\ell_{st}`, and
-    :math:`c_{st} = 1` where the label is not -1, else 0, the loss of sequence s is
+    The logits of position t may depend only on the tokens up to t. Let :math:`\ell_{st}` be the cross-entropies, and
+    :math:`c_{st} = 1` where the label is not -1, else 0. The loss of sequence s is
 
     .. math:: \ell_s = \frac1T \sum_t c_{st}\, \ell_{st}.
 

@@ -1,6 +1,6 @@
 """Networks for sequences of tokens (characters, words): a recurrent network and a causal transformer.
 
-They predict the token after the last one; with ``every``, they predict the next token at each position.
+By default they predict the token after the last one; with ``every``, they predict the next token at each position.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
 
         def step(h: Array, x: Array) -> tuple[Array, Array]:
             # One product per gate, also for the input, inside the loop: on a CPU this takes a tenth to two fifths less
-            # time than one product for all three gates, or one for all times (measured at width 128).
+            # time than one product for all three gates, or for all times (measured at width 128).
             r = jax.nn.sigmoid(x @ a[0] + c[0] + h @ b[0])
             z = jax.nn.sigmoid(x @ a[1] + c[1] + h @ b[1])
             n = jnp.tanh(x @ a[2] + c[2] + r * (h @ b[2] + c[3]))

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _SHORT = 2048
 """Largest message in bytes that needs only one exchange; a longer message needs two."""
 _BLOCK_BYTES = 2**26
-"""Largest block of an array in bytes that is exchanged at once, and longest message."""
+"""Largest number of bytes in an array block that is exchanged at once, and in a message."""
 _CODE_BYTES = 32
 
 _key = b""

@@ -83,7 +83,7 @@ def dirichlet_per_class(
 
 
 def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator) -> list[Indices]:
-    """Draw iid clients with sizes proportional to exp(sigma z), z standard normal, and at least 1.
+    """Draw iid clients with sizes of at least 1, proportional to exp(sigma z) with z standard normal.
 
     Args:
       labels: [N]; only their number matters.

@@ -83,7 +83,7 @@ def load_cifar(name: str, root: Path) -> Source:
     sizes = [len(images) for images, _ in batches[:-1]]
     if len(set(sizes)) > 1:
         raise JaxpflError(f"{place}: training batches of {sizes} images: one of them is truncated")
-    # All images as bytes, concatenated, as floats and standardised.
+    # Memory is needed for all images as bytes, concatenated, as floats, and standardised.
     check_fits(place, 6 * sum(images.nbytes for images, _ in batches))
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]

@@ -9,10 +9,10 @@ is the file of the multi-task literature: a MATLAB 5 file with one cell per scho
 (pupils x 1, scores of 1 to 70). Reference: Zhou, Chen and Ye 2011, "MALSAR: Multi-tAsk Learning via StructurAl
 Regularization". Liu et al. 2022 use it under differential privacy, https://arxiv.org/abs/2206.07902.
 
-Elections has the winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients with six samples
-each. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a county), and
-columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns of the MIT
-Election Lab (doi:10.7910/DVN/VOQCHQ).
+Elections has the winners of US presidential elections by county, 2000 to 2020. Each county is a real Bernoulli client
+with six samples. ``elections/county_winners_2000_2020.csv`` has a header, the column ``fips`` (the five digits of a
+county), and columns ``win_YYYY`` (R or D) for two or more elections; other columns are ignored. Source: county returns
+of the MIT Election Lab (doi:10.7910/DVN/VOQCHQ).
 """
 
 from __future__ import annotations

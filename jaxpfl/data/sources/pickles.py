@@ -24,10 +24,10 @@ _PLAIN_TYPES = frozenset("buif")
 """Supported kinds of dtypes: booleans, unsigned and signed integers, and floats."""
 
 _KEYS = (str, bytes, int, float, bool, type(None))
-"""Types of dictionary keys. Tuples are not allowed: hashing deeply nested tuples with shared parts would never end."""
+"""Types of dictionary keys. Tuples are not allowed: hashing nested tuples that share items would take forever."""
 
 _MEMORY = 4  # memory of a pickle relative to its length: its bytes, copies by opcodes, and lists of small numbers
-_MOST_SHARED = 8  # largest number of parts per byte; a part that occurs several times counts each time
+_MOST_SHARED = 8  # largest number of objects per byte of the file; an object counts each time it occurs
 _LEAST_PARTS = 100_000
 
 
@@ -208,10 +208,11 @@ class _Finish:
         self._done: dict[int, tuple[Any, Any, int]] = {}  # also keeps the object alive, so that its id stays unique
 
     def convert(self, value: Any) -> tuple[Any, int]:
-        """Return the value without stand-ins, and its number of parts.
+        """Return the value without stand-ins, and the number of objects in it.
 
         Raises:
-          ValueError: if an object contains itself, or has more parts than allowed because it shares them.
+          ValueError: if an object contains itself, or repeats the same objects so often that their number exceeds the
+            limit.
         """
         if isinstance(value, _Callable | _Type):
             raise ValueError("a bare type")

@@ -197,8 +197,8 @@ _NAMED: dict[str, tuple[_Load, Callable[[str, Path], str]]] = {
     natural.SCHOOL: (_SCHOOL, natural.describe_school),
     "planted": (_load_planted, lambda name, root: _PLANTED),
 }
-"""Data sets with a fixed name: a loader as in `_PREFIXED`, whose argument is the name, and (name, data directory) ->
-description."""
+"""Data sets with a fixed name. Each has a loader as in `_PREFIXED`, with the name as its argument, and a function
+(name, data directory) -> description."""
 
 _PREFIXED: dict[str, tuple[str, _Load]] = {
     "csv": ("FILE", _load_table),

@@ -50,7 +50,8 @@ class TableOptions(NamedTuple):
     encoding: str | None = None
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the label columns, for a table with the columns ``names``; the name of one column may have commas."""
+        """Return the label columns, for a table with the columns ``names``; the name of one column may contain
+        commas."""
         if self.target is None or self.target in names or "," not in self.target:
             return () if self.target is None else (self.target,)
         return tuple(part.strip() for part in self.target.split(","))

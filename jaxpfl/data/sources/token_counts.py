@@ -152,8 +152,7 @@ def split(
     Args:
       counts: token counts of the users, at least two tokens each.
       validation, unseen: shares of the users in these groups, drawn at random.
-      train_share: share of a user's tokens from which the user estimates, rounded; at least one token is on either
-        side.
+      train_share: share of a user's tokens from which the user estimates, rounded; each part gets at least one token.
       seed: seed of both draws.
 
     Raises:
