@@ -1,4 +1,4 @@
-"""Personalised estimation: pure functions of clients and server, which jit, and vmap over repetitions.
+"""Personalised estimation: pure functions for clients and server that work under ``jax.jit`` and ``jax.vmap``.
 
 `base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file. `gaussian`, `bernoulli` and
 `mixture` also have private forms; `regression` and `regression_mixture` are functions of all clients' data at once.

@@ -4,8 +4,8 @@ Client i holds n_i samples that depend on its own parameter theta_i. It sends a 
 combines all messages into a broadcast (`combine`), and the client combines the broadcast with its own data
 (`personalize`). Estimators with several rounds repeat these three steps, each time from the server's last broadcast.
 
-All functions can be jitted, and vmapped over repetitions and settings. A builder's scalar arguments may be traced; its
-sizes are static. Most servers need only the `Moments` of the messages.
+All functions can be jitted, and vmapped over repetitions and settings. Functions that return an `Estimator` accept
+traced scalars; sizes are static. Most servers need only the `Moments` of the messages.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
 """
@@ -101,7 +101,7 @@ def estimate(
     Implements: Ozkara et al. 2023, equation (1); Ozkara et al. 2023, Remark 7.
 
     Args:
-      estimator: the estimator.
+      estimator: estimator to run.
       key: source of all randomness.
       clients: stacked samples, leaves [m, n, ...].
       client_ids: distinct ids [m], by default 0 ... m - 1. A client's randomness depends only on the key and its id, so
@@ -130,6 +130,7 @@ def estimate(
     shared = estimator.start
     if rounds > 1:
         shared = jax.lax.fori_loop(0, rounds - 1, lambda t, shared: one_round(t, shared)[0], shared)
+    # The last round is outside the loop, because only its messages and local states are needed.
     shared, message, local = one_round(rounds - 1, shared)
     estimates = jax.vmap(estimator.personalize, in_axes=(None, 0, 0, 0))(shared, message, uploads, local)
     return Estimated(estimates, shared)
@@ -170,7 +171,7 @@ def every(x: Array) -> Samples:
 
 
 class Moments(NamedTuple):
-    """Number [], mean [...] and sum of squared deviations [...] of messages with entries [...].
+    """Number [], mean [...] and sum of squared deviations [...] of messages of shape [...].
 
     Deviations are taken from the mean, because the difference of two large sums would cancel in single precision.
     """
@@ -199,6 +200,7 @@ def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
     deviation = message - all_sent.mean
     others = jnp.maximum(number, 1)
     mean = all_sent.mean - deviation / others
+    # Rounding could make the difference negative.
     scatter = jnp.maximum(all_sent.scatter - deviation**2 * all_sent.number / others, 0)
     left_out = Moments(number, jnp.where(number > 0, mean, 0), jnp.where(number > 0, scatter, 0))
     return Moments(*(jnp.where(sent, a, b) for a, b in zip(left_out, all_sent, strict=True)))

@@ -129,7 +129,7 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
     """Moment estimate of v, not clipped, from the shares' variance S2 and the mean h of 1/n_j; 0 if every n_j is 1.
 
-    A value of 1 - h below `_ROUNDING` counts as zero: h is a difference of sums in single precision.
+    1 - h counts as zero below `_ROUNDING`, because `without` computes h as a difference in single precision.
     """
     learned = 1 - h > _ROUNDING
     return jnp.where(learned, (S2 - h * mu * (1 - mu)) / jnp.where(learned, 1 - h, 1), 0)
@@ -195,6 +195,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
         own = Share(samples.mean, samples.size)
         n, ones = own.size, own.share * own.size
         square = jax.random.bernoulli(of_coin) & (n > 1)
+        # ``ones`` is a whole number up to the rounding of share * size.
         pairs = jnp.round(ones) * (jnp.round(ones) - 1) / jnp.where(n > 1, n * (n - 1), 1)
         return Bit(local_dp.one_bit_unit(of_bit, jnp.where(square, pairs, own.share), epsilon), square), own
 

@@ -59,7 +59,9 @@ def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
     """
 
     def choose(weights: Array, score: Array) -> Array:
+        # The argmax of log weights plus Gumbel scores is a draw proportional to the weights.
         logs = jnp.where(valid & (weights > 0), jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
+        # If all weights are zero, every valid point is equally likely.
         logs = jnp.where(jnp.isneginf(logs).all(), jnp.where(valid, 0.0, -jnp.inf), logs)
         return points[jnp.argmax(logs + score)]
 

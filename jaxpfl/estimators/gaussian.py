@@ -201,7 +201,8 @@ def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 
-    The st2 in use is the posterior mean of a number in [0, b^2], given this estimate and its standard error.
+    The estimator uses the posterior mean of st2 under a flat prior on [0, b^2], given this estimate and its standard
+    error.
 
     Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local_dp.one_bit` or
     `one_bit_unit`. This is pure eps-LDP for all its samples together.

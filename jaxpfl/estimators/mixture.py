@@ -28,7 +28,7 @@ from jaxpfl.priors.discrete import Discrete
 
 
 class Mixture(NamedTuple):
-    """Shares p [k], centers mu [k, d], and the samples' variance sx2 []."""
+    """Probabilities p [k], centers mu [k, d], and the samples' variance sx2 []."""
 
     p: Array
     mu: Array

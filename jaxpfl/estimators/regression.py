@@ -104,7 +104,7 @@ def least_squares(data: Rotated) -> Array:
 
 @full_precision.products
 def pooled(data: Rotated) -> Array:
-    """Least-squares coefficients [d] of all clients' data together, leaves [m, ...]; FedAvg's linear model.
+    """Least-squares coefficients [d] for all clients' data, leaves [m, ...]: FedAvg's solution for a linear model.
 
     Its decomposition takes the rotated data as input, and therefore runs after the clients' decompositions (see
     `rotate`).

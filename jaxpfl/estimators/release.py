@@ -1,4 +1,4 @@
-"""Mechanisms that release a client's mean: exactly, quantised, or under local privacy; and radii to clip the mean to.
+"""Mechanisms that release a client's mean: exactly, quantised, or under local privacy; and radii for clipping.
 
 A radius is a bound that the clients' means exceed with small probability. It affects only accuracy, never privacy:
 every mechanism clips, and clipping a mean adds bias.

@@ -122,7 +122,7 @@ def prior(
     exact: bool = False,
     own: PerExample | None = None,
 ) -> Prior:
-    """Prior on predictions with AdaPeD's gradient message, that updates mu at the new theta, then psi at the new mu.
+    """Prior on predictions with AdaPeD's gradient message: a step on mu at the new theta, then on psi at the new mu.
 
     Implements: Ozkara et al. 2023, equation (11).
 

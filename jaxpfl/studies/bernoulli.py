@@ -116,7 +116,7 @@ def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swep
     Args:
       given: the settings.
       estimators: estimators by name.
-      numbers: random numbers drawn per client, which determines the memory.
+      numbers: random numbers drawn per client, which limit how many repetitions are vmapped together.
     """
     prior = parse_prior(given.prior)
     study = repetition(lambda key: draw(key, given, prior), estimators, given.uploads)

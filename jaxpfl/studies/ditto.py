@@ -1,4 +1,4 @@
-r"""Point estimation by Ditto: its error as a function of lambda, and the posterior mean, to which one lambda leads.
+r"""Point estimation by Ditto: the error as a function of lambda; at one lambda, Ditto is the posterior mean.
 
 Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)` with mean
 :math:`\bar x_k`. Let :math:`\mu` be the mean of all :math:`\bar x_k`. With squared loss, Ditto's personalised model is

@@ -246,7 +246,6 @@ class Kinds(NamedTuple):
       columns: columns of ``estimates.csv``, an entry per client.
       local, personalized: local and personalised means, [m, d].
       kind: most probable kind of each client, from 0, [m].
-      kind: kind of each client, from 0, [m].
     """
 
     result: dict[str, Any]

@@ -122,9 +122,8 @@ class Clients(NamedTuple):
 def read(path: Path, given: CsvLayout | None = None) -> Clients:
     """Read clients and their samples from a CSV file.
 
-    A long file has a row per sample: one column names the client, and the columns ``value`` (one, or several for
-      samples
-    of d numbers) have the sample. A client's rows need not be adjacent. A wide file has a row per client, with its
+    A long file has a row per sample: one column names the client, and the columns ``value`` have the sample (several
+    columns for samples of d numbers). A client's rows need not be adjacent. A wide file has a row per client, with its
     samples in the columns ``values``. A cell that is empty, absent, or a word for missing values is a missing sample. A
     sample of several numbers is left out if one of them is missing. Clients without any sample are left out.
 

@@ -18,14 +18,15 @@ The fitted A maximises the likelihood. As the likelihood may have several maxima
 on a grid, and then finds the root of the derivative. A step of the search needs sums over clients of p^2 products. So
 fixed-size messages suffice for each step, but not for the whole fit.
 
-The interval ``mean`` plus and minus a normal quantile times the root of the mean squared error is right to the order
-1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood value is often zero. The first
-term of the error is then zero too, and these intervals cover too little. The default intervals therefore integrate over
-a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`. Given A, the posterior of theta_i is
-normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance :math:`g_{1i} + g_{2i}`. The posterior
-density of A is the restricted likelihood, which is integrable for m - p >= 3. The interval's ends are quantiles of the
-mixture over A. It is computed by Gauss-Legendre quadrature in :math:`\log(A + d)`, where d is the errors' typical
-variance, over the range in which the density exceeds exp(-16) times its maximum.
+The interval ``mean`` plus and minus a normal quantile times the root of the mean squared error has the nominal
+coverage to the order 1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood value is
+often zero. The first term of the error is then zero too, and these intervals cover too little. The default intervals
+therefore integrate over a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`. Given A, the
+posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance
+:math:`g_{1i} + g_{2i}`. The posterior density of A is the restricted likelihood, which is integrable for m - p >= 3.
+The interval's ends are quantiles of the mixture over A. The mixture is computed by Gauss-Legendre quadrature in
+:math:`\log(A + d)`, where d is the errors' typical variance, over the range in which the density exceeds exp(-16) times
+its maximum.
 
 References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
 mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best

@@ -6,10 +6,10 @@ nu degrees of freedom. At the true lambda, Q / (m - 1) then has the F distributi
 exactly and for any sizes (Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of
 its own, the test is Welch's.
 
-For the interval's ends, the lambda is found at which Q / (m - 1) is a quantile of F. It is multiplied by the ratio of
-this quantile to the same quantile of chi-square / (m - 1), because lambda's uncertainty includes that of the pooled
-variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval of Williams 1962. Its
-coverage is at least the nominal level, and close to it.)
+An end of the interval is the lambda at which Q / (m - 1) is a quantile of F, multiplied by the ratio of this quantile
+to the same quantile of chi-square / (m - 1). The ratio is needed because lambda's uncertainty includes the uncertainty
+of the pooled variance, while the uncertainty of a large st2 does not. (For equal sizes this is the interval of Williams
+1962. Its coverage is at least the nominal level, and close to it.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence

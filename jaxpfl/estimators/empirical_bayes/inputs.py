@@ -63,7 +63,7 @@ def aligned(**given: Any) -> tuple[Any, ...]:
     """Return the values, with all columns of data frames in the order of the first column's index.
 
     Args:
-      **given: arguments by name; a value that is not a column of a data frame is matched by position, unchanged.
+      **given: arguments by name; values that are not columns of data frames are returned unchanged.
 
     Raises:
       JaxpflError: if indexes have different labels, or repeated labels in a different order.

@@ -4,14 +4,14 @@ Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)` of its own paramete
 :math:`\theta_i \sim G`. G is fitted within a family by the marginal likelihood of all clients. The personalised
 estimate is the posterior mean under G.
 
-=============== ========================================================= ==================== =========
-prior           G                                                         center unless given  summable
-=============== ========================================================= ==================== =========
-normal          N(c, t^2)                                                 learned              each step
-point-normal    pi_0 at c, else N(c, t^2)                                 0                    each step
-scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0                    each step
-npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none                 each step
-=============== ========================================================= ==================== =========
+=============== ========================================================= ====================
+prior           G                                                         center by default
+=============== ========================================================= ====================
+normal          N(c, t^2)                                                 learned
+point-normal    pi_0 at c, else N(c, t^2)                                 0
+scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0
+npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none
+=============== ========================================================= ====================
 
 For unequal s no family has a single fixed-size message that suffices for the fit. (For equal s the normal family has
 one: the sums of x and of x^2.) A step of a fit needs a sum over clients: of the likelihood's derivatives by two or

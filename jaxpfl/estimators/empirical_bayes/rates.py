@@ -6,7 +6,7 @@ and pseudo-exposure e_0. The posterior mean (for rates with e instead of n) is
 
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
-If the likelihood has its maximum without spread, n_0 is infinite and all clients have the pooled rate. The prior
+If the likelihood is largest without spread, n_0 is infinite and all clients have the pooled rate. The prior
 "npmle" allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine
 scale) or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure:
 they work under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, no fixed-size sums
@@ -23,8 +23,8 @@ own share or rate and the value predicted by the regression,
 .. math:: \mu_i + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu_i), \qquad
    \mu_i + \frac{e_i}{a / \mu_i + e_i} (Z_i / e_i - \mu_i).
 
-The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If its
-maximum is without spread, every client's estimate is the regression's value. A step of the fit needs sums over clients
+The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If it is
+largest without spread, every client's estimate is the regression's value. A step of the fit needs sums over clients
 of the likelihood's derivatives by all parameters; no fixed-size sums suffice for the whole fit.
 
 **Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, while their sum is of
@@ -251,7 +251,8 @@ def _fit(
 def _conjugate(z: Array, n: Array, w: Array, *, bounded: bool) -> Rates:
     """Fit a Beta or Gamma prior; the clients' weights w [m] sum to one."""
     pooled = (w @ z) / (w @ n)
-    unit = 1.0 if bounded else 1 / pooled  # sizes of rates in exposures of one event
+    # A Gamma prior's size is in units of the exposure with one expected event.
+    unit = 1.0 if bounded else 1 / pooled
     link: Callable[[Array], Array] = jax.nn.sigmoid if bounded else jnp.exp
     start = jnp.log(pooled) - (jnp.log1p(-pooled) if bounded else 0)
     alone = w @ (_binomial if bounded else _poisson)(z, n, pooled)
@@ -371,8 +372,7 @@ class RegressedRates(NamedTuple):
       log_marginal: log likelihood of all counts, [].
       ratio: twice the log likelihood ratio to the regression without spread, [].
       p_value: probability, without spread, of a ratio at least as large, []. For many clients it is half the tail
-        probability of a chi-square with one degree of freedom. It is 1 if the likelihood has its maximum without
-        spread.
+        probability of a chi-square with one degree of freedom. It is 1 if the likelihood is largest without spread.
       labels: labels of the clients, if the data came in a data frame.
     """
 

@@ -14,6 +14,7 @@ By duality this expectation is the minimum, over t_0, of
 with the least lambda >= 0 for which the quadratic is above r everywhere. Both t_0 and lambda are searched on a grid;
 probabilities are accurate to 4e-5. All computations run on the host, in SciPy, because differences of probabilities
 cancel in single precision.
+
 Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """
 
@@ -41,7 +42,6 @@ class RobustIntervals(NamedTuple):
       mean: c + w (x - c), [m].
       low, high: ends of the intervals, [m].
       weight: w, [m].
-      weight: w, [m].
       center: c, [].
       variance: mu_2, the variance of the clients' means, above zero, [].
       kurtosis: kappa, at least 1, [].
@@ -60,8 +60,9 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     r"""Intervals about the linear estimates, with mu_2 and kappa learned from all clients.
 
     c is the mean of x with weights :math:`\omega_i = s_i^{-2}`. Let e = x - c. With the same weights, mu_2 is the mean
-    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Both have as
-    lower bound the posterior mean under a flat prior if the estimate is zero (the paper's posterior mean trimming).
+    of :math:`e_i^2 - s_i^2`, and kappa mu_2^2 is the mean of :math:`e_i^4 - 6 s_i^2 e_i^2 + 3 s_i^4`. Each is
+    raised to at least its posterior mean under a flat prior given an estimate of zero (the paper's posterior mean
+    trimming).
 
     Results are NumPy arrays and numbers.
 

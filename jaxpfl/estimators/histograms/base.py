@@ -31,7 +31,9 @@ BLOCK = 256
 
 @struct.dataclass
 class Users:
-    """Token counts of n users in b blocks of c users. A scan over blocks sees one block, with leaves without [b].
+    """Token counts of n users in b blocks of c users. A scan over blocks sees one block at a time.
+
+    Within a scan the leaves have no axis [b].
 
     Attributes:
       place: [b, e] int32, index ``row * d + token`` of every nonzero count in the block's flattened dense counts. All

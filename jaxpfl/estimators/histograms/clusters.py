@@ -90,6 +90,7 @@ def cluster(
         means = found.histograms / jnp.maximum(found.sizes, 1)[:, None]
         lonely = jnp.where(jumps, 1 / users.tokens, centers)
         moved = jnp.where(found.sizes[:, None] > 0, centers + rate * (means - centers), lonely)
+        # At rate 1 the mean itself, without the rounding of centers + (means - centers).
         moved = jnp.where(jumps & (found.sizes[:, None] > 0), means, moved)
         return (floored(complete(moved), floor), found.sizes), found.divergence / jnp.maximum(users.number, 1)
 

@@ -8,7 +8,7 @@ For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
    b_2 &= \sum_u Clip_{\pm c/\sqrt d}\big(Diag(b_1)^{-1/2} (\hat Q_u - b_1)\big) + N(0, c^2 \sigma^2) \\
    P &= b_1 + Diag(b_1)^{1/2} \, b_2 / a
 
-Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', delta')-DP with (natural logarithms)
+Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', delta')-DP, with natural logarithms and
 
 .. math::
    \epsilon' = \Big(\sqrt{2 T \log(1/\delta)} + T \frac{e^{3\epsilon} - 1}{e^{3\epsilon} + 1}\Big) 3 \epsilon,

@@ -44,7 +44,7 @@ NEIGHBOURS = 51
 REACH = 1.0
 """Public clipping norm C of the standardised histograms."""
 LEAST = 0.1
-"""Product b d. Below a tenth of the average token's share, weights stop growing and noise stops shrinking."""
+"""Product b d of `standard_weights`: below a tenth of the average token's share, weights hardly grow further."""
 GRID = 60
 """Number of grid values g_j, from the floor to the largest noisy value."""
 STEPS = 60

@@ -407,7 +407,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
-    """The row of every column that is exported against FedAvg + FT."""
+    """Lines that compare each column's exported row with FedAvg + FT."""
     lines = []
     for column, name in result["best"].items():
         gap = result["rows"][column][name]["difference"]
