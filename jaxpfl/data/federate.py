@@ -43,8 +43,8 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
 @dataclass(frozen=True, kw_only=True)
 class _Dealing:
     partition: str = setting("classes")
-    """Assignment of examples to clients: iid, classes (each client holds the same number of classes, with log-normal
-    sizes if sigma is given), shards or pathological, dirichlet (class proportions drawn for each client),
+    """Assignment of examples to clients: iid, classes (each client holds the same number of classes; client sizes are
+    log-normal if sigma is given), shards or pathological, dirichlet (class proportions drawn for each client),
     dirichlet-class (each class is divided among the clients by drawn proportions), lognormal (iid with unequal sizes),
     natural (a client is a writer or user), superclasses, or clusters (iid, and each cluster of clients has its own
     permutation of the labels)."""

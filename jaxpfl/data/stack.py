@@ -48,10 +48,10 @@ def stack_clients(
       The federation, as NumPy arrays; the capacity of a split is the largest number of examples of any client.
 
     Raises:
-      JaxpflError: if there are no clients, or lists differ in length. Also, with the client named in the message, if a
-        client's feature shape or label shape differs from the previous clients' shape, if its numbers of inputs and
-        labels differ, if its labels are neither integers >= 0 nor floats, if inputs or labels are NaN or infinite, or
-        if it has no training examples (unless ``drop_empty``).
+      JaxpflError: if there are no clients, or lists differ in length. Also for a client, which the message names, if
+        its feature shape or label shape differs from the previous clients' shape, its numbers of inputs and labels
+        differ, its labels are neither integers >= 0 nor floats, its inputs or labels are NaN or infinite, or it has no
+        training examples (unless ``drop_empty``).
 
     Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]

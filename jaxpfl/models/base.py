@@ -209,7 +209,7 @@ class Task(NamedTuple):
       input_shape: shape of one example's input.
       num_classes: number of classes K, or number of values that the model returns per example.
       loss: predictions [N, K] (logits or values), labels [N] (or [N, d]) -> [N].
-      metrics: name -> a function like the loss, or `per_client` of a function of all of a client's examples.
+      metrics: name -> a function like the loss, or a metric of all of a client's examples, made by `per_client`.
       input_dtype: dtype of the inputs, if not the default float (for tokens, say).
       kind: a name in `TASKS`, or your own. Labels of `CLASSIFICATION` are classes.
       headline: name of the metric for reports, comparisons with local training, and selections.

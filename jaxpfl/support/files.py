@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, for a name that was read from a file in the folder.
+    """Return the path of a file in a folder, given its name, which was read from the folder and may be malicious.
 
     Raises:
       JaxpflError: if the name leads out of the folder, also by a link.
