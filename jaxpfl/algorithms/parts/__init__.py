@@ -1,1 +1,1 @@
-"""Building blocks of federated methods: local work, optimizers, servers and parts of a model's tree."""
+"""Building blocks of federated methods: local work, optimizers, servers, and models that are split into parts."""

@@ -1,15 +1,17 @@
-r"""Augmentation of mini-batches by name, as pure functions in the local step.
+r"""Augmentation of mini-batches by pure functions in the local step.
 
-``flip`` mirrors an image from left to right with probability 1/2. ``crop`` pads it with ``padding`` zeros on every side
-and cuts out a window of the old size, uniform among all. ``mixup`` (Zhang et al. 2018) draws one
-:math:`\lambda \sim \text{Beta}(\alpha, \alpha)` for a batch and a permutation of its examples, and trains on
+``flip`` mirrors an image from left to right with probability 1/2. ``crop`` pads an image with ``padding`` zeros on
+every side and cuts out a window of the original size at a uniformly random position. ``mixup`` (Zhang et al. 2018)
+draws one :math:`\lambda \sim \text{Beta}(\alpha, \alpha)` and one permutation :math:`\pi` of the examples for each
+batch, and trains on
 
 .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)} \quad\text{with loss}\quad
           \lambda \ell(\cdot, y_i) + (1 - \lambda) \ell(\cdot, y_{\pi(i)})
 
-Several are joined by ``+`` and applied in their order. Every local step augments its batch anew, in personalisation
-too; passes over all of a client's examples and scores see the examples as they are. Draws are of the step's key under
-`Purpose.AUGMENTATION`, one score for each example, so that padding changes nothing.
+Several augmentations are joined by ``+`` and applied in this order. Every local step, also in personalisation, augments
+its batch with new random numbers. Passes over all of a client's examples and evaluations use the original examples. The
+random numbers derive from the step's key and `Purpose.AUGMENTATION`, with one score for each example, so that they do
+not depend on padding.
 
 Reference: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", https://arxiv.org/abs/1710.09412.
 """
@@ -46,11 +48,11 @@ def _mixup(alpha: float = 0.2) -> float:
 
 
 AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _crop, "mixup": _mixup}
-"""Name -> its argument, in its range; 0 for none."""
+"""Name -> function that checks the augmentation's argument and returns it, or returns 0 if there is no argument."""
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: each example's two labels, [b], and the first one's share, []."""
+    """Labels of mixed examples: the two labels of each example, [b], and the share of the first label, []."""
 
     first: Array
     second: Array
@@ -59,23 +61,23 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentations in their order, each a name and its argument (0 for none)."""
+    """Sequence of augmentations, each with its name and its argument (0 without an argument)."""
 
     parts: tuple[tuple[str, float], ...]
 
     @property
     def mixes(self) -> bool:
-        """True if labels become `Mixed`."""
+        """True if the labels of the augmented batch are `Mixed`."""
         return any(name == "mixup" for name, _ in self.parts)
 
     def __call__(self, key: Key, x: PyTree, y: Array, valid: Array) -> tuple[PyTree, Any]:
-        """Inputs and labels of a batch, augmented.
+        """Augment a batch; return its inputs and labels.
 
         Args:
-          key: key for these draws alone.
-          x: [b, ...], zero where not valid.
-          y: [b].
-          valid: [b] bool, the real examples, which come first.
+          key: key that is used for no other random numbers.
+          x: inputs, [b, ...]; zero for slots that are not valid.
+          y: labels, [b].
+          valid: [b] bool, true for real examples, which come first.
         """
         labels: Any = y
         for nth, (name, argument) in enumerate(self.parts):
@@ -90,15 +92,15 @@ class Augmentation:
 
 
 def parse(text: str) -> Augmentation:
-    """The augmentation of a text.
+    """Parse augmentations such as ``flip+crop:padding=2``.
 
     Examples:
       >>> parse("flip+crop:padding=2").parts
       (('flip', 0.0), ('crop', 2.0))
 
     Raises:
-      JaxpflError: for an unknown name or argument, a value outside its range, one named twice, and a mixup that is not
-        the last.
+      JaxpflError: for an unknown name or argument, a value outside its range, a name that is given twice, and a mixup
+        that is not the last augmentation.
     """
     parts: list[tuple[str, float]] = []
     for one in text.split("+"):
@@ -112,10 +114,10 @@ def parse(text: str) -> Augmentation:
 
 
 def check(augmentation: Augmentation, task: Task) -> None:
-    """Refuse augmentations of inputs or labels that they are not for.
+    """Refuse augmentations that do not suit the task's inputs or labels.
 
     Raises:
-      JaxpflError: for flips and crops of inputs that are not images, and mixup of tokens or without classes.
+      JaxpflError: for a flip or crop if inputs are not images, and for mixup of tokens or without classes.
     """
     tokens = task.input_dtype is not None and jnp.issubdtype(task.input_dtype, jnp.integer)
     for name, _ in augmentation.parts:
@@ -129,7 +131,7 @@ def check(augmentation: Augmentation, task: Task) -> None:
 
 
 def mixed_label_task(task: Task) -> Task:
-    """The task with a loss that takes `Mixed` labels too."""
+    """Return the task with a loss that also accepts `Mixed` labels."""
     plain = task.loss
 
     def loss(predictions: Array, y: Any) -> Array:
@@ -141,13 +143,13 @@ def mixed_label_task(task: Task) -> Task:
 
 
 def flipped(key: Key, x: Array) -> Array:
-    """Images [b, h, w, c], each mirrored from left to right with probability 1/2."""
+    """Mirror each image of [b, h, w, c] from left to right with probability 1/2."""
     turn = jax.random.uniform(key, x.shape[:1]) < 0.5
     return jnp.where(turn[:, None, None, None], x[:, :, ::-1], x)
 
 
 def cropped(key: Key, x: Array, padding: int) -> Array:
-    """Images [b, h, w, c], each a random window of itself with ``padding`` zeros around."""
+    """Replace each image of [b, h, w, c] by a random window of the image with ``padding`` zeros on every side."""
     scores = jnp.stack([jax.random.uniform(one, x.shape[:1]) for one in jax.random.split(key)], axis=1)
     corners = jnp.minimum((scores * (2 * padding + 1)).astype(jnp.int32), 2 * padding)
     wide = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
@@ -155,9 +157,10 @@ def cropped(key: Key, x: Array, padding: int) -> Array:
 
 
 def mixed(key: Key, x: Array, y: Array, valid: Array, alpha: float) -> tuple[Array, Mixed]:
-    """Each example mixed with another one of the batch, and the labels of both."""
+    """Mix each example with another example of the batch; return the mixtures and their labels."""
     of_share, of_order = jax.random.split(key)
     share = jax.random.beta(of_share, alpha, alpha).astype(x.dtype)
     scores = jnp.where(valid, jax.random.uniform(of_order, y.shape[:1]), jnp.inf)
+    # Infinite scores sort the invalid slots last, so that real examples are permuted only among themselves.
     other = jnp.where(valid, jnp.argsort(scores), jnp.arange(len(scores)))
     return share * x + (1 - share) * x[other], Mixed(y, y[other], share)

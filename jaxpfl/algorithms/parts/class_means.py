@@ -1,4 +1,4 @@
-"""Means of features by class over a client's examples, and quadratic programs on the probability simplex."""
+"""Mean features of each class over a client's examples, and distances to such means."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class ClassMeans(NamedTuple):
-    """Means of features by class.
+    """Mean features of each class.
 
     Attributes:
       means: [K, F]; zero for a class without examples.
-      counts: [K], numbers of examples.
+      counts: number of examples of each class, [K].
     """
 
     means: Array
@@ -29,15 +29,20 @@ class ClassMeans(NamedTuple):
 def refuse_other_tasks(method: str, why: str, task: Task) -> None:
     """Refuse a task without classes.
 
+    Args:
+      method: the method's name.
+      why: the method's use of classes, a phrase that follows the name in the error message.
+      task: the task to check.
+
     Raises:
-      JaxpflError: in one line: the method, its use of classes, and the task.
+      JaxpflError: if the task has no classes; the message gives the method, its use of classes and the task.
     """
     if not task.has_classes:
         raise JaxpflError(f"{method} {why}: the task {task.kind!r} has no classes")
 
 
 def counts(classes: int, data: ClientData) -> Array:
-    """Numbers of a client's examples by class, [K]."""
+    """Number of a client's examples of each class, [K]."""
 
     def chunk_counts(x: PyTree, y: Array, valid: Array) -> Array:
         return (jax.nn.one_hot(y, classes) * valid[:, None]).sum(axis=0)
@@ -46,11 +51,11 @@ def counts(classes: int, data: ClientData) -> Array:
 
 
 def client_means(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
-    """Class means over all examples of a client.
+    """Compute the class means over all examples of a client.
 
     Args:
-      features: inputs [c, ...] -> [c, F].
-      classes: K.
+      features: function from inputs [c, ...] to features [c, F].
+      classes: K, the number of classes.
       data: the client's examples.
     """
 
@@ -64,15 +69,15 @@ def client_means(features: Callable[[PyTree], Array], classes: int, data: Client
 
 
 def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Array:
-    """Squared distance from each row to its class mean, averaged over the features; zero without a class mean, [b].
+    """Squared distance from each row to its class mean, averaged over the features, [b]; zero without a class mean.
 
     Args:
-      rows: [b, F].
-      y: [b].
-      means: [K, F].
+      rows: features, [b, F].
+      y: labels, [b].
+      means: class means, [K, F].
       known: [K], 1 for classes that have a mean and 0 for others.
     """
-    # One-hot products: a gather's gradient is a scatter, which is slow on a CPU.
+    # Products with one-hot vectors replace gathers, because the gradient of a gather is a scatter, slow on a CPU.
     of_class = jax.nn.one_hot(y, len(means), dtype=rows.dtype)
     squares = ((rows - of_class @ means) ** 2).mean(axis=1)
     return squares * (of_class @ known)

@@ -34,7 +34,7 @@ class Descent(NamedTuple):
         return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
-        """Take one step. With SGD as `LocalWork.descent`, it leads to ``params - rate (gradient + weight_decay
+        """Take one step. With SGD as `LocalWork.descent`, the step leads to ``params - rate (gradient + weight_decay
         params)``.
         """
         updates, memory = optimizer.update(gradient, self.memory, self.params)
@@ -107,7 +107,7 @@ def record_memories(carry: PyTree) -> PyTree:
 def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
     """Return the algorithm with clients that keep their optimizer states.
 
-    The client of a pooled algorithm keeps its states already; such an algorithm is returned as it is.
+    A pooled algorithm is returned unchanged, because its client keeps the states already.
 
     Args:
       algorithm: any algorithm whose local steps are taken by `local_work.run_steps`, called outside branches and loops.

@@ -1,6 +1,6 @@
-"""Steps of a personal model theta, a global model mu and the scale psi that teach each other, and their server.
+"""Mutual distillation between a personal model theta and a global model mu, with scale psi: local steps and server.
 
-`adaped` and `adaped_plus` are made of these: AdaPeD's own steps, and its steps with other weights.
+`adaped` and `adaped_plus` use these steps, `adaped` with AdaPeD's weights and `adaped_plus` also with other weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class AdaPeDHyper(AveragingHyper):
-    """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1.
+    """Hyper-parameters of AdaPeD; ``lr`` is the paper's eta_1.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -40,22 +40,22 @@ class AdaPeDHyper(AveragingHyper):
 
 
 Weigh = Callable[[Array], Array]
-"""``psi -> factor`` on theta's whole gradient, []."""
+"""Function ``psi -> factor on theta's whole gradient``, []."""
 
 TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
-"""``(batch, mu's logits, logits of theta, psi) -> objective`` of mu in a step, []."""
+"""Function ``(batch, logits of mu, logits of theta, psi) -> objective of mu in a step``, []."""
 
 
 class Distilled(NamedTuple):
-    """Mutual steps of theta and mu on a client's mini-batches.
+    """Mutual distillation steps on theta and mu for a client's mini-batches.
 
     Attributes:
-      task: mu's task.
-      own_task: theta's task.
+      task: task with the model of mu.
+      own_task: task with the model of theta.
       work: the local work in a round.
-      gate: multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
-        classes: zero where mu predicts no better than a uniform guess.
-      weigh: factor on theta's whole gradient; None for one.
+      gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
+        classes. The factor is zero if mu predicts no better than a uniform guess.
+      weigh: factor on theta's whole gradient as a function of psi; None for a factor of 1.
     """
 
     task: Task
@@ -65,11 +65,11 @@ class Distilled(NamedTuple):
     weigh: Weigh | None = None
 
     def kd(self, batch: Batch, teacher: Array, student: Array) -> Array:
-        """Mean divergence of the student's predictions from the teacher's, both given as logits, []."""
+        """Mean divergence of the student's predictions from the teacher's predictions, both given as logits, []."""
         return batch.mean(distillation.divergence_of(self.task)(teacher, student, batch.y))
 
     def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
-        """Distillation term ``f / (2 psi)``: all that AdaPeD's mu descends."""
+        """Distillation term ``f / (2 psi)``, which is the whole objective of mu in AdaPeD."""
         return self.kd(batch, teacher, student) / (2 * psi)
 
     def descend_theta(
@@ -81,7 +81,7 @@ class Distilled(NamedTuple):
         teacher: Array,
         psi: Array,
     ) -> tuple[Descent, Array]:
-        """One step of theta on its data and the teacher's logits, and the loss on the data."""
+        """Take one step on theta, with the batch and the teacher's logits; also return the loss on the batch."""
         apply = self.own_task.model.apply
         student, pull_theta = jax.vjp(lambda params: apply(params, batch.x, key=key, train=True), theta.params)
         d_student, loss = jax.grad(partial(self._personal_objective, batch, teacher, psi), has_aux=True)(student)
@@ -93,7 +93,7 @@ class Distilled(NamedTuple):
         loss = batch.mean(self.task.loss(student, batch.y))
         pull = self.kd_pull(batch, teacher, student, psi)
         if self.gate:
-            # Of a uniform guess the loss is log K.
+            # The cross-entropy of a uniform guess is log K.
             pull *= jnp.maximum(1 - batch.mean(self.task.loss(teacher, batch.y)) / math.log(self.task.num_classes), 0)
         return loss + pull, loss
 
@@ -105,13 +105,14 @@ class Distilled(NamedTuple):
         teacher_loss: TeacherLoss,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Step theta, then mu on ``teacher_loss`` at the new theta, then psi at both new models.
+        """Make the local step on theta, then on mu at the new theta, then on psi at both new models.
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.
-          hp: c, eta_3 and the floor of psi's step.
+          hp: hyper-parameters, which give c, eta_3 and the floor for the step on psi.
           teacher_loss: objective of mu.
-          seen: psi -> the scale in the steps of theta and mu; psi's own step uses psi itself.
+          seen: function from psi to the scale that is used in the steps on theta and mu; the step on psi uses psi
+            itself.
         """
         work = self.work
 
@@ -123,9 +124,9 @@ class Distilled(NamedTuple):
             def forward(params: PyTree) -> Array:
                 return self.task.model.apply(params, batch.x, key=key, train=True)
 
-            # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
-            # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
-            # to the same program on a CPU; here nothing depends on its doing so.)
+            # The three gradients share their forward passes: there is one pass for each of theta, mu, theta+ and mu+,
+            # and the gradient of mu at theta+ reuses the pass of mu. (With three jax.grad calls, XLA would merge the
+            # repeated passes to the same program on a CPU, but this code does not rely on that.)
             teacher, pull_mu = jax.vjp(forward, mu.params)
             theta, loss = self.descend_theta(of_theta, key, theta, batch, teacher, seen(psi))
             student = self.own_task.model.apply(theta.params, batch.x, key=key, train=True)
@@ -160,13 +161,14 @@ class Distilled(NamedTuple):
         seen: Callable[[Array], Array] = lambda psi: psi,
         estimates: bool = False,
     ) -> tuple[PyTree, Metrics]:
-        """Train theta by ``steps`` of its own steps (default: tau), beside a mu that rests.
+        """Train theta with mu fixed.
 
         Args:
           gamma: mu, and psi before the first step.
-          rate: eta_1, decayed.
-          seen: scale that the steps see, as in `step`.
-          estimates: psi takes its own step after each of theta's; it rests otherwise.
+          rate: eta_1 after decay.
+          steps: number of steps on theta; None for tau.
+          seen: function from psi to the scale in the steps on theta, as in `step`.
+          estimates: whether each step on theta is followed by a step on psi; otherwise psi is fixed.
         """
         of_theta = self.work.descent(rate, hp.weight_decay)
 
@@ -186,10 +188,11 @@ class Distilled(NamedTuple):
 
 
 def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None:
-    """Refuse options that make no sense.
+    """Check the options that AdaPeD and AdaPeD-plus share.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, and a gate where there are no classes.
+      JaxpflError: for a negative ``idle_rounds``, a task without a distance between predictions, and a gate if there
+        are not at least two classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"{method}.idle_rounds must be >= 0, got {idle_rounds}")
@@ -200,7 +203,7 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
 
 
 def shared_server(task: Task) -> Server:
-    """Server of `Shared`: mu and psi, each the mean of the cohort's."""
+    """Server with state `Shared`, whose mu and psi are the means of the cohort's values."""
 
     def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
         return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))
@@ -209,7 +212,7 @@ def shared_server(task: Task) -> Server:
         key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
     ) -> tuple[Shared, Metrics]:
         change: Shared = reduced.mean()
-        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
+        # The mean of values above the floor is above the floor, but the noise of a private sum can lower it.
         psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
         state = Shared(optax.apply_updates(state.mu, change.mu), psi)
         return state, {"psi": state.psi}

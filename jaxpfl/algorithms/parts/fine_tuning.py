@@ -1,4 +1,4 @@
-"""Fine-tuning: local steps that a client takes, before it predicts, from the model that it receives."""
+"""Fine-tuning: local steps that a client takes from the received model before it predicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters as frozen dataclass pytrees of traced scalars, with ranges checked on the host."""
+"""Hyper-parameters: frozen dataclass pytrees of traced scalars, whose ranges are checked on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 H = TypeVar("H")
 PAPER = "paper"
-"""Text for the paper's value of a hyper-parameter."""
+"""Text that users give for the paper's value of a hyper-parameter."""
 
 
 def hyper(
@@ -31,18 +31,20 @@ def hyper(
     decays: bool | None = None,
     paper: float | None = None,
 ) -> Any:
-    """Field of a hyper-parameter.
+    """Declare a dataclass field as a hyper-parameter.
 
     Args:
-      default: its default value.
-      doc: its meaning in one phrase, shown by the command line.
-      low, high: the allowed closed interval.
-      positive: exclude ``low`` itself.
-      is_rate: learning rate, set by ``--lr`` and ``fit(lr=)``.
-      is_step: other step size (of a prior, scale or mixture, of adaptation or the server), which those leave.
-      decays: falls over the rounds as ``lr`` does, and follows ``lr_schedule``; as ``is_rate`` unless given.
-      paper: the value in the method's paper, or in one that compares with it, where the default differs: the meaning
-        of the text ``"paper"`` in `replace`.
+      default: default value.
+      doc: meaning in one phrase, for the help of the command line.
+      low, high: ends of the allowed closed interval.
+      positive: whether ``low`` itself is excluded.
+      is_rate: whether this is a learning rate, which ``--lr`` and ``fit(lr=)`` set.
+      is_step: whether this is another step size (for a prior, a scale, a mixture, adaptation or the server), which
+        ``--lr`` and ``fit(lr=)`` do not set.
+      decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default
+        ``is_rate``.
+      paper: value in the method's paper, or in a paper that compares with the method, if it differs from the default.
+        The text ``"paper"`` stands for this value in `replace`.
     """
     metadata = {
         "doc": doc,
@@ -67,14 +69,14 @@ class SgdHyper:
     weight_decay: Scalar = hyper(1e-4, "added to each gradient as weight_decay * parameters")
 
     def decay(self, round: Array, local_steps: int) -> Array:
-        """Decay factor of every rate in round ``round`` (from 0), with ``local_steps`` local steps a round."""
-        # Where the quotient is whole, a division that rounds down by one bit would lose an epoch.
+        """Factor on every decaying rate in round ``round`` (from 0), with ``local_steps`` local steps per round."""
+        # The small number avoids losing an epoch when a whole quotient is rounded down.
         return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
 @struct.dataclass
 class AveragingHyper(SgdHyper):
-    """Hyper-parameters of SGD methods with an averaging server: also the server's learning rate, not decayed."""
+    """Hyper-parameters of SGD methods with an averaging server, including the server's learning rate, not decayed."""
 
     server_lr: Scalar = hyper(
         1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True, is_step=True
@@ -85,7 +87,7 @@ def check(method: str, hp: Any) -> None:
     """Refuse values outside their range.
 
     Raises:
-      JaxpflError: in one line, with the method, the hyper-parameter, its value and range.
+      JaxpflError: if a value is refused; the message gives the method, the hyper-parameter, its value and its range.
     """
     for field in dataclasses.fields(hp):
         meta, value = field.metadata, np.asarray(getattr(hp, field.name), dtype=float)
@@ -94,7 +96,7 @@ def check(method: str, hp: Any) -> None:
             low = f"{'>' if meta['open'] else '>='} {meta['low']:g}"
             high = "" if math.isinf(meta["high"]) else f" and <= {meta['high']:g}"
             raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
-        # On the device they would be infinite, or zero where a positive number is asked for.
+        # On the device, larger numbers would become infinite, and smaller numbers zero.
         held = jnp.finfo(jnp.result_type(float))
         if not ((value == 0) | (abs(value) >= float(held.tiny)) & (abs(value) <= float(held.max))).all():
             raise JaxpflError(
@@ -104,9 +106,13 @@ def check(method: str, hp: Any) -> None:
 
 
 def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[float]]) -> H:
-    """Hyper-parameters with some values replaced, checked; a sequence has one value for each run of a sweep.
+    """Replace some hyper-parameters and check the result.
 
-    The text ``"paper"`` is the paper's value of a hyper-parameter, where the default differs.
+    Args:
+      method: the method's name, for errors.
+      hp: the hyper-parameters.
+      values: name -> value. A sequence has one value for each run of a sweep. The text ``"paper"`` stands for the
+        paper's value, or for the default if the paper's value is not declared.
 
     Raises:
       JaxpflError: for an unknown name, or a value outside its range.
@@ -122,7 +128,7 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
 
 
 def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """A number, or one array for a sweep, as a list would be a tree of numbers."""
+    """Convert a value to a number or, for a sweep, to one array, because JAX treats a list as a tree of numbers."""
     if isinstance(value, str) and value == PAPER:
         paper = field.metadata["paper"]
         return field.default if paper is None else paper

@@ -61,10 +61,10 @@ class LocalWork:
         client takes.
       batch_size: b; a client with fewer examples uses all of them.
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
-      optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every
-        round unless kept.
+      optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory. Its state is new in every
+        round, except with ``keeps_optimizer``.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
-      weighting: clients' weights in the mean, for methods that weigh clients: ``examples`` or ``uniform``.
+      weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
       privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads; methods
         use it for noise in every step (`released`), and AdaMix for its private server.
       unseen: number of clients, the last of ``sizes``, that are never trained.
@@ -154,8 +154,8 @@ class LocalWork:
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
         """Return the client optimizer at a learning rate, applied to ``gradient + weight_decay parameters``.
 
-        An optimizer with a weight decay of its own (``adamw``) applies its own decay as well, decoupled from the
-        gradient. If gradients are to be clipped, the gradient is first multiplied by ``min(1, clip / |gradient|)``.
+        An optimizer that has its own weight decay (``adamw``) also applies this decay, decoupled from the gradient.
+        With ``clip``, the gradient is first multiplied by ``min(1, clip / |gradient|)``.
         """
         steps = optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate)
         return optax.chain(*steps) if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), *steps)
@@ -313,9 +313,9 @@ def run_steps(
             following = None if batches is None else batches_of(jnp.minimum(t + 1, steps - 1))
             return carry, jax.tree.map(jnp.add, sums, values), following
 
-        # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
-        # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that
-        # is the whole data set is fetched once.
+        # The carry contains the next batch. If the step gathered its own batch, XLA would fuse the gather into the
+        # operations that use the batch, and a convolution, which reads each pixel many times, would gather each pixel
+        # many times (5 % of a step). A batch of all examples is gathered only once.
         first = None if plan.full else batches_of(0)
         end, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
         return end, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
@@ -323,7 +323,7 @@ def run_steps(
     if not plan.full:
         end, means = run(plan)
     else:
-        # A full batch is as long as the client's class of sizes.
+        # A full batch has the smallest length of `size_classes` that holds the client's examples.
         lengths = size_classes(work.sizes)
         end, means = switch_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
     return descents.record_memories(end), means
@@ -379,7 +379,7 @@ def train(
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
         if moved is None or statistics is None:
             return at.step(optimizer, gradient), {"train_loss": value}
-        # Zero where the statistics are, so that they count in no norm of the gradient.
+        # Running statistics have a zero gradient, so that they do not contribute to the gradient's norm.
         new = at.step(optimizer, statistics.put(gradient, jax.tree.map(jnp.zeros_like, moved)))
         return new._replace(params=statistics.put(new.params, moved)), {"train_loss": value}
 
@@ -401,7 +401,7 @@ def sgd(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[PyTree, Metrics]:
-    """Train locally from ``params`` with the client optimizer (plain SGD by default), whose state starts anew.
+    """Train locally from ``params`` with the client optimizer (plain SGD by default) and a new optimizer state.
 
     Returns:
       The trained parameters, and the metrics of `train`.

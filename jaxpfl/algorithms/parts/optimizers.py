@@ -1,8 +1,9 @@
-r"""Client and server optimizers by name: optax's, and adaptive federated optimization.
+r"""Client and server optimizers by name: those of optax, and those of adaptive federated optimization.
 
-``adam`` is ``optax.adam`` with its defaults; ``adam:b1=0.8,nesterov=true`` changes some. The learning rate is never an
-argument: it is the hyper-parameter ``lr`` of the client, ``server_lr`` of the server optimizer. Server optimizers, with
-:math:`\Delta` minus the gradient (at a server, the mean model update), iterate x and learning rate :math:`\eta`:
+``adam`` is ``optax.adam`` with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets some arguments. The
+learning rate is not an argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer.
+In the following equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative
+gradient (at a server, the mean model update).
 
 ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
@@ -10,7 +11,8 @@ Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
 .. math:: v \leftarrow \beta v + \Delta, \qquad x \leftarrow x + \eta v
 
 ``fedadagrad``, ``fedadam``, ``fedyogi`` (Reddi et al. 2021, "Adaptive Federated Optimization",
-https://arxiv.org/abs/2003.00295, Algorithm 2), from :math:`m = 0`, :math:`v = \tau^2`, without bias correction:
+https://arxiv.org/abs/2003.00295, Algorithm 2), starting from :math:`m = 0` and :math:`v = \tau^2`, without bias
+correction:
 
 .. math::
    m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta \\
@@ -19,7 +21,7 @@ https://arxiv.org/abs/2003.00295, Algorithm 2), from :math:`m = 0`, :math:`v = \
    v &\leftarrow v - (1 - \beta_2) \Delta^2 \operatorname{sign}(v - \Delta^2) \quad\text{(FedYogi)} \\
    x &\leftarrow x + \eta m / (\sqrt v + \tau)
 
-optax's ``adam`` and ``yogi`` correct the bias.
+In contrast, optax's ``adam`` and ``yogi`` correct the bias.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """``learning rate (traced) -> optax.GradientTransformation``, such as ``optax.adam``."""
 
 Optimizer: TypeAlias = str | OptimizerFactory
-"""A name with arguments, or a factory of the user's own."""
+"""Name with arguments, or a factory that the user wrote."""
 
 _LEFT_OUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
-"""A line search, which evaluates the loss; noise that would be the same for all clients; one that optax deprecates."""
+"""Optimizers of optax that are left out: lbfgs has a line search, which evaluates the loss; noisy_sgd would add the
+same noise at all clients; optax deprecates optimistic_adam."""
 
 _FRACTIONS = ("b1", "b2", "b3", "decay", "momentum", "rho")
-"""Arguments that must be below one."""
+"""Arguments whose values must be below one."""
 
 
 def fedavgm(learning_rate: Scalar, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
@@ -77,7 +80,7 @@ def fedyogi(
 
 
 class _Moments(NamedTuple):
-    """First and second moments of the gradients, trees like the parameters."""
+    """First and second moments of the gradients, each a tree with the structure of the parameters."""
 
     m: PyTree
     v: PyTree
@@ -86,7 +89,7 @@ class _Moments(NamedTuple):
 def _adaptive(
     learning_rate: Scalar, b1: float, tau: float, second: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """Common form of FedAdagrad, FedAdam and FedYogi; ``second``: (v, squared gradient) -> v."""
+    """Common form of FedAdagrad, FedAdam and FedYogi; ``second`` maps v and the squared gradient to the new v."""
 
     def init(params: PyTree) -> _Moments:
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
@@ -101,7 +104,7 @@ def _adaptive(
 
 
 def _optax_optimizers() -> dict[str, Callable[..., Any]]:
-    """Optimizers of optax whose first argument is the learning rate."""
+    """Collect the optimizers of optax whose first argument is the learning rate."""
     found = {}
     for name, member in vars(optax).items():
         if name.startswith(("_", "scale_by")) or name in _LEFT_OUT or not callable(member) or inspect.isclass(member):
@@ -128,7 +131,7 @@ _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 
 
 def resolve(optimizer: Optimizer) -> OptimizerFactory:
-    """Factory of the optimizer with that name and arguments; a factory is returned as it is.
+    """Make an optimizer factory from a name with arguments; return a factory unchanged.
 
     Examples:
       >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
@@ -152,12 +155,15 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
 
 
 def normalizes(optimizer: Optimizer) -> bool:
-    """True if steps have the size of the learning rate whatever the gradient's; false where unknown."""
+    """True if an optimizer's steps have about the size of the learning rate for gradients of any size.
+
+    The result is false for a factory, of which nothing is known.
+    """
     return isinstance(optimizer, str) and optimizer.partition(":")[0] not in _PROPORTIONAL
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Numeric and boolean arguments with their defaults; masks and types have no text form."""
+    """Numeric and boolean arguments with their defaults; masks and types are left out, as they have no text form."""
     parameters = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     return {
         p.name: p.default

@@ -1,15 +1,16 @@
-r"""Private EM of a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
+r"""Private EM for a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
 
-With x_i the model update of client i, clipped to norm C, and r_i its responsibilities under the current mixture, an EM
-step needs the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2` of each component. They are released
-together, on one scale, with noise multiplier z:
+Let x_i be the model update of client i, clipped to norm C, and r_i its responsibilities under the current mixture. An
+EM step needs the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2` for each component. These sums are scaled
+to comparable size and released together, with noise multiplier z:
 
 .. math:: \sum_i v_i + N(0, z^2 \tfrac32 C^2 I), \qquad
    v_i = (\tfrac12 C r_i, \; r_i \otimes x_i, \; r_i |x_i|^2 / (2 C))
 
-Formal guarantees: whatever a client uploads, :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2`; and
-the mixture is public, released by the step before. So each step is a Gaussian mechanism with noise multiplier z, and a
-round has as many releases as EM steps. The start is independent of the data: centers at random points C / 2 away.
+Privacy guarantee: :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2` for any upload, and the current
+mixture is public, because the previous step released it. Each EM step is therefore a Gaussian mechanism with noise
+multiplier z, and a round has one release per EM step. The initial centers are random points at distance C / 2, which do
+not depend on the data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy.noise import add_gaussian, clip, gaussian
 
 SENSITIVITY = math.sqrt(1.5)
-"""L2 sensitivity of a step's sums to one client, over C."""
+"""L2 sensitivity of a step's sums to one client, divided by C."""
 
 
 def em(
@@ -41,36 +42,37 @@ def em(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """Run EM steps, each on one noisy release of the sums.
+    """Run EM steps, each with one noisy release of the sums.
 
-    A component keeps its center and variance where its noisy count is below one, or below two standard deviations of
-    that count's noise. Its share is then one client's, so that it may recover.
+    A component keeps its center and variance if its noisy count is below one, or below two standard deviations of the
+    count's noise. Its share is then the share of at least one client, so that the component can recover.
 
     Args:
-      gamma: the current mixture, its centers relative to the same origin as the changes.
-      changes: the uploaded model updates, leaves [C, ...]; valid: mask of real ones, [C].
+      gamma: the current mixture, with centers relative to the same origin as the changes.
+      changes: the uploaded model updates, leaves [S, ...] for S slots.
+      valid: mask of the slots with an upload, [S].
       clipping_norm: C.
-      noise_multiplier: z of a step.
+      noise_multiplier: z of each step.
       floor: the least variance.
-      steps: EM steps, each one release.
+      steps: number of EM steps, each with one release.
     """
     clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
     d = optax.tree.size(clipped) / valid.shape[0]
     stddev = noise_multiplier * SENSITIVITY * clipping_norm
-    uncertain = stddev / (clipping_norm / 2)  # of a count, whose unit in the sums is C / 2
+    uncertain = stddev / (clipping_norm / 2)  # standard deviation of a count, as the sums contain C / 2 times counts
 
     def step(t: Array, gamma: Mixture) -> Mixture:
         sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
         sums = jax.tree.map(lambda a: trees.where_rows(valid, a).sum(axis=0), sums)
         counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev, "sums of a step of EM")
         counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
-        # A center divided by a count that may be noise alone would be noise without bound.
+        # Dividing by a count that is only noise could give an arbitrarily large center.
         used = counts > jnp.maximum(1.0, 2 * uncertain)
         n = jnp.where(used, counts, 1.0)
         mu = jax.tree.map(
             lambda new, old: jnp.where(_along(used, new), new / _along(n, new), old).astype(old.dtype), totals, gamma.mu
         )
-        # The noise of the totals alone gives |sum|^2 an expectation of d stddev^2.
+        # The noise adds d stddev^2 to the expectation of |sum|^2, which is subtracted here.
         lengths = jax.vmap(lambda total: optax.tree.norm(total, squared=True))(totals) - d * stddev**2
         s2 = jnp.maximum((squares - lengths / n) / (n * d), floor)
         shares = jnp.maximum(counts, 1.0)
@@ -83,7 +85,9 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
     """Contribution v_i of one client, of norm at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
 
     Args:
-      change: its model update, clipped.
+      gamma: the current mixture.
+      change: the client's clipped model update.
+      clipping_norm: C.
     """
     belongs = jax.nn.softmax(gaussian_mixture.log_joint(gamma, change))
     spread = jax.tree.map(lambda a: jnp.multiply.outer(belongs, a), change)
@@ -92,14 +96,14 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
-    """Mixture with its centers moved by C / 2 in random directions."""
+    """Move the centers of a mixture by C / 2 in random directions."""
     noise = gaussian(key, gamma.mu, 1.0, "nothing: directions of the start")
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
     return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 
 
 def translate(gamma: Mixture, by: PyTree) -> Mixture:
-    """Mixture with its centers translated."""
+    """Translate the centers of a mixture."""
     return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
 
 
@@ -116,10 +120,12 @@ def server_step(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """Server round: `em` relative to the origin of the clients' model updates, in the first round from `start`.
+    """Update the mixture in a round by `em`; the first round begins with `start`.
+
+    EM runs in coordinates relative to ``origin``. The other arguments are those of `em`.
 
     Args:
-      origin: the model that the updates are relative to.
+      origin: the model to which the clients' updates are relative.
       first: [] bool, true in the first round.
     """
     start_key, noise_key = jax.random.split(key)

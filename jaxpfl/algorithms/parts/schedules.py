@@ -57,7 +57,7 @@ OWN = "decay"
 """Name of the schedule that leaves each method its own decay, given by ``lr_decay`` and ``decay_every``."""
 
 Factors = Callable[[Any], Any]
-"""Function from a round, counted from 0, to the factor on every rate in that round; JAX must be able to trace it."""
+"""Function from a round, counted from 0, to the factor on every rate in this round; JAX must be able to trace it."""
 
 _TABLE = "table"
 _WARMUP = {"warmup": 0.0}
@@ -71,7 +71,7 @@ SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
 }
 """Arguments of each schedule, by name, with their defaults; None for an argument that must be given."""
 
-_ROUNDING = 1e-5  # of a schedule computed in single precision
+_ROUNDING = 1e-5  # tolerance for the rounding error of a schedule that is computed in float32
 _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Range(1), "warmup": Range(0)}
 
 
@@ -112,7 +112,7 @@ class Schedule:
         elif self.name == "linear":
             factor = 1 - (1 - self.end) * share
         elif self.name == "step":
-            # Where the quotient is whole, a division that rounds down by one bit would lose a step.
+            # The small number avoids losing a step when a whole quotient is rounded down.
             factor = self.factor ** jnp.floor(since / self.every + 1e-4)
         elif self.name == "exponential":
             factor = self.factor**since
@@ -146,7 +146,7 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
     """
     try:
         factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)))
-    except Exception as error:  # whatever a function of the user's raises
+    except Exception as error:  # the user's function may raise any exception
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise JaxpflError(f"lr_schedule: JAX cannot trace the function of the round: {said}") from error
     if np.iscomplexobj(factors):

@@ -1,29 +1,34 @@
-r"""Servers: averages of the clients' model updates, FedNova's, a server optimizer, and models kept for new clients.
+r"""Servers: averaging of the clients' model updates, FedNova, server optimizers, and models kept for new clients.
 
-With :math:`\Delta_i` the model update of client i after :math:`\tau_i` SGD steps (fewer of a straggler, or of a client
-with few examples where work is in epochs) and :math:`p_i` its share of the weights, the server adds
+**FedNova** (`normalized`). Let :math:`\Delta_i` be the model update of client i after :math:`\tau_i` SGD steps, and
+:math:`p_i` its share of the weights. A straggler takes fewer steps, as does a client with few examples if work is in
+epochs. The server adds
 
 .. math:: \Bigl( \sum_i p_i \tau_i \Bigr) \sum_i p_i \frac{\Delta_i}{\tau_i}
 
-in place of :math:`\sum_i p_i \Delta_i`, which would weigh clients by their steps too and so converge to the minimiser
-of another objective. Where all take as many steps they are the same. Weight decay counts as part of the gradient.
+instead of :math:`\sum_i p_i \Delta_i`, which would also weight clients by their numbers of steps and thus converge to
+the minimiser of another objective. If all clients take the same number of steps, the two sums are equal. Weight decay
+is treated as part of the gradient.
 
 Reference: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 https://arxiv.org/abs/2007.07481, equation (10) for SGD without momentum.
 
+**Server optimizers** (`with_server_optimizer`). With the model update :math:`\Delta_i` and the weight w_i of each
+client i in the cohort S, the server's step is
+
 .. math:: x \leftarrow x + \operatorname{step}(-\bar\Delta), \qquad
    \bar\Delta = \frac{\sum_{i \in S} w_i \Delta_i}{\sum_{i \in S} w_i}
 
-with :math:`\Delta_i` the update and w_i the weight of client i in the cohort S. ``sgd`` at ``server_lr`` = 1 is plain
-averaging, :math:`x + \bar\Delta`; `optimizers` has FedAvgM, FedAdam and others.
+``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. `optimizers` has FedAvgM, FedAdam and others.
 
-Of the models mu_0 ... mu_r the server keeps at most S, equally spaced over the rounds so far: the models of rounds
-that are multiples of a stride k_r, which doubles whenever S multiples would not reach round r.
+**Models kept for new clients** (`keeping_models`). The server keeps at most S of the models mu_0 ... mu_r, equally
+spaced over the rounds so far: the models of rounds that are multiples of a stride k_r. The stride doubles whenever S
+multiples would not reach round r:
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is kept if } k_r \mid r
 
-A new model replaces the earliest one whose round is not a multiple of the stride, once every slot is used. Between two
-doublings the early models are k_r apart and the late ones still k_r / 2.
+Once every slot is used, a new model replaces the earliest model whose round is not a multiple of the stride. Until all
+such models are replaced, the early models are k_r rounds apart, and the late models still k_r / 2 rounds.
 """
 
 from __future__ import annotations
@@ -60,18 +65,18 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 def averaging_server(task: Task) -> Server:
-    """Server of one global model, as `mean_server`."""
+    """Server that averages one global model, by `mean_server`."""
     return mean_server(task.init, lambda hp, mu, x: task.model.apply(mu, x))
 
 
 def mean_server(
     init: Callable[[Key], PyTree], predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
 ) -> Server:
-    """Server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; uploads are `increment`s.
+    """Server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``, for uploads made by `increment`.
 
     Args:
-      init: ``key -> mu``: a model, a part of one, or several.
-      predict_global: the function `Server.predict_global`; None where mu is not one whole model.
+      init: ``key -> mu``, where mu is a model, a part of a model, or several models.
+      predict_global: the function `Server.predict_global`; None if mu is not one whole model.
     """
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
@@ -87,7 +92,7 @@ def mean_server(
 
 
 def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
-    """Upload of the model update ``new - old`` with that weight; without one, of weight 1."""
+    """Make the upload of the model update ``new - old`` with the given weight; None means weight 1."""
     change = optax.tree.sub(new, old)
     if weight is None:
         return Upload(change, jnp.ones(()))
@@ -95,27 +100,31 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 
 
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
-    """Share |S| / m of contributors: times their mean update, the change of a mean over ALL m clients, []."""
+    """Share |S| / m of clients that contribute, [].
+
+    The share times the mean update of the contributors is the change of a mean over ALL m clients.
+    """
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
 
 
 class Normalized(NamedTuple):
-    """A client's weighted upload: its model update per local step, and its number of steps, []."""
+    """A client's weighted upload: the model update divided by the number of local steps, and this number, []."""
 
     change: PyTree
     steps: PyTree
 
 
 def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
-    """An algorithm that averages model updates of one weight, by FedNova.
+    """Wrap an averaging algorithm such that it normalises model updates by FedNova.
 
     Args:
-      method: its name in an error.
-      algorithm: one whose clients take the steps of ``work``.
+      method: the method's name, for errors.
+      algorithm: algorithm whose uploads are model updates with one weight, and whose clients take the steps of
+        ``work``.
       work: the local work in a round.
 
     Raises:
-      JaxpflError: for another client optimizer than plain SGD, whose steps do not count the same.
+      JaxpflError: for a client optimizer other than plain SGD, because its steps do not count equally in the update.
     """
     if work.optimizer != "sgd":
         raise JaxpflError(f"{method}.fednova needs client_optimizer = sgd, got {work.optimizer}")
@@ -154,7 +163,7 @@ def _normalized_server(inner: Server) -> Server:
 
 
 class WithOptState(NamedTuple):
-    """State of a server with a stateful optimizer: the method's own state, and the optimizer state."""
+    """State of a server with a stateful optimizer: the state of the method's server, and the optimizer state."""
 
     state: PyTree
     memory: PyTree
@@ -167,24 +176,24 @@ def with_server_optimizer(
     acts_on: PyTree = None,
     averaged: Callable[[PyTree], PyTree] = lambda shared: shared,
 ) -> Algorithm:
-    """Replace the mean model update of an algorithm by the optimizer's step on it.
+    """Wrap an algorithm such that a server optimizer takes a step on the mean model update.
 
-    The server's update receives that step as an increment of weight one. In a round of no weight, the step is zero and
-    the optimizer state is kept. The learning rate is the hyper-parameter ``server_lr`` (`AveragingHyper`); one where
-    the method has none.
+    The method's server receives the step as an increment of weight one. If the total weight of a round is zero, the
+    step is zero and the optimizer state does not change. The learning rate is the hyper-parameter ``server_lr``
+    (`AveragingHyper`), or 1 if the method has no such hyper-parameter.
 
     Args:
-      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to what it averages, a tree of the same
-        structure; uploads have one weight.
-      optimizer: a name with arguments, or a factory; the server's state is then a `WithOptState`. With ``sgd`` it is
-        the method's own, and the updates are multiplied by the rate.
-      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged. None for
+      algorithm: algorithm whose uploads have one weight, and whose server adds the mean upload (`Reduced.mean`) to a
+        tree of the same structure.
+      optimizer: a name with arguments, or a factory. With ``sgd``, the server's state does not change, and the updates
+        are multiplied by the rate. With any other optimizer, the state is a `WithOptState`.
+      acts_on: a tree prefix of the uploads, true for a model's parameters; the other parts are averaged. None for
         ``Algorithm.increments``.
-      averaged: the part of the broadcast's ``shared`` that it averages; all of it by default.
+      averaged: function that selects the averaged part of the broadcast's ``shared``; by default, the whole of it.
 
     Raises:
-      JaxpflError: for a method whose uploads are not summed or whose server has an optimizer, or if the optimizer is
-        unknown; when traced, for uploads of another structure than the broadcast or of several weights.
+      JaxpflError: for an algorithm whose uploads are not summed or whose server already has an optimizer, and for an
+        unknown optimizer. When traced, also if uploads have another structure than the broadcast or several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs summed uploads: the server of this method reads each upload")
@@ -200,7 +209,7 @@ def with_server_optimizer(
     inner, make = algorithm.server, resolve(optimizer)
 
     def transformation(rate: Scalar) -> optax.GradientTransformation:
-        # The rest: minus the gradient, which is the mean itself.
+        # For the other parts, the step is the negative of the "gradient" -mean, and therefore the mean itself.
         return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
 
     def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
@@ -235,11 +244,11 @@ def with_server_optimizer(
 
 
 def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda params: params) -> PyTree:
-    """`Algorithm.increments` for uploads that are models: false for running statistics.
+    """Make `Algorithm.increments` for uploads that are models: false for running statistics.
 
     Args:
-      task: its model.
-      averaged: the part of a model's parameters that is uploaded.
+      task: task with the model.
+      averaged: function that selects the uploaded part of a model's parameters.
     """
     statistics = task.statistics
     if statistics is None:
@@ -249,12 +258,12 @@ def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda param
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
-    """Warn of a server rate of one or more with an optimizer that normalises; ``strict`` refuses it.
+    """Warn about a server learning rate of one or more with an optimizer that normalises gradients.
 
-    Such an optimizer moves every parameter by about its rate in each round.
+    Such an optimizer moves every parameter by about the learning rate in each round.
 
     Raises:
-      JaxpflError: also if the optimizer is unknown.
+      JaxpflError: if the optimizer is unknown, or with ``strict`` instead of the warning.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
@@ -266,7 +275,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
 
 
 def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
-    """Plain SGD at the server, on the sum instead of the mean: averaging at a rate of one is exact."""
+    """Apply plain SGD at the server to the sum instead of the mean, so that a rate of one is exactly averaging."""
     inner = algorithm.server
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
@@ -292,7 +301,7 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and their numbers of finished rounds, [S] int32; -1 for an empty slot."""
+    """Past global models, leaves [S, ...], and the number of rounds before each, [S] int32; -1 for an empty slot."""
 
     rounds: Array
     models: PyTree
@@ -304,25 +313,25 @@ class StoredModels(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """State of a server with stored models: the method's own, and the models."""
+    """State of a server with stored models: the state of the method's server, and the stored models."""
 
     state: PyTree
     stored: StoredModels
 
 
 def begin_store(mu: PyTree, size: int) -> StoredModels:
-    """Initial store of ``size`` slots, with mu_0 in the first."""
+    """Make a store with ``size`` slots that contains mu_0 in its first slot."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 
 
 def add_model(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
-    """Store after ``round`` rounds, [] int32, whose global model is mu."""
+    """Update the store after ``round`` rounds, [] int32, with the global model mu."""
     rounds = stored.rounds
     quotient = jnp.asarray(round // rounds.shape[0], jnp.uint32)
-    stride = jnp.left_shift(1, 32 - jax.lax.clz(quotient).astype(jnp.int32))  # 1 << (how many bits the quotient has)
+    stride = jnp.left_shift(1, 32 - jax.lax.clz(quotient).astype(jnp.int32))  # 1 << (number of bits of the quotient)
     free = ~stored.present | (rounds % stride != 0)
-    place = jnp.argmin(jnp.where(free, rounds, jnp.iinfo(rounds.dtype).max))  # empty ones first
+    place = jnp.argmin(jnp.where(free, rounds, jnp.iinfo(rounds.dtype).max))  # empty slots have round -1 and go first
     kept = round % stride == 0
 
     def put(pool: Array, new: Array) -> Array:
@@ -332,9 +341,10 @@ def add_model(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
 
 
 def keeping_models(server: Server, size: int) -> Server:
-    """Server of one global model that stores ``size`` of them and sends them to new clients.
+    """Wrap the server of one global model such that it stores past models and sends them to new clients.
 
-    New clients receive a `StoredModels` (`Server.welcome`): ``size`` models more, as many as the server holds more.
+    The server stores ``size`` models in addition to its state. A new client receives these models as a `StoredModels`,
+    in addition to the current model (`Server.welcome`).
     """
 
     def model(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:

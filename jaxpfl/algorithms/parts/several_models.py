@@ -1,4 +1,4 @@
-"""Several models: personal models with other architectures, and stacks of k models for one task."""
+"""Several models: personal models of different architectures, and stacks of k models for one task."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def personal_tasks(task: Task, architectures: str) -> list[Task]:
-    """Tasks of groups of clients with different personal models; clients are assigned in turn by their ids.
+    """One task for each group of clients, with the group's model; clients are assigned to groups in turn by their ids.
 
     Args:
       task: the global model's task.
-      architectures: model names joined by "+", such as ``"same+mlp:32"``; "same" is the task's own model, and "" puts
-        all clients in one group with it.
+      architectures: model names joined by "+", such as ``"same+mlp:32"``; "same" is the task's model. With "" there is
+        a single group, with the task's model.
 
     Raises:
       JaxpflError: for an unknown model.
@@ -36,11 +36,11 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:
-    """Refuse numbers of models and initialisations that k models cannot use.
+    """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: for fewer than two models, more models than clients, and an initialisation that ignores
-        its key (a warm start): equal models would stay equal.
+      JaxpflError: for fewer than two models, for more models than clients, and for an initialisation that ignores its
+        key (a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
@@ -55,7 +55,7 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
 
 
 def init(task: Task, key: Key, k: int) -> PyTree:
-    """Initial k models, each from a key of its own."""
+    """Initialise k models with different keys."""
     return jax.vmap(task.init)(jax.random.split(key, k))
 
 
@@ -65,7 +65,7 @@ def losses(task: Task, models: PyTree, x: PyTree, y: Array) -> Array:
     def model_losses(params: PyTree) -> Array:
         return task.loss(task.model.apply(params, x), y)
 
-    # One after the other: a chunk of a client's examples is many already.
+    # The models run sequentially: a chunk of examples is already enough parallel work.
     return jax.lax.map(model_losses, models)
 
 
@@ -79,5 +79,5 @@ def mean_losses(task: Task, models: PyTree, data: ClientData) -> Array:
 
 
 def pick(models: PyTree, index: Array) -> PyTree:
-    """Model at an index of the stack."""
+    """Return the model at an index of the stack."""
     return jax.tree.map(lambda a: a[index], models)

@@ -1,11 +1,13 @@
-r"""Models whose parts differ between clients: shared and personal parameters, by path, and a part of one's own.
+r"""Models with shared and personal parameters, which are selected by their paths.
+
+The model of client n has the parameters
 
 .. math:: \theta_n = M x + N z_n
 
-Rows of M and of N have at most one 1: a parameter may be shared (part of x), personal (part of client n's z_n), both,
-where the two are added, or neither, where it keeps its initial value. M^T and N^T, inverses in the paper, are
-`Masks.shared_part` and `Masks.personal_part`. Shared, personal and fixed parts are trees of the model's nodes, None
-where they have no leaf.
+where each row of M and N has at most one 1. A parameter that is part of x is shared, and a parameter that is part of
+z_n is personal. If a parameter is both, its two values are added. If it is neither, it keeps its initial value. M^T and
+N^T, which are inverses in the paper, are `Masks.shared_part` and `Masks.personal_part`. The shared, personal and fixed
+parts are trees with the nodes of the model, and None for each missing leaf.
 
 Reference: Zhao et al., Figure 3.
 """
@@ -35,14 +37,14 @@ NONE = "none"
 
 
 class Parts(NamedTuple):
-    """Model in three parts: shared x, personal z, and fixed."""
+    """Parameters of a model in three parts: shared x, personal z, and fixed."""
 
     shared: PyTree
     personal: PyTree
     fixed: PyTree
 
     def model(self) -> PyTree:
-        """Whole model ``M x + N z``, with the fixed values where neither has a leaf."""
+        """The whole model: ``M x + N z``, and the fixed parameters."""
 
         def add(*parts: Array | None) -> Array:
             return reduce(jnp.add, [part for part in parts if part is not None])
@@ -51,25 +53,25 @@ class Parts(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Predicates of shared and of personal paths."""
+    """Predicates that select the shared and the personal parameters by their paths."""
 
     shared: PathPredicate
     personal: PathPredicate
 
     def is_trained(self, path: tuple[str, ...]) -> bool:
-        """True for a shared or personal path."""
+        """True if the parameter with this path is shared or personal."""
         return self.shared(path) or self.personal(path)
 
     def shared_part(self, tree: PyTree) -> PyTree:
-        """Shared leaves, M^T of the tree."""
+        """Select the shared leaves (M^T applied to the tree)."""
         return trees.split_by_path(tree, self.shared)[0]
 
     def personal_part(self, tree: PyTree) -> PyTree:
-        """Personal leaves, N^T of the tree."""
+        """Select the personal leaves (N^T applied to the tree)."""
         return trees.split_by_path(tree, self.personal)[0]
 
     def split(self, params: PyTree) -> Parts:
-        """Initial parts of a model; z is zero where a leaf is also shared."""
+        """Split a model into its initial parts; z is zero for leaves that are also shared."""
         trained, fixed = trees.split_by_path(params, self.is_trained)
         shared, rest = trees.split_by_path(trained, self.shared)
         zero = jax.tree.map(jnp.zeros_like, self.personal_part(shared))
@@ -77,16 +79,16 @@ class Masks(NamedTuple):
 
 
 def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
-    """Masks by patterns of paths, such as ``conv*,dense0/kernel``.
+    """Make masks from patterns for the paths of parameters, such as ``conv*,dense0/kernel``.
 
     Args:
       method: the method's name, for errors.
-      task: the task of the model.
-      shared, personal: comma-separated shell patterns of whole paths (``dense0/kernel``; ``*`` also matches slashes);
-        ``none`` for no parameter.
+      task: task whose model is split.
+      shared, personal: comma-separated shell patterns that match whole paths (``dense0/kernel``; ``*`` also matches
+        slashes); ``none`` for no parameter.
 
     Raises:
-      JaxpflError: for a pattern that matches no parameter, and where nothing is shared or personal.
+      JaxpflError: for a pattern that matches no parameter, and if no parameter is shared or personal.
     """
     paths = list(leaves_by_path(jax.eval_shape(task.init, jax.random.key(0))))
 
@@ -98,7 +100,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
                     f"{method}.{option}: no parameter matches {pattern!r} (parameters: {listed(paths, pattern)})"
                 )
 
-        # A model that is one array has a path without names, and is called "parameters".
+        # If the model is a single array, its path has no names, and ``paths[0]`` is "parameters".
         return lambda path: any(fnmatchcase("/".join(path) or paths[0], pattern) for pattern in patterns)
 
     chosen = Masks(predicate("shared", shared), predicate("personal", personal))
@@ -108,12 +110,12 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
 
 
 Split = Callable[[PyTree], tuple[PyTree, PyTree]]
-"""Maps a model's parameters to the client's own part and the shared one, which `trees.merge` puts together."""
+"""Function from a model's parameters to the client's own part and the shared part, which `trees.merge` combines."""
 Update = Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
 
 
 def head_and_body(method: str, task: Task) -> Split:
-    """Split of the task's model into the personal head and the shared body.
+    """Return the function that splits a model's parameters into the personal head and the shared body.
 
     Raises:
       JaxpflError: for a model without a head, or without a body.
@@ -134,23 +136,23 @@ def head_and_body(method: str, task: Task) -> Split:
 
 
 def part_task(task: Task, rest: PyTree) -> Task:
-    """Task of one part of its model's parameters, the other fixed.
+    """Make a task whose parameters are one part of a model's parameters, with the other part fixed.
 
     Args:
       task: task of the whole model.
-      rest: the other part, as `trees.split_by_path` leaves it.
+      rest: the other part, as `trees.split_by_path` returns it.
     """
     model = task.model
 
     def apply(part: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
         return model.apply(trees.merge(part, rest), x, key=key, train=train)
 
-    # Running statistics are of the whole model: one that has any refuses to be trained in parts.
+    # Running statistics are declared for the whole model, so that a part cannot update them.
     return task._replace(model=model._replace(apply=apply, statistics=None))
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
-    """Client update by tau SGD steps on both parts; the upload is weighted by the number of training examples."""
+    """Make a client update with tau SGD steps on both parts; the upload is weighted by the number of examples."""
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
@@ -165,14 +167,17 @@ def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
 
 
 def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, local_steps: int) -> Algorithm:
-    """Algorithm whose clients keep their personal parts, and whose server averages the shared ones.
+    """Make an algorithm whose clients keep their personal parts, and whose server averages the shared parts.
 
-    A personal part is the client's whole state; all start alike, as in the code of FedRep's, LG-FedAvg's and FedBN's
-    authors.
+    The personal part is the client's only state. All personal parts have the same initial values, as in the code of
+    the authors of FedRep, LG-FedAvg and FedBN.
 
     Args:
-      update: the function `Client.update`; the message is the shared part.
-      local_steps: the steps of ``update``.
+      task: task whose model is split.
+      work: the local work in a round.
+      split: function that splits the parameters into the personal and the shared part.
+      update: the function `Client.update`, whose message is the shared part.
+      local_steps: number of local steps that ``update`` takes.
     """
     client = Client(
         init=lambda key, hp, ctx, message: split(task.init(key))[0],
