@@ -61,7 +61,7 @@ class Rotated(NamedTuple):
 
 @full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
-    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; needed once for all populations.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] so that X X' is diagonal; the result serves all populations.
 
     Besides saving time, this avoids a deadlock. Over many clients the decomposition is one batched LAPACK call, and two
     concurrent calls can wait for each other for ever on XLA's CPU threads (seen with jaxlib 0.10.2 on two cores).

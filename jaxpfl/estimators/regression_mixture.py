@@ -134,8 +134,8 @@ def adamix(
        \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
 
     The mixture's proximal step replaces the paper's gradient step. A gradient step would need ``rate / floor < 2``,
-    because the variances end at the floor: drawn to the centers, the thetas scatter less than the population, and the
-    next fit is narrower still.
+    because the variances end at the floor. (The proximal step draws the thetas to the centers, so they scatter less
+    than the population, and the next fit is narrower still.)
 
     Implements: Ozkara et al. 2023, Algorithm 1.
 

@@ -101,8 +101,8 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    This is the Gaussian prior's step with precision ``sum_l r_l / s2_l``, and with the centers' mean in the weights
-    ``r_l / s2_l``.
+    This is the Gaussian prior's step with precision ``sum_l r_l / s2_l``, towards the mean of the centers with the
+    weights ``r_l / s2_l``.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
     mean = weighted_mean(precisions, gamma.mu)

@@ -167,7 +167,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """Releases for these settings by name, each with the variance that it adds per entry, exact without clipping."""
+    """Releases for these settings by name, each with the variance that it adds to an entry if nothing is clipped."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)

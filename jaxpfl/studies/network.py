@@ -133,8 +133,8 @@ def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
     """Scores of the graph itself, independent of any method.
 
     Returns:
-      Adjusted Rand index (``ari``) and number (``components``) of its connected components, and the share of its edges
-      that join different clusters (``crossing``).
+      Adjusted Rand index (``ari``) and number (``components``) of the graph's connected components, and the share of
+      edges that join different clusters (``crossing``).
     """
     from sklearn.metrics import adjusted_rand_score
 

@@ -32,7 +32,7 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
     "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
     "normal": ((1.0,), (0.0,), (1.0,)),
 }
-"""Weights, means and standard deviations of the components. In efron nine of ten means are zero, the others N(-3, 1)
+"""Weights, means and standard deviations of the components. In efron, nine of ten means are 0 and the others N(-3, 1)
 (Efron 2008). needles is not listed, because its means are fixed and not drawn."""
 
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")

@@ -91,7 +91,7 @@ def own_or_simulated(
       simulated: ``settings -> Results``.
 
     Raises:
-      JaxpflError: by the returned function, if an option other than the file is given without a file.
+      JaxpflError: raised by the returned function, if other options are given without a file.
     """
 
     def results(given: Any, options: Any) -> Results:

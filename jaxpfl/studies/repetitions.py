@@ -18,7 +18,7 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 
 MOST_NUMBERS = 2**24
-"""Most random numbers of the repetitions that are vmapped together; further repetitions run one batch after another."""
+"""Largest count of random numbers in repetitions that are vmapped together; more repetitions run in batches."""
 
 LEAST = 3
 """Least number of repetitions, or clients, for a standard error; with two it may be zero by chance."""

@@ -271,8 +271,8 @@ def write_sizes(
       sizes: values of this setting.
       study: beginning of the title.
       fine: positions of the exact lines; by default ``sizes``.
-      lines: exact errors by estimator, for the estimators to plot. By default all estimators are plotted, without exact
-        lines.
+      lines: exact errors by estimator; only these estimators are plotted. By default all estimators are plotted,
+        without exact errors.
       floor: a lower bound at ``fine``.
     """
     found = [run(replace(given, **{name: size})).json["mse"] for size in sizes]

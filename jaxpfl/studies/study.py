@@ -26,7 +26,7 @@ def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = F
     """Define a field of a study's settings with a check of its value; None is not checked.
 
     Args:
-      default: default of the field; of a tuple, every value is checked.
+      default: default of the field. If it is a tuple, every value of the field is checked.
       check: ``(name, value) -> anything``; raises a JaxpflError for a value that is not allowed.
       empty: whether a tuple may be empty.
     """

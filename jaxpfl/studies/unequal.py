@@ -91,8 +91,8 @@ def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.nd
 def simulated(given: UnequalSettings) -> Results:
     """Compare local estimates, one share for all clients, and personalised estimates with weights that depend on n_i.
 
-    The summary has ``mse`` and ``gains`` over all clients. ``by_samples`` has both for the clients of each reported
-    size, with ``limit``, the gain of the best weight for infinitely many clients.
+    The summary has ``mse`` and ``gains`` over all clients. ``by_samples`` has ``mse`` and ``gains`` over the
+    clients of each reported size, and ``limit``, the gain of the best weight for infinitely many clients.
 
     Raises:
       JaxpflError: as in `UnequalSettings.check`.

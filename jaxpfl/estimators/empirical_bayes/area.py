@@ -18,11 +18,11 @@ The fitted A maximises the likelihood. As the likelihood may have several maxima
 on a grid, and then finds the root of the derivative. A step of the search needs sums over clients of p^2 products. So
 fixed-size messages suffice for each step, but not for the whole fit.
 
-The interval ``mean`` plus and minus a normal quantile times the root of the mean squared error has the nominal
-coverage to the order 1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood value is
-often zero. The first term of the error is then zero too, and these intervals cover too little. The default intervals
-therefore integrate over a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`. Given A, the
-posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance
+One kind of interval is ``mean`` plus and minus a normal quantile times the root of the mean squared error. It has the
+nominal coverage to the order 1/m if A is well above zero. If A is small compared to the errors, its maximum-likelihood
+value is often zero. The first term of the error is then zero too, and these intervals cover too little. The default
+intervals therefore integrate over a flat prior of A on :math:`(0, \infty)` and a flat prior of beta on :math:`R^p`.
+Given A, the posterior of theta_i is normal with mean :math:`x_i - B_i (x_i - z_i^\top \hat\beta)` and variance
 :math:`g_{1i} + g_{2i}`. The posterior density of A is the restricted likelihood, which is integrable for m - p >= 3.
 The interval's ends are quantiles of the mixture over A. The mixture is computed by Gauss-Legendre quadrature in
 :math:`\log(A + d)`, where d is the errors' typical variance, over the range in which the density exceeds exp(-16) times
@@ -82,7 +82,7 @@ class AreaMeans(NamedTuple):
       regression: z beta, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A is zero.
       g1, g2, g3: terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
-      shrinkage: B, the fraction of the distance from the estimate to the regression by which ``mean`` is moved, [m].
+      shrinkage: B, the fraction by which ``mean`` moves from the estimate towards the regression, [m].
       residual: standardised distances of x from the regression, [m]; N(0, 1) if the model holds, and zero for a client
         that alone determines a coefficient.
       risks: the terms of ``risk``, [m].
@@ -147,7 +147,7 @@ class AreaMeans(NamedTuple):
 
 
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
-    """Fit the regression and A, the spread about it, and predict every client's mean.
+    """Fit the regression and the variance A about it, and predict every client's mean.
 
     Works under ``jax.jit``, and under ``jax.vmap`` over problems; ``fit`` and ``intercept`` are static.
 
@@ -216,7 +216,7 @@ def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
 
 
 def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
-    """Index of the first column [m, k] that depends linearly on the columns before it and the intercept, or None."""
+    """Index of the first of the columns [m, k] that depends linearly on earlier ones and the intercept, or None."""
     ones = np.ones((len(z), int(intercept)))
     kind = jnp.result_type(float)  # the fit's dtype, in which the columns must be distinguishable
     bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > float(jnp.finfo(kind).eps) ** 0.75)
@@ -245,7 +245,7 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
     # A residual variance of rounding size: the client alone determines a coefficient.
     seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
     residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
-    # B (1 - spread w) is one minus the derivative of the prediction by x.
+    # B (1 - spread w) is one minus the derivative of the prediction with respect to x.
     risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
     statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
     back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))

@@ -64,12 +64,12 @@ class GroupMeans(NamedTuple):
       mean: predictors of theta_i, [m].
       mse: estimated mean squared errors of ``mean``, [m]; positive even if A and B are zero.
       g1, g2, g3: terms of ``mse``, [m] each; ``mse`` is g1 + g2 + 2 g3.
-      shrinkage: b, the fraction of the distance from the estimate to its group by which ``mean`` is moved, [m].
+      shrinkage: b, the fraction by which ``mean`` moves from the estimate towards the group's mean, [m].
       residual: standardised distances of x from its prediction by all other clients, [m]; N(0, 1) if the model holds.
       risks: the terms of ``risk``, [m].
       group_mean, group_mse: predictors of mu_g and their estimated mean squared errors, [G].
-      group_shrinkage: 1 / (1 + B W_1), the fraction of the distance from a group's weighted mean to mu by which
-        ``group_mean`` is moved, [G].
+      group_shrinkage: 1 / (1 + B W_1), the fraction by which ``group_mean`` moves from the weighted mean towards mu,
+        [G].
       group_residual: standardised distances of the groups' weighted means from mu, [G]; N(0, 1) if the model holds.
       log_likelihood: restricted log likelihood, [], for contrasts in an orthonormal basis.
       statistic: Cochran's Q about the groups' own means, []; chi-square with m - G degrees of freedom if A is zero.
@@ -204,7 +204,7 @@ def _solve(x: Array, s: Array, group: Array, *, groups: int) -> GroupMeans:
     r = y - group_mean[group]
     variance = w - own_q * w**2 - (w / own_F) ** 2 / C
     alone = 1 / jnp.where(precision > 0, precision, jnp.inf) - 1 / C
-    # Derivative of the group's predictor by x.
+    # Derivative of the group's predictor with respect to x.
     follows = w * (own_q + 1 / (C * own_F**2))
     risks = (b * r) ** 2 + D * (1 - 2 * b * (1 - follows))
     zero = jnp.zeros_like(A)

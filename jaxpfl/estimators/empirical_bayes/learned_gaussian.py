@@ -114,7 +114,7 @@ def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = mat
 
 
 def student(level: float, degrees: Any) -> np.ndarray:
-    """Half width of Student's interval in units of the scale; normal if degrees are infinite. Runs in SciPy."""
+    """Half width of Student's interval in units of the scale, by SciPy; infinite degrees give the normal interval."""
     from scipy import special
 
     tail = (1 + level) / 2

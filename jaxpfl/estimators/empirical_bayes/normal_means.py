@@ -14,9 +14,9 @@ npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none
 =============== ========================================================= ====================
 
 For unequal s no family has a single fixed-size message that suffices for the fit. (For equal s the normal family has
-one: the sums of x and of x^2.) A step of a fit needs a sum over clients: of the likelihood's derivatives by two or
-three parameters, or of K gradients and K^2 curvatures for weights on a grid. A client's log likelihood is unbounded in
-x, so these sums have no private version.
+one: the sums of x and of x^2.) A step of a fit needs a sum over clients, either of the likelihood's derivatives
+with respect to two or three parameters, or of K gradients and K^2 curvatures for weights on a grid. A client's log
+likelihood is unbounded in x, so these sums have no private version.
 
 Every prior is a mixture of normals, possibly with atoms. Component k, N(c_k, t_k^2) with the weight pi_k, has the
 marginal distribution N(c_k, t_k^2 + s^2) and the posterior
@@ -54,7 +54,7 @@ COMPONENTS = {"scale-mixture": 41, "npmle": 300}
 
 _LEAST_COMPONENTS = 3
 _LEAST_SIDED, _SIDED = 8, 0.95
-"""Number of clients, and share of them on one side of zero, above which a warning questions zero as the center."""
+"""Least number of clients, and least share of them on one side of zero, for a warning about zero as the center."""
 _SCALES = 16  # starting values of the normal prior's spread, as its likelihood may have several maxima
 _SLABS = 6  # starting values of a slab's spread, each combined with every start of the spike's log odds
 _LOGITS = (-3.0, 0.0, 2.0, 4.0)
@@ -166,8 +166,8 @@ class NormalMeans(NamedTuple):
       mean: posterior means, the personalised estimates, [m].
       sd: posterior standard deviations, [m].
       lfsr: local false sign rates, min(P(theta <= 0), P(theta >= 0)), [m].
-      shrinkage: 1 - sd^2 / s^2, [m], which is one minus the derivative of the posterior mean by x. Under a normal prior
-        it is s^2 / (s^2 + t^2). It is negative where the mean moves by more than x, as between two atoms.
+      shrinkage: 1 - sd^2 / s^2, [m]: one minus the derivative of the posterior mean with respect to x. Under a normal
+        prior it is s^2 / (s^2 + t^2). It is negative where the mean moves by more than x, as between two atoms.
       log_marginal: log likelihood of all estimates, [].
       slack: upper bound on how far the mean log likelihood per client is below its maximum over the weights on a grid,
         []; zero for priors without a grid.
@@ -561,7 +561,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
       s: standard error of every estimate, one number.
 
     Raises:
-      JaxpflError: as in `ebnm`; also for fewer than four clients, and for several standard errors.
+      JaxpflError: as in `ebnm`; also for fewer than four clients, and for more than one standard error.
 
     Reference: Efron and Morris 1975, "Data analysis using Stein's estimator and its generalizations", (1.3), section 2.
     """

@@ -10,8 +10,8 @@ If the likelihood is largest without spread, n_0 is infinite and all clients hav
 "npmle" allows any distribution: atoms on a grid between the least and the greatest share (evenly spaced on the arcsine
 scale) or rate (evenly spaced in the square roots), with maximum-likelihood weights (`grid`). The functions are pure:
 they work under ``jax.jit``, and under ``jax.vmap`` over problems. For clients of unequal sizes, no fixed-size sums
-suffice for the whole fit of either family. A step of the fit needs sums over clients of the likelihood's derivatives by
-two parameters.
+suffice for the whole fit of either family. A step of the fit needs sums over clients of the likelihood's derivatives
+with respect to two parameters.
 
 **With covariates**, there are two models. Client i has :math:`Z_i` successes in :math:`n_i` trials, and
 :math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where
@@ -25,7 +25,7 @@ own share or rate and the value predicted by the regression,
 
 The likelihood is maximised over beta and n_0 (or a) together, starting from the regression without spread. If it is
 largest without spread, every client's estimate is the regression's value. A step of the fit needs sums over clients
-of the likelihood's derivatives by all parameters; no fixed-size sums suffice for the whole fit.
+of the likelihood's derivatives with respect to all parameters. No fixed-size sums suffice for the whole fit.
 
 **Large counts.** Terms of :math:`\log \Gamma(a + n) - \log \Gamma(a)` are of the order n log n, while their sum is of
 the order one, so the largest terms are summed analytically. Let a = mu s, b = (1 - mu) s, and let p' = (a + z) / (s +
@@ -123,7 +123,10 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each; unlike `learned_rates`, the prior counts as known."""
+        """Ends of the equal-tailed credible intervals, [m] each.
+
+        The prior is treated as known, unlike in `learned_rates`.
+        """
         inputs.level_within(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
@@ -310,7 +313,7 @@ def checked_counts(
 ) -> tuple[Any, Any]:
     """Check counts and sizes, and return them in double precision; traced values are not checked.
 
-    If ``bounded``, sizes must be counts too, which the counts cannot exceed.
+    If ``bounded``, sizes must be whole numbers, and counts cannot exceed them.
 
     Raises:
       JaxpflError: as in `ebbinomial` and `ebpoisson`.

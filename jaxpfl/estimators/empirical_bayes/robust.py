@@ -140,7 +140,7 @@ def worst_miss(t: float, kurtosis: Scalar, chi: float) -> float:
     b0 = np.concatenate([np.linspace(0, chi, _TANGENTS // 2), rise[:: _PLACES // _TANGENTS], near_mean])
     x0, r0 = b0**2, special.ndtr(-chi - b0) + special.ndtr(b0 - chi)
     density = lambda u: np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)  # noqa: E731
-    # Derivative of r by b^2, with its limit at zero.
+    # Derivative of r with respect to b^2, with its limit at zero.
     slope = np.where(b0 > 1e-4, (density(b0 - chi) - density(b0 + chi)) / np.maximum(2 * b0, 1e-12), chi * density(chi))
     gap = x[None] - x0[:, None]
     near = np.abs(gap) < 1e-6 * (1 + x0[:, None])

@@ -85,9 +85,9 @@ class HistogramSettings(Settings):
     direction: Direction = "printed"
     """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = within(100, checks.count)
-    """Number of tokens that DimRed keeps; a tenth of all tokens if there are fewer."""
+    """Number of tokens that DimRed keeps; for a smaller vocabulary, a tenth of it."""
     candidates: int = within(200, checks.count)
-    """Number of candidate tokens of private DimRed, the most frequent by the private mean; at most all tokens."""
+    """Number of candidate tokens of private DimRed, the most frequent by the private mean; all if there are fewer."""
     lam: float | None = None
     """lambda of fine-tuning; by default tuned on the validation users."""
     epsilon: tuple[float, ...] = within((1.0, 3.0, 8.0, 15.0), checks.positive, empty=True)

@@ -162,8 +162,8 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
     """Write users' own histograms, from the row `exported` of the first run, to an ``.npz`` file.
 
-    Its arrays are ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], the nearest
-    center of each user ``cluster`` [n], and ``lam``.
+    Its arrays are ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n]
+    with each user's nearest center, and ``lam``.
 
     With an eps of the study the centers are private. A user's histogram is meant for that user, and is not private.
     """
