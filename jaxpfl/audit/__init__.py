@@ -36,6 +36,7 @@ class Audit(NamedTuple):
       cohorts: results of the tests of whether cohorts are drawn as the accountant assumes.
       noise: results of the tests of whether the noise is what the accountant assumes; if the noise cannot be tested, a
         text that says why.
+      draws: results of the tests of the ledger of draws.
       against: pieces of evidence against the claim, one line for each; empty if there is none.
     """
 
@@ -47,6 +48,7 @@ class Audit(NamedTuple):
     one_run: OneRunBound
     cohorts: list[Finding]
     noise: Noise | str
+    draws: list[Finding]
     against: list[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Audit(NamedTuple):
                 "standard_error": noise.error,
                 "p_values": {finding.test: finding.p_value for finding in noise.findings},
             },
+            "draws": {finding.test: finding.p_value for finding in self.draws},
             "cohorts": {finding.test: finding.p_value for finding in self.cohorts},
             "false_alarm": white_box.FALSE_ALARM,
             "against": self.against,
@@ -132,6 +135,7 @@ def audit(
     progress("cohorts and noise")
     cohorts = white_box.cohorts(subject.run.cohorts, claim.sampling, seed=seed)
     noise = white_box.why_no_noise_check(subject) or white_box.noise(subject, seed=seed)
+    draws = white_box.draws(subject, seed=seed)
     progress("many canaries in one run")
     one_run = games.one_run(subject, canaries=canaries, delta=delta, confidence=confidence, seed=seed, runs=canary_runs)
     game = games.play(
@@ -140,8 +144,11 @@ def audit(
     against = [
         f"{name}: epsilon is at least {bound.epsilon:.4g} at delta {bound.delta:g}, but the claim is {said:.4g}"
         for name, bound, said in (("worlds", game.bound, claimed), ("one run", one_run, claimed_one_run))
-        if bound.epsilon > said
+        if not bound.epsilon <= said
     ]
-    findings = cohorts + ([] if isinstance(noise, str) else noise.findings)
+    findings = cohorts + draws
+    if not isinstance(noise, str):
+        findings += noise.findings
+        noise = noise if noise.scale >= 0 else "no round had enough uploads to release anything"
     against += [f"{finding.test}: p = {finding.p_value:.2g}" for finding in white_box.faults(findings)]
-    return Audit(claim, accountant, claimed, game, claimed_one_run, one_run, cohorts, noise, against)
+    return Audit(claim, accountant, claimed, game, claimed_one_run, one_run, cohorts, noise, draws, against)

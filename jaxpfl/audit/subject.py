@@ -91,7 +91,7 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
     """Run ``count`` rounds and yield the release of each. The state is donated."""
     for _ in range(count):
         state, history = simulation.advance(state, 1)
-        (seen,) = [node for node in jax.tree.leaves(state.server, is_leaf=_is_seen) if _is_seen(node)]
+        seen = only(Seen, state.server)
         yield Round(
             state,
             {name: np.asarray(values)[:, 0] for name, values in history.items()},
@@ -110,8 +110,11 @@ def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
     }
 
 
-def _is_seen(node: Any) -> bool:
-    return isinstance(node, Seen)
+def only(kind: type, tree: PyTree) -> Any:
+    """The one node of a type in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    (found,) = [node for node in nodes if isinstance(node, kind)]
+    return found
 
 
 Change = Callable[[Algorithm, LocalWork], Algorithm]

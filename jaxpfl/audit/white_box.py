@@ -3,28 +3,34 @@ r"""White-box tests of the noise that rounds add and the cohorts that are drawn,
 A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
 client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the release
 minus this sum must be the claimed noise (`jaxpfl.privacy.audit`). The test works equally well on any data.
+
+Where noise is part of what a client computes it cannot be told from the sum. The ledger (`jaxpfl.privacy.record`) shows
+the draws of any run: each must have a key of its own, and their number and deviations must be the accounted ones.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.audit.subject import Subject, leaf_vectors, recorded, rounds
+from jaxpfl.audit.subject import Subject, leaf_vectors, only, recorded, rounds
 from jaxpfl.core import trees
-from jaxpfl.core.participation import Participation
+from jaxpfl.core.participation import Availability, Participation
 from jaxpfl.core.protocol import Algorithm, Client, Reduction, Upload
 from jaxpfl.core.types import Array, PyTree
-from jaxpfl.privacy import FixedSize, Poisson
+from jaxpfl.privacy import CentralNoise, FixedSize, PerStepNoise, Poisson, record
 from jaxpfl.privacy.audit import Finding, check_noise
 from jaxpfl.privacy.descriptions import Sampling
+from jaxpfl.privacy.private_sum import Guarded
 
 FALSE_ALARM = 1e-6
 """Probability of a false alarm for a correct claim, over all tests together."""
 _DRAWS, _SCORES = 4000, 2**26
+_COUNT = "count below the clipping norm"
 
 
 class Noise(NamedTuple):
@@ -43,7 +49,7 @@ class Noise(NamedTuple):
 
 def faults(findings: list[Finding]) -> list[Finding]:
     """Findings that are significant at the level `FALSE_ALARM`, jointly."""
-    return [finding for finding in findings if finding.p_value < FALSE_ALARM / len(findings)]
+    return [finding for finding in findings if not finding.p_value >= FALSE_ALARM / len(findings)]
 
 
 def why_no_noise_check(subject: Subject) -> str | None:
@@ -58,7 +64,7 @@ def why_no_noise_check(subject: Subject) -> str | None:
 
 
 def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
-    """Test the noise of a few runs.
+    """Test the noise of a few runs, and that a round releases nothing where too few uploads arrived.
 
     Args:
       subject: subject for which `why_no_noise_check` returns None.
@@ -67,22 +73,59 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
     simulation = subject.simulation(lambda algorithm, work: recorded(_keeping(algorithm, upload), upload))
     state = simulation.init(range(seed, seed + runs))
     before = np.asarray(simulation.trim(state).counts.uploads)
-    residuals, sums = [], []
+    residuals, sums, due = [], [], []
+    adapts = subject.mechanism.quantile is not None
     for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         trimmed = simulation.trim(seen.state)
         after = np.asarray(trimmed.counts.uploads)
-        adapts = subject.mechanism.quantile is not None
         limit = np.asarray(seen.history["clipping_norm"] if adapts else np.full(runs, subject.unit), np.float64)
         exact = _exact_sum(subject, trimmed.clients, t, after > before, limit)
         stddev = _stddev(subject, (after - before).sum(axis=1), limit)
-        residuals.append({name: (leaf - exact[name]) / stddev[:, None] for name, leaf in seen.leaves.items()})
+        leaves = seen.leaves
+        residuals.append({name: (leaf - exact[name]) / stddev[:, None] for name, leaf in leaves.items()})
+        noisy, released = (np.concatenate([*each.values()], axis=1) for each in (residuals[-1], leaves))
+        nothing = (seen.weight == 0) & ~released.any(axis=1)
+        due.append(np.where(np.isnan(stddev), nothing, np.isfinite(noisy).all(axis=1)).all())
+        if adapts:
+            count = _count(subject, limit, trimmed.server)
+            residuals[-1][_COUNT] = (count - exact[_COUNT]) / subject.mechanism.count_stddev
         sums.append(exact)
         before = after
     by_leaf = {name: np.stack([each[name] for each in residuals], axis=1) for name in residuals[0]}
     of_sums = {name: np.stack([each[name] for each in sums], axis=1) for name in sums[0]}
     values = np.concatenate([leaf[np.isfinite(leaf)] for leaf in by_leaf.values()])
     scale = float(np.sqrt((values**2).mean())) if values.size else float("nan")
-    return Noise(scale, scale / np.sqrt(2 * max(values.size, 1)), check_noise(by_leaf, of_sums))
+    findings = [*check_noise(by_leaf, of_sums), Finding("what is released", float(all(due)))]
+    return Noise(scale, scale / np.sqrt(2 * max(values.size, 1)), findings)
+
+
+def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
+    """Test the ledger of two runs: keys, and the number of draws with their deviations.
+
+    Deviations of the server's noise are not read, as `noise` measures them.
+    """
+    spec, noise = subject.run.spec, subject.claim.noise
+    # One client after the other, and none of them slow: no draw is for padding, and no step is left out.
+    plan = replace(spec.plan, devices=1, clients="map", runs="map")
+    alone = Subject(replace(subject.run, spec=replace(spec, plan=plan)))
+    simulation = alone.simulation(lambda algorithm, work: algorithm, Availability())
+    with record() as entered:
+        simulation.advance(simulation.init([seed, seed + 1]), spec.rounds)
+    found = [draw for draw in entered if not draw.protects.startswith("nothing")]
+    if isinstance(noise, CentralNoise):
+        each = [np.nan] * (noise.releases + (noise.count_stddev is not None))
+    elif isinstance(noise, PerStepNoise):
+        each = [*noise.stddevs] * round(noise.steps * subject.run.cohorts.expected_cohort)
+    else:
+        share = subject.unit * noise.noise_multiplier / np.sqrt(noise.min_uploads)
+        each = [share] * round(subject.run.cohorts.expected_cohort)
+    expected = np.sort(each * 2 * spec.rounds)
+    seen = np.sort([draw.stddev for draw in found])
+    alike = seen.shape == expected.shape and (np.isnan(expected) | np.isclose(seen, expected, rtol=1e-5)).all()
+    return [
+        Finding("keys of draws", float(len({draw.key for draw in found}) == len(found))),
+        Finding("number and deviations of draws", float(alike)),
+    ]
 
 
 def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) -> list[Finding]:
@@ -144,7 +187,7 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum of the clipped changes of the clients whose upload arrived, by leaf, [S, entries].
+    """Sum of the clipped changes of the clients whose upload arrived, by leaf, [S, entries]; and their count.
 
     Args:
       arrived: [S, m]; limit: C, [S].
@@ -158,6 +201,8 @@ def _exact_sum(
         leaves = {name: leaf.reshape(*shape, -1) for name, leaf in leaf_vectors(kept.change, runs=True).items()}
         size = np.sqrt(sum((leaf**2).sum(axis=2) for leaf in leaves.values()))
         factor = np.where(there, np.minimum(1, limit[:, None] / np.maximum(size, np.finfo(float).tiny)), 0)
+        below = np.where(there, np.where(size <= limit[:, None], 0.5, -0.5), 0).sum(axis=1)[:, None]
+        total[_COUNT] = total.get(_COUNT, 0) + below
         for name, leaf in leaves.items():
             total[name] = total.get(name, 0) + np.einsum("sm,smd->sd", factor, leaf)
     return total
@@ -175,6 +220,15 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
     least = mechanism.least_uploads(subject.run.cohorts.expected_cohort)
     enough = np.where(uploads >= least, uploads, np.nan)
     return float(np.asarray(mechanism.noise_multiplier)) * limit * np.sqrt(enough / least)
+
+
+def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
+    """Noisy count of norms below C, by which C was adapted, [S, 1]."""
+    rate, quantile = subject.mechanism.quantile_lr, subject.mechanism.quantile
+    assert quantile is not None
+    adapted = np.asarray(only(Guarded, server).clipping_norm, np.float64)
+    below = quantile - np.log(adapted / limit) / rate
+    return ((below - 0.5) * subject.run.cohorts.expected_cohort)[:, None]
 
 
 def _sizes(sampling: Sampling, m: int) -> np.ndarray:

@@ -247,18 +247,19 @@ def _print_audit(method: str, found: Audit) -> None:
     game, one, noise = found.game, found.one_run, found.noise
     worlds = f"{len(game.present) + len(game.absent)} runs, by {game.statistic}"
     guesses = f"{one.correct} of {one.guesses} guesses right, {one.canaries} canaries"
-    say(f"{method}: {found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {found.claim.rounds} rounds")
+    claim = f"{found.claim.relation}, z = {found.claim.noise_multiplier:.4g}, {found.claim.rounds} rounds"
+    unseen = f"; the noise itself is not seen: {noise}" if isinstance(noise, str) else ""
+    say(f"{method}: {claim}{unseen}")
     parts = [("worlds:  ", found.claimed, game.bound, worlds), ("one run: ", found.claimed_one_run, one, guesses)]
     for name, claimed, bound, what in parts:
         say(
             f"{name} epsilon >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), {claimed:.4g} "
             f"claimed at delta {bound.delta:g}; {what}; at most {bound.ceiling:.3g} could be shown"
         )
-    if isinstance(noise, str):
-        say(f"noise:    not compared: {noise}")
-    else:
+    if not isinstance(noise, str):
         say(f"noise:    {noise.scale:.4f} ± {noise.error:.4f} times the claimed scale")
-    say(f"cohorts:  {', '.join(f'{finding.test} p = {finding.p_value:.2g}' for finding in found.cohorts)}")
+    for name, findings in (("draws:  ", found.draws), ("cohorts:", found.cohorts)):
+        say(f"{name}  {', '.join(f'{finding.test} p = {finding.p_value:.2g}' for finding in findings)}")
     for line in found.against:
         say(f"against the claim: {line}")
     say("refuted" if found.against else "not refuted, which does not prove the claim")

@@ -32,11 +32,16 @@ With the clipped uploads known, the residual of round t, over the claimed standa
 If the claim is correct, its entries are independent N(0, 1), also between rounds, runs and leaves. Each test below has
 an exact distribution under that hypothesis. They reject residuals of another scale, noise shared by two releases,
 leaves without noise, and released sums that differ from the sum of the clipped uploads.
+
+Noise that few entries share is lost in a correlation of many. So entries at the same place of any two leaves, rounds
+and runs are also compared one by one, up to their sign and to the lattice of releases (`privacy.noise`), which hides
+differences below h. Whatever an entry is, another that is independent of it is as close with probability
+:math:`2 h \sqrt{2 / \pi}` at most, so the number of close pairs is no larger than a binomial variable.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,7 +272,9 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 
 
 _MOST = 100_000
-"""Largest sample of the Kolmogorov-Smirnov test."""
+"""Largest sample of the Kolmogorov-Smirnov test, and the number of entries of a leaf that are compared one by one."""
+_CLOSE = 0.0025
+"""Largest difference of entries that may be the same draw, in standard deviations: a lattice step, and rounding."""
 
 
 class Finding(NamedTuple):
@@ -298,14 +305,15 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
     rounds = whole[:, released.all(axis=0)]  # the rounds that every run released
+    equal = _equal(residuals)
     found = [
         _named("scale", {"all": _variance(whole[released])}),
         _named("leaves", {name: _variance(part[released]) for name, part in residuals.items()}),
         _named("shape", {"all": _normal(whole[released].ravel())}),
-        _named("rounds", _related(rounds.swapaxes(0, 1), "{} and {}")),
-        _named("runs", _related(rounds, "{} and {}")),
+        _named("rounds", _related(rounds.swapaxes(0, 1), "{} and {}") | equal["rounds"]),
+        _named("runs", _related(rounds, "{} and {}") | equal["runs"]),
     ]
-    pairs = {}
+    pairs = equal["leaves"]
     for a, b in combinations(names, 2):
         n = min(residuals[a].shape[2], residuals[b].shape[2])
         firsts = np.stack([residuals[leaf][released][:, :n] for leaf in (a, b)])
@@ -355,6 +363,29 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
         name.format(i, j): 2 * float(norm.sf(abs(products[i, j]) / lengths[j]))
         for i, j in combinations(range(len(flat)), 2)
     }
+
+
+def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """p-values of the number of close entries in two leaves (or one), so many runs and rounds apart; by test."""
+    from scipy.special import bdtrc
+
+    found: dict[str, dict[str, float]] = {"leaves": {}, "rounds": {}, "runs": {}}
+    # Without noise, which the test of the scale reports, all entries are equal.
+    sizes = {name: np.where(part == 0, np.nan, np.abs(part)) for name, part in residuals.items()}
+    for (a, first), (b, second) in combinations_with_replacement(sizes.items(), 2):
+        runs, rounds, n = np.minimum(first.shape, second.shape)
+        some = slice(0, n, -(-n * runs * rounds // _MOST))
+        for run, round in product(range(1 - runs, runs), range(1 - rounds, rounds)):
+            if a == b and (run, round) <= (0, 0):
+                continue
+            one = first[max(-run, 0) : runs - max(run, 0), max(-round, 0) : rounds - max(round, 0), some]
+            other = second[max(run, 0) :, max(round, 0) :, some][: len(one), : one.shape[1]]
+            apart = np.abs(one - other)
+            test = "leaves" if a != b else "runs" if run else "rounds"
+            close, pairs = (apart < _CLOSE).sum(), np.isfinite(apart).sum()
+            p_value = float(bdtrc(close - 1, pairs, 2 * _CLOSE * np.sqrt(2 / np.pi))) if close else 1.0
+            found[test][f"{a} and {b}, {round} rounds and {run} runs apart"] = p_value
+    return found
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:

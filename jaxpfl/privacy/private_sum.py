@@ -58,7 +58,7 @@ class PrivateHyper:
     clipping_norm: Scalar
 
 
-class _Guarded(NamedTuple):
+class Guarded(NamedTuple):
     """Server state: the method's own, the current C if it adapts, and the last noise if it is banded (else nothing)."""
 
     state: PyTree
@@ -164,21 +164,21 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
     c = mechanism.coefficients or (1.0,)
     correlated = len(c) > 1
 
-    def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
+    def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> Guarded:
         start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
         state, past = inner.init(key, hp.method, ctx), ()
         if correlated:
             assert changed is not None
             change = changed(inner.broadcast(key, hp.method, ctx, state), hp)
             past = jax.tree.map(lambda a: jnp.zeros((len(c) - 1, *a.shape), a.dtype), change)
-        return _Guarded(state, start, past)
+        return Guarded(state, start, past)
 
-    def send(message: Message, guarded: _Guarded) -> Message:
+    def send(message: Message, guarded: Guarded) -> Message:
         return message._replace(shared=_Sent(message.shared, guarded.clipping_norm))
 
     def update(
-        key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded, reduced: Reduced
-    ) -> tuple[_Guarded, Metrics]:
+        key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: Guarded, reduced: Reduced
+    ) -> tuple[Guarded, Metrics]:
         released: _Released = reduced.total
         total = released.change
         norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
@@ -206,12 +206,12 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         if mechanism.noise != "per_step":
             metrics |= {"clipping_norm": jnp.asarray(norm)}
         if mechanism.quantile is None:
-            return _Guarded(state, (), past), metrics
+            return Guarded(state, (), past), metrics
         assert mechanism.count_stddev is not None
         count = add_gaussian(count_key, released.below, mechanism.count_stddev, "count")
         below = 0.5 + count / ctx.expected_cohort
         norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
-        return _Guarded(state, norm), metrics
+        return Guarded(state, norm), metrics
 
     return wrapped_server(
         inner, init=init, update=update, state=lambda guarded: guarded.state, hyper=_method_hyper, send=send

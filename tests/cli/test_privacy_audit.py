@@ -28,3 +28,13 @@ def test_an_audit(capsys, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
     again = jaxpfl(capsys, "privacy", "audit", *args)
     assert again.out.splitlines()[-1] == "not refuted, which does not prove the claim"
+
+
+@pytest.mark.slow
+def test_the_first_line_says_what_is_not_seen(capsys):
+    """Too few uploads come in any round."""
+    noise = ("--privacy.noise", "distributed", "--privacy.min-uploads", "8", "--cohort", "8", "--dropout", "0.999")
+    result = jaxpfl(capsys, "privacy", "audit", "fedavg", *TRY, *noise, "--worlds", "40")
+    first, *rest = result.out.splitlines()
+    assert first.endswith("; the noise itself is not seen: no round had enough uploads to release anything")
+    assert "draws:    keys of draws p = 1, number and deviations of draws p = 1" in rest

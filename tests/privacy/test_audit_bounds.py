@@ -227,6 +227,43 @@ def test_noise_that_is_shared_is_found(where):
     assert against(noise, sums) == {where}
 
 
+def repeat(noise, where: str) -> None:
+    """Few entries are the same: too few for a correlation."""
+    kernel, bias, psi = noise.values()
+    if where == "a part of a leaf":
+        bias[..., :8] = kernel[..., :8]
+    elif where == "signs":
+        bias[..., :8] = -kernel[..., :8]
+    elif where == "a scalar":
+        psi[...] = kernel[..., :1]
+    elif where == "a leaf of one round":
+        bias[:, 4] = bias[:, 1]
+    elif where == "seed + round":
+        bias[1, :-1] = bias[0, 1:]
+    elif where == "leaf + round":
+        psi[:, :-1] = bias[:, 1:, :1]
+    for a in noise.values():
+        a[0, 3] = np.nan  # a round that one run did not release
+
+
+@pytest.mark.parametrize(
+    ("where", "test"),
+    [
+        ("a part of a leaf", "between leaves"),
+        ("signs", "between leaves"),
+        ("a scalar", "between leaves"),
+        ("leaf + round", "between leaves"),
+        ("a leaf of one round", "rounds"),
+        ("seed + round", "runs"),
+    ],
+)
+def test_entries_that_repeat_are_found(where, test):
+    noise, sums = sound()
+    lattice = 2.0**-9
+    repeat(noise, where)
+    assert against({name: lattice * np.round(a / lattice + 0.3) for name, a in noise.items()}, sums) == {test}
+
+
 def test_what_is_left_of_the_sum_is_found():
     noise, sums = sound()
     assert "sum" in against({name: a + 0.1 * sums[name] for name, a in noise.items()}, sums)

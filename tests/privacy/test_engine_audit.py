@@ -14,7 +14,7 @@ from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
 from jaxpfl.algorithms.parts.servers import mean_server
 from jaxpfl.audit import Audit, Subject, audit, games, white_box
 from jaxpfl.core import trees
-from jaxpfl.core.participation import Participation, full, poisson, uniform
+from jaxpfl.core.participation import Availability, Participation, full, poisson, uniform
 from jaxpfl.core.protocol import Algorithm, Client, Upload
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import ExecutionPlan, build
@@ -22,14 +22,16 @@ from jaxpfl.engine.build import Assembled
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.tasks import make_task
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.privacy import Mechanism, private_sum, privatize
-from jaxpfl.privacy.noise import clip
+from jaxpfl.privacy import Mechanism, StepNoise, mechanism, private_sum, privatize
+from jaxpfl.privacy.audit import Finding
+from jaxpfl.privacy.noise import add_gaussian, clip
 from jaxpfl.support.errors import JaxpflError
 
 Z, C, CLIENTS = 1.0, 0.5, 4
 CENTRAL = Mechanism(Z, C)
 SHARES = Mechanism(Z, C, "distributed", CLIENTS)
 STEPS = Mechanism(Z, C, "per_step")
+COUNTED = Mechanism(Z, C, quantile=0.5, count_stddev=1.0)
 DELTA = 0.1
 slow = pytest.mark.slow
 
@@ -68,6 +70,7 @@ def subject(
     features: int = 3,
     examples: int = 2,
     epochs: int | None = None,
+    dropout: float = 0.0,
     **options,
 ) -> Subject:
     participation = participation or full(CLIENTS)
@@ -79,7 +82,8 @@ def subject(
     plan = ExecutionPlan(devices=1, clients="vmap", runs="vmap")
     task, found = make_task("linear", federation, 2), FOUND[method]
     spec = RunSpec(method=found, rounds=rounds, options=options, plan=plan)
-    return Subject(Assembled(spec, task, federation, None, found.hyper, participation, tried, work))
+    fails = Availability(dropout=dropout)
+    return Subject(Assembled(spec, task, federation, None, found.hyper, participation, tried, work, availability=fails))
 
 
 def play(*args, worlds: int = 2000, **more) -> tuple[bool, games.Game]:
@@ -100,7 +104,7 @@ SOUND = [
     pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut"),
     pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform"),
     pytest.param(SHARES, full(CLIENTS), {}, id="shares"),
-    pytest.param(Mechanism(Z, C, quantile=0.5, count_stddev=1.0), full(CLIENTS), {}, id="adaptive"),
+    pytest.param(COUNTED, full(CLIENTS), {}, id="adaptive"),
     pytest.param(CENTRAL, full(CLIENTS), {"method": "adaped"}, id="adaped"),
 ]
 
@@ -190,6 +194,88 @@ def test_a_key_that_runs_share_is_seen_inside(monkeypatch):
 
     planted(monkeypatch, server=same)
     assert any(test.startswith("runs") for test in look(rounds=4, runs=4, features=20))
+
+
+@slow
+def test_one_key_for_all_leaves_is_seen_inside(monkeypatch):
+    """The noise of a leaf begins with that of any smaller one."""
+
+    def each(key, tree, *rest):
+        return jax.tree.map(lambda leaf: add_gaussian(key, leaf, *rest), tree)
+
+    monkeypatch.setattr(private_sum, "add_gaussian", each)
+    assert [test.partition(":")[0] for test in look(rounds=4, runs=2, features=10)] == ["between leaves"]
+
+
+@slow
+def test_a_count_with_the_key_of_the_sum_is_seen(monkeypatch):
+    monkeypatch.setattr(jax.random, "split", lambda key, number=2: jnp.stack([key] * number))
+    assert any("count below the clipping norm" in test for test in look(COUNTED, rounds=4, runs=2))
+    assert [finding.test for finding in white_box.faults(white_box.draws(subject(COUNTED)))] == ["keys of draws"]
+
+
+@slow
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_sum_of_too_few_uploads_is_seen_inside(monkeypatch, faulty):
+    def lenient(server):
+        def update(key, hp, ctx, state, reduced):
+            return server.update(key, hp, ctx, state, reduced._replace(contributors=jnp.int32(CLIENTS)))
+
+        return server._replace(update=update)
+
+    if faulty:
+        planted(monkeypatch, server=lenient)
+    assert ("what is released" in look(SHARES, rounds=4, runs=4, dropout=0.2)) == faulty
+
+
+@slow
+def test_a_release_that_is_not_finite_is_seen_inside(monkeypatch):
+    def broken(server):
+        def update(key, hp, ctx, state, reduced):
+            total = jax.tree.map(lambda a: jnp.where(ctx.round == 1, jnp.nan, a), reduced.total)
+            return state, server.update(key, hp, ctx, state, reduced._replace(total=total))[1]
+
+        return server._replace(update=update)
+
+    planted(monkeypatch, server=broken)
+    assert look(rounds=2, runs=2)
+    assert white_box.faults([Finding("a p-value that is not a number", float("nan"))])
+
+
+STEPPED = Mechanism(Z, C, "per_step", scale_clipping_norm=C / 2)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("tried", "more"),
+    [
+        (CENTRAL, {"participation": poisson(CLIENTS, 0.5), "rounds": 3}),
+        (SHARES, {"dropout": 0.5}),
+        (STEPPED, {"method": "adaped", "steps": 5}),
+        (CENTRAL, {"method": "adamix", "em_steps": 3}),
+    ],
+    ids=["central", "shares", "steps", "EM"],
+)
+def test_draws_of_sound_code_are_those_of_the_claim(tried, more):
+    assert [finding.p_value for finding in white_box.draws(subject(tried, **more))] == [1.0, 1.0]
+
+
+@slow
+def test_noise_of_psi_on_the_stream_of_the_parameters_is_seen_in_the_draws(monkeypatch):
+    def other_stream(self, key, gradient):
+        own = mechanism.stream(key, mechanism.Purpose.RELEASE_NOISE)
+        return mechanism._released(own, gradient, self.scale_clipping_norm, self.scale_stddev, "a step of psi")
+
+    monkeypatch.setattr(StepNoise, "release_scale", other_stream)
+    found = white_box.faults(white_box.draws(subject(STEPPED, method="adaped", steps=2)))
+    assert [finding.test for finding in found] == ["keys of draws"]
+
+
+@slow
+def test_a_step_without_noise_is_seen_in_the_draws(monkeypatch):
+    monkeypatch.setattr(mechanism, "add_gaussian", lambda key, tree, stddev, protects: tree)
+    found = white_box.faults(white_box.draws(subject(STEPPED, method="adaped", steps=4)))
+    assert [finding.test for finding in found] == ["number and deviations of draws"]
 
 
 def by_leaf(tree, limit):
