@@ -115,7 +115,7 @@ def adaped_plus(
     gate: bool = False,
     idle_rounds: int = 0,
 ) -> Algorithm:
-    """AdaPeD-plus. Models: personalised theta_i, mu after the client's own steps or the client's own; global mu.
+    """AdaPeD-plus. Models: personalised theta_i, fine-tuned from mu or kept by the client; global mu.
 
     Args:
       task: the model and its loss.

@@ -5,7 +5,7 @@ model v_i,
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
-It uploads w - mu, weighted by its number of examples as in FedAvg; v_i stays with the client.
+The client uploads w - mu, weighted by its number of examples as in FedAvg. v_i stays with the client.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 https://arxiv.org/abs/2012.04221.
@@ -26,7 +26,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class DittoHyper(AveragingHyper):
-    """Hyper-parameters of Ditto; ``lr`` is the rate of the global steps.
+    """Hyper-parameters of Ditto; ``lr`` is the learning rate of the steps on w.
 
     The paper tries lambda in {0.05, 0.1, 0.2}, and values up to 2.
     """

@@ -5,7 +5,7 @@ The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d
 .. math:: u_i = \Big(1 - \sum_{j \ne i} \xi_{ij}\Big) w_i + \sum_{j \ne i} \xi_{ij} w_j, \qquad
    \xi_{ij} = \alpha A'(\|w_i - w_j\|^2) = \frac{\alpha}{\sigma} e^{-\|w_i - w_j\|^2 / \sigma}
 
-Client i takes tau steps, from its own model to the new w_i, on
+Client i takes tau steps, from its own model to the new w_i, to minimise
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 

@@ -1,6 +1,6 @@
 r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: one global model mu by averaging locally trained models.
 
-Client i of the cohort S, with n_i training examples, trains w_i from mu; then
+Client i of the cohort S, with n_i training examples, trains w_i starting from mu. The server then computes
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 

@@ -31,7 +31,7 @@ from jaxpfl.priors import distillation
 
 @struct.dataclass
 class FMLHyper(AveragingHyper):
-    """Hyper-parameters of FML; ``lr`` is the rate of theta's steps.
+    """Hyper-parameters of FML; ``lr`` is the learning rate of theta.
 
     With the shares of Ozkara et al. 2023, a quarter, distillation dominates. The defaults were the best on held-out
     examples of three data sets (``benchmarks/defaults.py``).

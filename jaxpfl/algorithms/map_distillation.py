@@ -19,7 +19,7 @@ from jaxpfl.priors import Prior, distillation
 
 @struct.dataclass
 class MapDistillationHyper(MapHyper):
-    """Hyper-parameters of `map_kd`; the weight decay applies to theta and to mu."""
+    """Hyper-parameters of `map_kd`; weight decay applies to both theta and mu."""
 
     lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0, is_step=True, decays=True)
     lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0, is_step=True)

@@ -40,7 +40,7 @@ _SHORTEST = 1e-8
 
 @struct.dataclass
 class MoonHyper(AveragingHyper):
-    """Hyper-parameters of MOON; the paper searches mu in {0.1, 1, 5, 10}."""
+    """Hyper-parameters of MOON; the paper tries mu in {0.1, 1, 5, 10}."""
 
     mu: Scalar = hyper(1.0, "weight of the contrastive term", paper=5.0)
     temperature: Scalar = hyper(0.5, "T, divides the cosines", positive=True)
@@ -49,7 +49,7 @@ class MoonHyper(AveragingHyper):
 def moon(task: Task, work: LocalWork) -> Algorithm:
     """MOON. Models: personalised w, the same for all; global w.
 
-    Clients keep their last models.
+    Clients keep the model from the end of their last round.
 
     Raises:
       JaxpflError: for a model without a head or without a body.

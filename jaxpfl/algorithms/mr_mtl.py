@@ -29,7 +29,7 @@ from jaxpfl.models import Task
 
 @struct.dataclass
 class MRMTLHyper(AveragingHyper):
-    """Hyper-parameters of MR-MTL; the paper searches lambda between 0.0001 and 10, by data set and noise."""
+    """Hyper-parameters of MR-MTL; the paper tries lambda between 0.0001 and 10, for each data set and noise level."""
 
     lam: Scalar = hyper(0.1, "weight of (lam/2) |w - mean|^2")
 

@@ -123,7 +123,7 @@ def network_lasso(
     admm_steps: int = 200,
     tolerance: float = 1e-4,
 ) -> Algorithm:
-    """Network lasso. Models: personalised, M x + N z_n of shared x and own z_n; global, x if nothing is personal.
+    """Network lasso. Models: personalised M x + N z_n; global x, if no parameter is personal.
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the

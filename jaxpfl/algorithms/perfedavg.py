@@ -46,7 +46,7 @@ class PerFedAvgHyper(AveragingHyper):
 
 
 def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:
-    """Per-FedAvg. Models: personalised, mu after inner steps on the client's training data; global mu, the start.
+    """Per-FedAvg. Models: personalised, mu after inner steps on the client's training data; global mu, without them.
 
     Args:
       task: the model and its loss.

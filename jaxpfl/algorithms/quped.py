@@ -41,7 +41,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class QuPeDHyper(AveragingHyper):
-    """Hyper-parameters of QuPeD, defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1.
+    """Hyper-parameters of QuPeD, with defaults from Ozkara et al. 2023; ``lr`` is the paper's eta_1.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """

@@ -328,11 +328,11 @@ class Availability:
     Also a list, one for each run of a sweep.
     """
     same_stragglers: bool = setting(False)
-    """The same clients are slow in every round, each with its own number of steps; else drawn anew in each round."""
+    """The same clients are slow in every round, with fixed numbers of steps; otherwise both are drawn in each round."""
     time_model: str | None = setting(None, unless_given="none unless given")
-    """Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or
+    """Simulated time of a client's round: equal:step=0.1,up=1e6,down=1e7 (seconds per gradient, bytes per second) or
     lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its slowest
-    client, or until the next clients arrive (fedbuff); results have the time."""
+    client, or until the next clients arrive (fedbuff). Results include the time."""
 
     def checked(self) -> Availability:
         """Check the settings and convert lists of probabilities to tuples.

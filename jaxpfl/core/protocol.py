@@ -30,9 +30,9 @@ class LocalEpochs(NamedTuple):
     With n_i examples a client takes ``ceil(epochs n_i / b_i)`` steps of ``b_i = min(batch_size, n_i)`` examples.
 
     Attributes:
-      epochs: E, passes in a round.
+      epochs: E, number of passes in a round.
       batch_size: b.
-      batches: mini-batches of a step.
+      batches: number of mini-batches in a step.
     """
 
     epochs: int
@@ -71,11 +71,11 @@ class ClientContext(NamedTuple):
     Attributes:
       round: [] int32, the number of finished rounds.
       client_id: [] int32, the client's id.
-      participations: [] int32, the client's previous rounds in the cohort.
+      participations: [] int32, the number of the client's previous rounds in the cohort.
       step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
         static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
-      idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
+      idle_rounds: [] int32, the number of the client's previous training rounds outside the cohort (`Client.idle`).
       staleness: [] int32, the number of rounds that ended between the message and the client's upload; 0 in synchronous
         rounds. A method may weight the upload by it.
     """
@@ -205,8 +205,8 @@ class Client(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx, message) -> state``, where the message is the broadcast of round 0. A stateless client
-        returns ``()``. The key is the same for all clients, so that models drawn with it start alike; fold in
-        ``ctx.client_id`` for a key that differs between clients.
+        returns ``()``. The key is the same for all clients, so that models drawn with it have the same parameters;
+        fold in ``ctx.client_id`` for a key that differs between clients.
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round of a client in the cohort.
         Metrics are a dict of scalars. Progress displays show ``train_loss``.
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; the client's
@@ -262,7 +262,7 @@ class NoiseStream(NamedTuple):
     Attributes:
       name: text that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
         noise: it would cancel in the difference of their releases.
-      secret: whether the noise key is instead drawn from the operating system and stored in the run's state alone.
+      secret: whether the noise key is instead drawn from the operating system and stored only in the run's state.
     """
 
     name: str

@@ -58,7 +58,7 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
     Raises:
       JaxpflError: if the result is not a pair of a state like the given state, and metrics. Also if the call fails and
         the uploads differ from the message in structure or (if uploads are summed) in shape: the error then names this
-        difference as the likely cause. If the call succeeds, such a difference is no error, because a method may upload
+        difference as the likely cause. If the call succeeds, such a difference is allowed, because a method may upload
         another tree than it receives.
     """
     try:
@@ -157,7 +157,7 @@ def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool 
 
 
 def _check_metrics(what: str, metrics: Any) -> None:
-    """Check that metrics are scalars by name.
+    """Check that metrics are a dict of scalars.
 
     Raises:
       JaxpflError: if a metric is not a scalar; the message names the metric.
@@ -205,7 +205,7 @@ def _returned(what: str, result: Any, *names: str) -> Any:
 
 
 def _described(what: str, tree: PyTree) -> PyTree:
-    """Return the tree with the shape and dtype of each leaf in place of the leaf."""
+    """Replace each leaf of a tree by its shape and dtype; a leaf that is not an array is refused."""
 
     def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):

@@ -213,6 +213,7 @@ def take_rows(tree: PyTree, rows: Array) -> PyTree:
     An empty slot of a cohort has the row number m, and so reads a client's real data. These data do not introduce NaN,
     and the slot's results are masked out later. Filling such rows with zeros would cost another pass over the data.
     """
+    # Cohorts are drawn as sorted row numbers (`Participation`).
     return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)
 
 

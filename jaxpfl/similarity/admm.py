@@ -2,8 +2,8 @@ r"""Network lasso by ADMM: clients' vectors y_i are drawn together along the edg
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-With s = eta lam and y_i = z_i - eta g_i / N this is the Z step of Zhao et al. (section IV-B), with the objective scaled
-by eta. With W = ZQ, the multipliers Omega and the penalty rho, both scaled by eta, the iteration is
+With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), with the objective
+scaled by eta. Let W = ZQ, and let Omega be the multipliers and rho the penalty, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
@@ -257,7 +257,7 @@ def norm(v: Array, p: float) -> Array:
 
 
 def _level(size: Array, kappa: Scalar) -> Array:
-    """The t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
+    """Find t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)
     count = jnp.arange(1, size.shape[-1] + 1, dtype=size.dtype)
     # If exactly the c largest sizes exceed t, then t = (their sum - kappa) / c. The solution is the maximum over c.

@@ -1,9 +1,9 @@
-"""Descents of a client whose optimizer states are kept from one round of the client to its next.
+"""Optimizer states that a client keeps from one of its rounds to the next.
 
-A client that keeps its optimizer states begins a round with the momentum or the moments at the end of its previous
-round, however many rounds it was out of the cohort and whatever model it now starts from. Rounds outside the cohort
-(`Client.idle`) and personalisation begin with new optimizer states and do not change the kept states. The kept states
-never leave the client.
+A client that keeps its optimizer states begins a round with the momentum or the moments from the end of its previous
+round. This holds even if the client was outside the cohort in between, and although it starts from another model.
+Rounds outside the cohort (`Client.idle`) and personalisation begin with new optimizer states and do not change the kept
+states. The kept states never leave the client.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Splits
 
 
 class Descent(NamedTuple):
-    """State of a descent: the parameters and the optimizer state, which is empty for plain SGD."""
+    """State of gradient descent: the parameters and the optimizer state, which is empty for plain SGD."""
 
     params: PyTree
     memory: PyTree
 
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
-        """Return a descent from ``params`` with a new optimizer state."""
+        """Return the state at the beginning: ``params`` and a new optimizer state."""
         return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
@@ -42,13 +42,13 @@ class Descent(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """State of a client: its state in the method itself, and the optimizer states at the end of its last round.
+    """State of a client that keeps its optimizer states.
 
     Attributes:
-      own: the client's state in the method itself.
-      memories: optimizer states at the end of the client's last round, one for each descent (`Descent`) of the round,
-        in the order in which the descents run; not read before the client's first round.
-      rounds: [] int32, the number of rounds so far with the client in the cohort.
+      own: the state of the method's client.
+      memories: optimizer states at the end of the client's last round, one for each `Descent` in the round's local
+        steps, in the order in which they run; not used before the client's first round.
+      rounds: [] int32, the number of the client's rounds in the cohort so far.
     """
 
     own: PyTree
@@ -57,8 +57,8 @@ class Kept(NamedTuple):
 
 
 class _Round:
-    """Descents of the round that is being traced: their optimizer states at its start (None for new ones) and at its
-    end.
+    """Optimizer states of the round that is being traced: the kept states at its start (None for new states), and the
+    states at its end.
     """
 
     def __init__(self, kept: Kept | None):
@@ -82,7 +82,7 @@ def _is_descent(node: object) -> bool:
 
 
 def resume_memories(carry: PyTree) -> PyTree:
-    """Return the start of local steps, in which descents have the kept optimizer states if there are any."""
+    """Replace new optimizer states at the start of local steps by the kept states, if there are any."""
     now = _round.get()
     if now is None or now.kept is None:
         return carry
@@ -98,20 +98,20 @@ def resume_memories(carry: PyTree) -> PyTree:
 
 
 def record_memories(carry: PyTree) -> PyTree:
-    """Record the optimizer states of the descents at the end of local steps, and return the end unchanged."""
+    """Record the optimizer states at the end of local steps, and return ``carry`` unchanged."""
     if (now := _round.get()) is not None:
         now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]
     return carry
 
 
 def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
-    """Return the algorithm with clients that keep their optimizer states.
+    """Wrap an algorithm such that its clients keep their optimizer states.
 
     A pooled algorithm is returned unchanged, because its client keeps the states already.
 
     Args:
-      algorithm: any algorithm whose local steps are taken by `local_work.run_steps`, called outside branches and loops.
-      splits: the examples of one client, as arrays or shapes, from which the shapes of the states follow.
+      algorithm: any algorithm that takes local steps by `local_work.run_steps`, called outside of branches and loops.
+      splits: examples of one client, as arrays or shapes, from which the shapes of the states are derived.
     """
     if algorithm.pooled:
         return algorithm

@@ -107,7 +107,7 @@ class LocalWork:
         return replace(self, steps=steps, epochs=epochs)
 
     def refuse_mixing(self, method: str) -> None:
-        """Raise an error if augmentation mixes examples (mixup); for methods that use labels outside the loss.
+        """Refuse an augmentation that mixes examples (mixup), for methods that use labels outside the loss.
 
         Raises:
           JaxpflError: if ``augment`` mixes examples; the message names the method.
@@ -163,7 +163,7 @@ class LocalWork:
 
 def steps_within(steps: int, limit: Scalar) -> Scalar:
     """Return the number of steps taken, the lesser of ``steps`` and ``limit``; a Python int if both are Python ints."""
-    # A Python int keeps the trip count static; min() on a tracer would not.
+    # Python's min keeps a Python int, and thus a static trip count; it cannot compare traced scalars.
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
 
 
@@ -217,7 +217,7 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
 
 
 def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
-    """Return the function that gives `loss_gradient` and the running statistics that the batch has moved.
+    """Return the function that gives `loss_gradient` and the running statistics that the batch has updated.
 
     The gradient is zero for running statistics. Statistics are None for a model without any.
 

@@ -1,7 +1,7 @@
 r"""Schedules of learning rates over a whole run, by name.
 
-Every rate of a method (`hyper.hyper`) is multiplied in round :math:`r = 0, 1, \dots` by a factor in (0, 1], which takes
-the place of the method's own ``lr_decay``. With w rounds of warm-up, :math:`s = r - w` and R rounds:
+In round :math:`r = 0, 1, \dots` every rate of a method (`hyper.hyper`) is multiplied by a factor in (0, 1], which
+replaces the method's own ``lr_decay``. With w rounds of warm-up, :math:`s = r - w` and R rounds, the factor is
 
 .. math::
    (r + 1) / (w + 1) &\quad\text{while } r < w, \text{ and from then on} \\
@@ -17,11 +17,11 @@ Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule appl
 after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because at the end of a
 cosine schedule a fine-tuned model would not move.
 
-A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when the run begins. The
-function's values are factors like those above. A schedule of the rate itself would be multiplied by the rate once more;
-a function whose largest value is not 1 is therefore refused.
+A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when the run begins. Its
+values are factors like the ones above. If a function returned the learning rate itself, the rate would be applied
+twice; a function whose largest value is not 1 is therefore refused.
 
-Reference of the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
+Reference for the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).
 """
 
@@ -54,7 +54,7 @@ from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 OWN = "decay"
-"""Name of the schedule that leaves each method its own decay, given by ``lr_decay`` and ``decay_every``."""
+"""Name of the schedule with which each method keeps its own decay, given by ``lr_decay`` and ``decay_every``."""
 
 Factors = Callable[[Any], Any]
 """Function from a round, counted from 0, to the factor on every rate in this round; JAX must be able to trace it."""
@@ -83,7 +83,7 @@ class Schedule:
     Attributes:
       name: a name in `SCHEDULES`, or the name that `tabulated` gives.
       rounds: R, the number of rounds of the run.
-      table: factors of the first rounds, for a function; the last factor holds for all later rounds.
+      table: factor of each round, if the schedule is a function; later rounds have the last factor.
       warmup, end, factor, every: the schedule's arguments; arguments that the schedule does not have are not read.
     """
 
@@ -124,7 +124,7 @@ class Schedule:
 def resolve(given: str | Factors, rounds: int) -> Schedule | None:
     """Build a schedule for a run of ``rounds`` rounds from its text form or a function.
 
-    Returns None for the text that leaves each method its own decay (`OWN`).
+    Returns None for the text `OWN`, with which each method keeps its own decay.
 
     Raises:
       JaxpflError: as in `parse` and `tabulated`.
@@ -169,7 +169,7 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
 def parse(text: str, rounds: int) -> Schedule | None:
     """Build a schedule for a run of ``rounds`` rounds from its text form.
 
-    Returns None for the text that leaves each method its own decay (`OWN`).
+    Returns None for the text `OWN`, with which each method keeps its own decay.
 
     Examples:
       >>> parse("step:every=30,factor=0.5", 100).every
