@@ -59,7 +59,7 @@ class Controlled(NamedTuple):
 
 
 class Path(NamedTuple):
-    """State of a client's local steps: the model, the sum of its gradients, and the number of gradients, []."""
+    """State of a client's local steps: the model, the sum of the gradients, and their number, []."""
 
     at: Descent
     gradients: PyTree

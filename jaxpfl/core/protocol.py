@@ -55,7 +55,7 @@ class LocalEpochs(NamedTuple):
         return self.batches * self.steps(size)
 
     def on_host(self, sizes: np.ndarray) -> np.ndarray:
-        """Compute the number of steps for each of these numbers of examples, [m], on the host."""
+        """Compute on the host how many steps clients with these numbers of examples take, [m]."""
         sizes = np.maximum(np.asarray(sizes, np.int64), 1)
         used = np.minimum(sizes, self.batch_size)
         return -(-self.epochs * sizes // used)
@@ -90,8 +90,8 @@ class ClientContext(NamedTuple):
 
 
 class ServerContext(NamedTuple):
-    """Information that the server's functions receive: the number of finished rounds ([] int32), the number m of
-    clients, and the expected size of the cohort (a float, public).
+    """Information that the server's functions receive: the number of finished rounds ([] int32), the number of
+    clients m, and the expected cohort size (a float, public).
     """
 
     round: Scalar

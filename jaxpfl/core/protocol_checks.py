@@ -170,7 +170,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
 
 
 def _check_upload(upload: Upload) -> None:
-    """Check that an upload consists of arrays, and that its weight is a tree prefix of its total with the leading axes
+    """Check that an upload consists of arrays, and that its weight is a tree prefix of its total, with the leading axes
     of the total's leaves.
 
     Raises:

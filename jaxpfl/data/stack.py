@@ -1,4 +1,4 @@
-"""Stacking of clients of different sizes into a `Federation` with one flat store per split, and checks of arrays."""
+"""Check clients' arrays and stack clients of different sizes into a `Federation` with one flat store per split."""
 
 from __future__ import annotations
 

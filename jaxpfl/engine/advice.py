@@ -100,8 +100,11 @@ def check_federation(
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn of a meaningless claim: publishing all data of one random client has delta 1 / clients, and publishing one
-    random example of a silo has delta 1 / examples."""
+    """Warn about a meaningless claim.
+
+    Publishing all data of one random client has delta 1 / clients, and publishing one random example of a silo has
+    delta 1 / examples.
+    """
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     if spec.guards_examples:
         largest = int(np.max(np.asarray(federation.train.size), initial=1))

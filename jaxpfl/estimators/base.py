@@ -171,7 +171,7 @@ def every(x: Array) -> Samples:
 
 
 class Moments(NamedTuple):
-    """Number [], mean [...] and sum of squared deviations [...] of messages of shape [...].
+    """Number [], mean [...] and summed squared deviations [...] of messages with shape [...].
 
     Deviations are taken from the mean, because the difference of two large sums would cancel in single precision.
     """

@@ -1,4 +1,4 @@
-"""Features of a model, the inputs of its head, found in the traced program of ``Model.apply``.
+"""Features of a model (the inputs of its head), found in the traced program ``Model.apply``.
 
 The program is cut where the parameters of the head (`Model.head`) first meet the data. Any model that names its head
 therefore has features, whichever library made it, and in whatever precision or form it is computed.

@@ -129,7 +129,7 @@ def r2(mean: Callable[[Array], Array]) -> PerClient:
 
 
 def right(predictions: Array, y: Array) -> Array:
-    """Share of an example's labels (0 or 1) that equal the signs of their logits; a logit of 0 predicts label 0."""
+    """Share of an example's labels (0 or 1) that match the signs of their logits; a zero logit predicts label 0."""
     logits, y = aligned(predictions, y)
     return _example_mean(((logits > 0) == (y > 0.5)) & jnp.isfinite(logits)).astype(predictions.dtype)
 

@@ -143,7 +143,7 @@ def _interceptor(name: str, train: bool, valid: Array | None, found: set[tuple[s
 
 
 def _mask(name: str, at: str, layer: Any, x: Array, valid: Array, mask: Array | None) -> Array:
-    """Combine the mask of valid examples and the layer's own mask into a mask of the entries of x that count."""
+    """Combine the mask of valid examples and the layer's own mask into one mask over the entries of x."""
     if isinstance(layer, BatchNorm):
         axis = x.ndim - 1
     else:

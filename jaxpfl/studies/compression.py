@@ -1,4 +1,4 @@
-r"""The study of compressed updates: loss of distributed gradient descent against the number of bits sent.
+r"""Study of compressed updates: loss under distributed gradient descent against the number of bits sent.
 
 Logistic regression over m clients, by Algorithm 3 of Zhao et al. with all parameters shared. In every step each client
 sends the compressed gradient of its own loss at x, and the server takes a step along the weighted mean,

@@ -83,7 +83,7 @@ class DittoSettings(Settings):
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate at lambda; at infinity, of the mean of all clients."""
+    """Expected squared error of Ditto's personalised estimate at lambda, or of the clients' mean at infinity."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest

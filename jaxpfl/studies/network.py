@@ -1,4 +1,4 @@
-r"""Study of planted clusters of clients: how well methods recover the clusters, and the error of each client's model.
+r"""Study of planted client clusters: how well methods recover the clusters, and the error of each client's model.
 
 Clients are drawn by `data.planted`: k clusters, each with its own logistic regression. Every method trains the same
 model (softmax regression) for the same number of rounds and steps, with full gradients at the same learning rate. It

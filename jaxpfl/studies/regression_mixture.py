@@ -152,7 +152,7 @@ def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int
 
 
 def _each(given: RegressionMixtureSettings) -> int:
-    """Number of iterations of Algorithm 1 between two points of its curve."""
+    """Number of Algorithm 1's iterations between two points of its curve."""
     return -(-given.iterations // _POINTS)
 
 

@@ -86,7 +86,7 @@ class Settings:
 
 
 class Options:
-    """Base of a study's options: a dataclass of choices that are not settings of the simulation."""
+    """Base class for a study's options: a dataclass of choices that are not simulation settings."""
 
 
 class Results(NamedTuple):

@@ -52,7 +52,7 @@ AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _cro
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: the two labels of each example, [b], and the share of the first label, []."""
+    """Labels of mixed examples: two labels for each example, [b], and the first label's share, []."""
 
     first: Array
     second: Array

@@ -43,7 +43,7 @@ class Test(NamedTuple):
 
 
 def compare_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
-    """Analysis of variance of the clients' means for any sizes, or Welch's version of it.
+    """Compare the clients' means for any sizes by an analysis of variance, or by Welch's version of it.
 
     Args:
       mean: the clients' means, [m].

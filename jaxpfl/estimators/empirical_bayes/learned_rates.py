@@ -279,6 +279,6 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 
 
 def _total(of: Callable[[np.ndarray], np.ndarray], values: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Sum of ``of(values) [cells, some]`` over values, weighted by the number of clients with each value, [cells]."""
+    """Sum of ``of(values) [cells, some]`` over values, weighted by how many clients have each value, [cells]."""
     parts = range(0, len(values), _TERMS)
     return np.sum([of(values[at : at + _TERMS]) @ clients[at : at + _TERMS] for at in parts], axis=0)

@@ -50,7 +50,7 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
 
 
 def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """(eps', delta') of T rounds by Theorem 3.1, from the eps and delta of each part of a call.
+    """(eps', delta') after T rounds by Theorem 3.1, from eps and delta for each part of a call.
 
     Implements: Setlur et al. 2023, Theorem 3.1.
     """
@@ -60,7 +60,7 @@ def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float
 
 
 def call_budget(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """Inverse of `theorem_3_1`: eps and delta of each part of a call, from the run's eps' and delta'.
+    """Inverse of `theorem_3_1`: eps and delta for each part of a call, from the run's eps' and delta'.
 
     Raises:
       JaxpflError: if the result would allow an eps of 1 or more, for which the calibration is not valid, or if the

@@ -453,7 +453,7 @@ def method_choices(given: HistogramSettings) -> dict[str, Choice]:
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
-    """Noise multipliers of the first release and of each further release, and the number of further releases."""
+    """Noise multipliers of the first and of each further release, and the number of further releases."""
     if method in ONE_RELEASE:
         return alone, alone, 0
     others = choice.rounds + (method == "Algorithm 2 + DimRed")

@@ -286,7 +286,7 @@ def times_power(x: Array, e: Scalar) -> Array:
 
 
 def room(x: Array) -> Array:
-    """Exponent [] int32 of a power of two by which to divide x, so that sums of many entries stay finite.
+    """Exponent [] int32 of the power of two that x is divided by so that sums over many entries stay finite.
 
     The exponent is 0 unless numbers are huge, so that small entries do not lose digits.
     """
