@@ -41,7 +41,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
     Args:
       task: the model and its loss.
       work: the local work in a round.
-      personal_steps: s, number of steps on v in a round; 0 for the same mini-batches as the steps on w.
+      personal_steps: s, number of steps on v in a round; 0 for as many as on w, on the same mini-batches.
     """
     if personal_steps < 0:
         raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")

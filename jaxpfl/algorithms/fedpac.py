@@ -6,8 +6,8 @@ head fixed, to minimise
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
-where the second term is zero for a class that has no mean yet. Bodies are averaged with weights by the client's number
-of examples, and class means with weights by the client's number of examples of the class.
+where the second term is zero for a class that has no mean yet. The server averages the bodies, weighted by the clients'
+numbers of examples, and the class means, weighted by the clients' numbers of examples of the class.
 
 Let :math:`p_{ik}` be the share of class k among the n_i examples of client i. The following means are over these
 examples, with features from the body that the client received. The client also sends

@@ -35,7 +35,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
     Models: personalised, the model of the client's cluster, chosen again from the current models; no global model.
 
     Args:
-      task: task whose model every cluster has a copy of.
+      task: any task; every cluster has its own copy of the model.
       work: the local work in a round; the server optimizer must be ``sgd``, as a cluster without clients is unchanged.
       clusters: k, at least 2 and at most the number of clients.
 

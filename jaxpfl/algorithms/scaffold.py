@@ -59,7 +59,7 @@ class Controlled(NamedTuple):
 
 
 class Path(NamedTuple):
-    """State of a client's local steps: the model, the sum of the gradients, and their number, []."""
+    """State of a client's local steps: the model, the sum of its gradients, and the gradient count, []."""
 
     at: Descent
     gradients: PyTree

@@ -184,8 +184,8 @@ class Gradients(NamedTuple):
     """Numbers of gradient evaluations in a client's functions, as the method declares them.
 
     The unit is one backward pass through one model on one mini-batch. An objective with several terms of one model
-    counts once, and a step on k models counts k times. Forward passes are not counted: losses by which a client chooses
-    a cluster or weights examples, scores, and AdaPeD's derivative with respect to psi.
+    counts once, and a step on k models counts k times. Forward passes are not counted; such passes compute the losses
+    that choose a cluster or weight examples, evaluation metrics, and AdaPeD's derivative with respect to psi.
 
     Attributes:
       update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit, in
@@ -261,7 +261,7 @@ class NoiseStream(NamedTuple):
 
     Attributes:
       name: text that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
-        noise: it would cancel in the difference of their releases.
+        noise, because shared noise would cancel in the difference of their releases.
       secret: whether the noise key is instead drawn from the operating system and stored only in the run's state.
     """
 

@@ -32,7 +32,7 @@ NO_LABEL = -1
 MOST_EXAMPLES = 2**31 - 1
 """Largest number of examples in a split, as positions in the store are int32."""
 EQUAL = 1.25
-"""Clients count as equally large if padding all of them to the largest multiplies their examples by at most this."""
+"""Clients count as equally large if m times the largest size is at most this multiple of their total size."""
 CHUNK = 2
 """Overhead of a chunk, as a number of examples; larger for a small model, which however runs several chunks at once."""
 

@@ -185,8 +185,8 @@ def with_server_optimizer(
     Args:
       algorithm: algorithm whose uploads have one weight, and whose server adds the mean upload (`Reduced.mean`) to a
         tree of the same structure.
-      optimizer: a name with arguments, or a factory. With ``sgd``, the server's state does not change, and the updates
-        are multiplied by the rate. With any other optimizer, the state is a `WithOptState`.
+      optimizer: a name with arguments, or a factory. With ``sgd``, the updates are multiplied by the rate, and the
+        server keeps no optimizer state. With any other optimizer, the server's state is a `WithOptState`.
       acts_on: a tree prefix of the uploads, true for a model's parameters; the other parts are averaged. None for
         ``Algorithm.increments``.
       averaged: function that selects the averaged part of the broadcast's ``shared``; by default, the whole of it.

@@ -286,7 +286,7 @@ def times_power(x: Array, e: Scalar) -> Array:
 
 
 def room(x: Array) -> Array:
-    """Exponent [] int32 of the power of two that x is divided by so that sums over many entries stay finite.
+    """Exponent e [] int32 such that sums of many entries of ``x / 2^e`` stay finite.
 
     The exponent is 0 unless numbers are huge, so that small entries do not lose digits.
     """

@@ -193,7 +193,7 @@ def _vector(weight: Array, part: PyTree) -> Array:
 
 
 def _put(part: PyTree, vector: Array) -> PyTree:
-    """Inverse of `_vector`: a tree with the structure of ``part`` and the vector's numbers."""
+    """Invert `_vector`: put the numbers of a vector into a tree with the structure of ``part``."""
     leaves, structure = jax.tree.flatten(part)
     start = 0
     for place, leaf in enumerate(leaves):

@@ -77,7 +77,7 @@ Rule: TypeAlias = Callable[[PyTree, Array], PyTree]
 
 
 def median(rows: PyTree, valid: Array) -> PyTree:
-    """Median of each coordinate; an even number of values gives the mean of the two middle values."""
+    """Median of each coordinate; for an even count, the mean of the two middle values."""
     count = valid.sum()
 
     def leaf_median(leaf: Array) -> Array:
