@@ -171,7 +171,7 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
         return free, wrong(free), steps + 1
 
     def going_on(carry: tuple[Array, Array, Array]) -> Array:
-        return carry[1].any() & (carry[2] < 20 * size)
+        return carry[1].any() & (carry[2] < 20 * size)  # a limit in case rounding makes the pivots cycle
 
     nothing = jnp.zeros(size, bool)
     free, _, _ = jax.lax.while_loop(going_on, changed, (nothing, wrong(nothing), jnp.int32(0)))

@@ -6,7 +6,7 @@ Client i keeps theta_i and minimises
 
 where f_i is its negative log likelihood and p(.; Gamma) the prior, whose parameters Gamma the server estimates. By
 default f_i is a SUM over the client's n_i examples (``scaling="sum"``). Each step divides the objective by n_i, so that
-the same learning rates suit a mean loss. With ``scaling="mean"``, f_i is the mean loss, as in the paper's methods for
+learning rates for a mean loss can be used. With ``scaling="mean"``, f_i is the mean loss, as in the paper's methods for
 networks, and the prior has n_i times the weight. The paper's framework has lambda = 1.
 
 Gamma is estimated in one of two ways. With *gradient* messages, the client takes a step on its copy of Gamma after each

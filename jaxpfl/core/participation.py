@@ -388,6 +388,7 @@ class Availability:
         if not self.same_stragglers:
             key = jax.random.fold_in(key, round)
         slow, share = jax.random.uniform(key, (2,), jnp.float32)
+        # The minimum is needed because share * steps can be rounded up to steps.
         some = 1 + jnp.minimum((share * steps).astype(jnp.int32), steps - 1)
         return jnp.where(slow < self.stragglers, some, ALL_STEPS)
 

@@ -154,6 +154,7 @@ class ClientData:
           places: row numbers in the new order, or a mask [m].
         """
         start, size = np.asarray(self.start)[places], np.asarray(self.size)[places]
+        # int64, because clients that are selected several times can have more examples in total than int32 can count.
         if size.sum(dtype=np.int64) >= len(self.examples.y):
             return replace(self, start=start, size=size)
         return ClientData.stacked(self._copy(start, size), size).bounded(self.capacity)

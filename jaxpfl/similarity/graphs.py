@@ -94,6 +94,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
         sums = squares[rows, None] + squares
         apart, slack = sums - 2 * centered[rows] @ centered.T, rounding * sums
         apart[:, ~finite] = apart[np.arange(len(rows)), rows] = np.inf
+        # At least k vectors are certainly within this distance, so a vector that is certainly farther is no candidate.
         reach = np.partition(apart + slack, k - 1, axis=1)[:, k - 1]
         for i, close in zip(rows, apart - slack <= reach[:, None], strict=True):
             among = np.flatnonzero(close)

@@ -83,7 +83,7 @@ def median(rows: PyTree, valid: Array) -> PyTree:
     def leaf_median(leaf: Array) -> Array:
         ordered = _ordered(leaf, valid)
         low, high = ordered[jnp.maximum(count - 1, 0) // 2], ordered[count // 2]
-        return low / 2 + high / 2
+        return low / 2 + high / 2  # low + high could overflow
 
     return _unless_empty(count, jax.tree.map(leaf_median, rows))
 
