@@ -121,6 +121,7 @@ def error_terms(told: Broadcast, size: Array, sent: Array, sq2: Scalar = 0.0) ->
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
+    # Without any variance, `weight` is 1 by convention, but Var M is zero.
     return s2, part * s2, 1 / _nonzero(told.weight) * (told.st2 + s2 + sq2 > 0) + told.st2 * (1 - 2 * part)
 
 
@@ -145,6 +146,7 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
         s2 = sx2 / jnp.maximum(moments(messages.size, sent).mean, 1)
         square = of_means.scatter.sum()
         keep = 1 - jnp.maximum(free, 0) * s2 / _nonzero(square)
+        # Equal messages: shrink completely if the samples are noisy.
         keep = jnp.where(square > 0, keep, jnp.where(s2 > 0, 0.0, 1.0) if positive else 1.0)
         return of_means.mean, jnp.maximum(keep, 0) if positive else keep
 

@@ -121,7 +121,8 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
     .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
 
-    with m the number of clients. This is below `bound_unknown_mean`, although the paper says that the two are equal.
+    with m the number of clients. This bound is below `bound_unknown_mean`, although the paper says that the two are
+    equal.
 
     Implements: Ozkara et al. 2023, equation (28); Ozkara et al. 2023, equation (30).
     """

@@ -1,8 +1,8 @@
 r"""Collaborative estimation of Gaussian means in which every column has its own population.
 
 Each column follows the model of `gaussian` with its own mu, st2 and sx2, so the units of one column do not affect the
-others. If the clients' variances differ, every client has a variance of its own. It is shrunk to the common variance by
-an inverse chi-square prior (below):
+others. If the clients' variances differ, every client has a variance of its own. This variance is shrunk to the common
+variance by an inverse chi-square prior (below):
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j
@@ -135,6 +135,7 @@ def between_variance(mean: Array, s2: Array, sent: Array) -> Array:
         off = w @ y / jnp.maximum(w.sum(), _least(w))
         return w @ (y - off) ** 2 > free
 
+    # At ``most`` the sum is at most m - 1, because w <= 1 / st2.
     most = (y**2).sum() / jnp.maximum(free, 1)
     return jnp.where((most > 0) & above(jnp.zeros_like(most)), bisect(above, jnp.zeros_like(most), most), 0)
 

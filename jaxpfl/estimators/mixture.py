@@ -100,7 +100,7 @@ def em(
       steps: number of EM steps, and of steps of Lloyd's algorithm before them.
       starts: number of runs of k-means++.
       floor: least sx2, positive.
-      reach: public bound on the centers' norm, to which the final centers are clipped. It matters for noisy messages.
+      reach: public bound on the centers' norm, to which the final centers are clipped; relevant for noisy messages.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:

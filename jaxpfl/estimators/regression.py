@@ -2,9 +2,10 @@ r"""Linear and logistic regression with a Gaussian population of coefficients.
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
-Given (mu, s2, sx2), each client's posterior has a closed form; its mean squared error is the trace of the posterior
-covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are stacked: X [m, n, d],
-y [m, n]. Most functions take the result of `rotate`, so that each client's data are decomposed only once.
+Given (mu, s2, sx2), each client's posterior has a closed form. The mean squared error of the posterior mean is the
+trace of the posterior covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are
+stacked: X [m, n, d], y [m, n]. Most functions take the result of `rotate`, so that each client's data are decomposed
+only once.
 
 Reference: Ozkara et al. 2023, appendices E and F, Algorithms 4 and 5.
 """
@@ -106,8 +107,8 @@ def least_squares(data: Rotated) -> Array:
 def pooled(data: Rotated) -> Array:
     """Least-squares coefficients [d] for all clients' data, leaves [m, ...]: FedAvg's solution for a linear model.
 
-    Its decomposition takes the rotated data as input, and therefore runs after the clients' decompositions (see
-    `rotate`).
+    The decomposition of the pooled data takes rotated data as input, and therefore runs after the clients'
+    decompositions (see `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)

@@ -57,7 +57,7 @@ def check_task(method: str, task: Task) -> None:
 
 
 def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
-    """Divergence ``(teacher, student, labels) -> [n]`` of predictions: the task's own, or else that of classes.
+    """Divergence ``(teacher, student, labels) -> [n]`` of predictions: the task's own, or else `class_divergence`.
 
     If an example has predictions at several positions, the labels determine which positions count
     (`mask_unlabelled`).

@@ -35,7 +35,7 @@ class Mixture(NamedTuple):
 
 
 def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
-    """Gaussian-mixture prior with k components. They are equal at first, which makes it a Gaussian prior.
+    """Gaussian-mixture prior with k components. Initially they are equal, and the prior is Gaussian.
 
     ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`). It returns the second
     result if the log likelihood is higher by more than one. The centers can thus separate at the first estimation, and

@@ -1,13 +1,13 @@
 r"""Study of planted client clusters: how well methods recover the clusters, and the error of each client's model.
 
 Clients are drawn by `data.planted`: k clusters, each with its own logistic regression. Every method trains the same
-model (softmax regression) for the same number of rounds and steps, with full gradients at the same learning rate. It
-does so once for each value of one hyper-parameter:
+model (softmax regression) for the same number of rounds and steps, with full gradients at the same learning rate. Each
+method is trained once for each value of one hyper-parameter:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
-- ``ditto``: lambda; ``pfedme``: lambda, where a step halves the distance from w to theta for every lambda;
-- ``local`` and ``fedavg``, which have no such hyper-parameter: weight decay;
-- ``ifca``, which is given the true k: initialisations, to which it is sensitive.
+- ``ditto`` and ``pfedme``: lambda; for every lambda, a step of pFedMe halves the distance from w to theta;
+- ``local`` and ``fedavg``: weight decay, because they have no lambda;
+- ``ifca``: the seed of the initialisation, to which IFCA is sensitive; it is given the true k.
 
 The loss on validation examples chooses one value; the results at all values are reported too. The clusters of the
 network lasso are the groups of clients that it fuses; it is not given k. The clusters of every other method are its

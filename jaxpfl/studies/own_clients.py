@@ -405,6 +405,7 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
 
     @full_precision.jit
     def totals(data: Samples) -> tuple[dict[str, Array], Array, Array]:
+        # Index of each sample among its client's real samples.
         fold_of = jnp.cumsum(data.mask, axis=1) - 1
 
         def fold(f: Array) -> tuple[dict[str, Array], Array]:

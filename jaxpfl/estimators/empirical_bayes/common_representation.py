@@ -70,7 +70,7 @@ def start(messages: Message, rank: int) -> Representation:
 def head(at: Representation, sent: Message) -> Posterior:
     """Posterior of one client's head; the client need not have taken part in the fit.
 
-    Its coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
+    The client's coefficients are ``basis @ mean``, and ``log_evidence`` is ``log N(y; 0, X B B' X' + sigma^2 I)``.
     """
     seen = at.basis.T @ sent.cross / at.noise
     factor = jnp.linalg.cholesky(jnp.eye(at.basis.shape[1]) + at.basis.T @ sent.gram @ at.basis / at.noise)

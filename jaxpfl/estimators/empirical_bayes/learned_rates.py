@@ -26,7 +26,7 @@ a mixture of conjugate distributions, and the interval's ends are its quantiles.
   c unchanged at the pooled rate. Without the denominator the posterior would be improper for c above the number of
   clients.
 
-References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for the prior of the shrinkage;
+References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for a similar prior;
 Clopper and Pearson 1934; Garwood 1936, "Fiducial limits for the Poisson distribution".
 """
 

@@ -554,7 +554,7 @@ def james_stein(x: Any, s: Any) -> Shrunken:
     .. math:: \hat\theta_i = \bar x + c\, (x_i - \bar x), \qquad c = \max\Big(0, 1 - \frac{(m - 3) s^2}{\sum_j (x_j -
        \bar x)^2}\Big)
 
-    For m > 3 clients its total squared error is on average below that of x, for any theta_i.
+    For m > 3 clients and any theta_i, its total squared error is on average below the total squared error of x.
 
     Args:
       x: the clients' estimates, [m].

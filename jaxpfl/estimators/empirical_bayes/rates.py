@@ -16,7 +16,7 @@ with respect to two parameters.
 **With covariates**, there are two models. Client i has :math:`Z_i` successes in :math:`n_i` trials, and
 :math:`p_i \sim \mathrm{Beta}` with mean :math:`\mu_i` and n_0 pseudo-trials, where
 :math:`\operatorname{logit} \mu_i = x_i^\top \beta`. Or client i has :math:`Z_i` events in an exposure of :math:`e_i`,
-and a Gamma rate with mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`; this is the negative
+and a Gamma rate with mean :math:`\mu_i` and shape a, where :math:`\log \mu_i = x_i^\top \beta`. This is the negative
 binomial regression with variance :math:`\mu + \mu^2 / a`. In both models the posterior mean lies between the client's
 own share or rate and the value predicted by the regression,
 
@@ -139,7 +139,7 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, drawn)
 
     def _parameters(self) -> tuple[Array, Array, Array]:
-        """Posterior parameters, [m] each: both of a Beta, and the size of a Gamma whose shape is the first."""
+        """Posterior parameters, [m] each: the two of a Beta, and the size of a Gamma with the first as its shape."""
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         return first, finite * (1 - self.prior_mean) + self.size - self.events, finite + self.size

@@ -71,8 +71,8 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
       s: positive standard errors, [m], or one for all clients.
       level: coverage probability, in (0, 1).
       kurtosis: kappa; by default learned. Infinity means that only the variance is used. This widens the intervals, and
-        is right if there are too few clients to learn a fourth moment (below some thousands, if errors are larger than
-        effects).
+        is appropriate if there are too few clients to learn a fourth moment (below some thousands, if errors are larger
+        than effects).
 
     Raises:
       JaxpflError: as in `ebnm`; also for a level outside (0, 1), and under a transformation of JAX.

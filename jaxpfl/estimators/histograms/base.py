@@ -4,7 +4,7 @@ User u has m_u tokens with counts c_u over a vocabulary of d tokens, and the emp
 user's own distribution Q_u is to be estimated, with the loss KL(Q_u || estimate).
 
 Zeros in an estimate make the loss infinite. Every estimate is therefore raised to a floor s and normalised again
-(`floored`). All methods use the same s, because the loss of local histograms depends on nothing but s.
+(`floored`). All methods use the same s, because s largely determines the loss of local histograms.
 
 Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
 """

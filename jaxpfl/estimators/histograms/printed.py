@@ -14,9 +14,9 @@ Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1. T rounds are (eps', de
    \epsilon' = \Big(\sqrt{2 T \log(1/\delta)} + T \frac{e^{3\epsilon} - 1}{e^{3\epsilon} + 1}\Big) 3 \epsilon,
    \qquad \delta' = (2 T + 1) \delta
 
-The theorem covers only the rounds, although the paper calls the whole algorithm private. Not private are Algorithm 1's
-start, whose centers are users' own histograms; DimRed's mean, eigenvectors and selected tokens; and everything tuned on
-the data.
+The theorem covers only the rounds, although the paper calls the whole algorithm private. Three parts are not
+private: Algorithm 1's start, whose centers are users' own histograms; DimRed's mean, eigenvectors and selected tokens;
+and everything tuned on the data.
 
 The paper adds the noise to the mean, in which one user has the share 1/a. This noise is a times larger than noise on
 the sum, which a user changes by at most ||Qhat_u|| <= 1 (the paper says "exactly 1").

@@ -169,8 +169,8 @@ def cluster(
       key: random key of the initial centers and of the noise.
       users: users to be clustered.
       first: result of `release_of_all`, from which the initial centers are derived. In each round the clusters together
-        are another release of the same sum, with k times the variance. It improves the mean towards which centers are
-        shrunk.
+        are another release of the same sum, with k times the variance. This release improves the mean towards which
+        centers are shrunk.
       clusters: number of clusters k.
       rounds: number of rounds T.
       radius: clipping norm C.
@@ -236,6 +236,7 @@ def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
     logs = jnp.linspace(jnp.log(floor), jnp.log(jnp.maximum(noisy.max(), 10 * floor)), GRID, dtype=noisy.dtype)
     values, own = jnp.exp(logs), (jnp.exp(logs) * (logs[1] - logs[0])) ** 2
     whole = variance + own
+    # Normalising each token's likelihoods changes neither the posterior nor the weights.
     likelihood = jax.nn.softmax(-0.5 * ((y - values) ** 2 / whole + jnp.log(whole)), axis=1)
 
     def posterior(prior: Array) -> Array:
