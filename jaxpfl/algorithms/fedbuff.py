@@ -1,7 +1,8 @@
 r"""FedBuff: FedAvg in asynchronous rounds, where the server takes a step whenever its buffer holds K uploads.
 
 M clients are at work at once, each from the model that it received when it began. A round ends when K of them have
-uploaded; then K other clients begin from the new model (`engine.in_flight`, whose clock follows the time model).
+uploaded; then K clients that are not at work begin from the new model (`engine.in_flight`, whose clock follows the time
+model).
 Suppose that :math:`\tau_i` rounds have ended while client i was at work. It has then trained :math:`w_i` from the model
 :math:`\mu_{t - \tau_i}`, and the server's step is
 

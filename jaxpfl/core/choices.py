@@ -64,7 +64,7 @@ def arguments(
 
 
 def literal(text: str) -> Any:
-    """Parse a number or a switch (true, false); return any other text unchanged."""
+    """Parse a Python literal, such as a number, or a switch (true, false); return any other text unchanged."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # deeply nested brackets raise the last two

@@ -118,9 +118,9 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "an audit assumes users' uploads, and independent noise and cohorts"
     ),
 }
-"""Combinations that cannot be accounted or computed: (setting, incompatible settings) -> the reason and the remedy. A
-setting is given by its name if it is on or off (``compress``), by its name and value (``noise = central``), or as a
-property of the run in words (``asynchronous rounds``). Incompatible settings are separated by commas."""
+"""Combinations that cannot be accounted or computed: (setting, incompatible settings) -> the reason and the remedy. An
+entry is the name of a setting that is on (``compress``), a name with a value (``noise = central``), or a property of
+the run in words (``asynchronous rounds``). Several incompatible settings are separated by commas."""
 
 NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a claim"]
 """Reason why no epsilon can be claimed for a mechanism without noise."""

@@ -148,7 +148,9 @@ class ClientData:
         return replace(self, start=self.start[row], size=self.size[row])
 
     def rows(self, places: Any) -> ClientData:
-        """Select clients by their rows in the stack, on the host; examples that no client needs are dropped.
+        """Select clients by their rows in the stack, on the host.
+
+        If the selected clients have fewer examples than the store, their examples are copied to a new store.
 
         Args:
           places: row numbers in the new order, or a mask [m].
