@@ -274,7 +274,7 @@ class Population(NamedTuple):
         return n / (mu * (1 - mu) / self.share_variance(n) - 1 + n)
 
     def personalized(self, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-        """Error MSE(a) with the mean of ``others`` other clients' shares; infinitely many means that mu is known.
+        """Error MSE(a) with the mean of ``others`` other clients' shares; an infinite number means a known mu.
 
         For an estimated weight the result is exact up to O(1/m), the effect of the weight's own variance.
         """

@@ -327,7 +327,7 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
 
     Raises:
       JaxpflError: if the file is bad, if the level is outside (0, 1), or if an option does not apply to the file or
-        excludes another option; also as in the functions that fit.
+        excludes another option; also as in the fit functions of `empirical_bayes`.
     """
     eb.level_within(options.level, np.float64)
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)

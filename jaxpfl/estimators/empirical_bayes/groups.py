@@ -19,8 +19,8 @@ where I is the Fisher information of A and B. g_3 is counted twice because g_1 a
 g_3. The same holds for mu_g, with b_i = 1 and without the term A b_i.
 
 The restricted likelihood is maximised by Newton steps from the best point of a grid of A and B. The result is compared
-with fits that have A = 0, B = 0, or both. A step needs a few sums over the clients of each group; no fixed-size message
-suffices for the whole fit.
+with fits that have A = 0, B = 0, or both, and the most likely fit is kept. A step needs a few sums over the clients of
+each group; no fixed-size message suffices for the whole fit.
 
 References: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model"; Prasad and Rao
 1990, "The estimation of the mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of

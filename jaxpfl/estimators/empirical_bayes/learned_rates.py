@@ -171,7 +171,7 @@ def _upper_prior(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarr
 
 
 def _gammas(z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Grid of populations: log of mu (the pooled rate is one), c, and the log density in log mu, [cells] each."""
+    """Grid of populations: log mu (the pooled rate is one), c, and the log density with respect to log mu, [cells]."""
     counts = np.unique(z, return_counts=True)
     exposures = np.unique(e, return_counts=True)
     # Only clients with events contribute the term z log(e_0 + e).

@@ -105,7 +105,7 @@ class HistogramSettings(Settings):
     clip: float = within(1.0, checks.positive)
     """c: clipping constant of Algorithm 3 as printed."""
     floor: float = within(1e-6, checks.positive)
-    """s: floor of every token's estimate before normalisation; it largely determines the loss of local."""
+    """s: floor of every token's estimate before normalisation; it largely determines the loss of the row Local."""
     em_steps: int = within(10, checks.count)
     """EM steps of the Dirichlet mixture, and steps of each cluster's Dirichlet fit."""
     repetitions: int = within(20, checks.count)
