@@ -1,4 +1,4 @@
-"""Differential privacy: mechanisms, accounting of a run, and audits."""
+"""Differential privacy: mechanisms, accounting for a run, and audits."""
 
 from jaxpfl.privacy import audit
 from jaxpfl.privacy import local_dp as local

@@ -1,12 +1,15 @@
-r"""Privacy accounting: the epsilon of a run's noise, sampling, rounds and relation, and the noise for an epsilon.
+r"""Privacy accounting: compute a run's epsilon from its noise, sampling, rounds and relation, or calibrate the noise.
 
-dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by 2 C: dp-accounting's
-(0.6) PLD accountant doubles the sensitivity itself; its RDP accountant does not, and is given the multiplier for 2 C.
+dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by up to 2 C. The PLD
+accountant of dp-accounting 0.6 doubles the sensitivity itself. Its RDP accountant does not, so it receives half the
+noise multiplier.
+
+The accountant ``paper`` evaluates Theorem 5 of Ozkara et al. 2023, which is not a valid bound (`CAVEAT`):
 
 .. math:: \epsilon(\alpha) = \Bigl(\frac{K}{m}\Bigr)^2 \frac{6 T}{\tau} \alpha
    \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
 
-converted to (eps, delta) at the best order by its Lemma 1 (Canonne et al. 2020).
+The paper's Lemma 1 (Canonne et al. 2020) converts it to (eps, delta) at the best order alpha.
 """
 
 from __future__ import annotations
@@ -40,17 +43,20 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
-"""Neighbouring relation of two data sets: with and without a user; with a user's data and with none of it, while the
-user still takes part (its noise stays); with one user's data and with another's."""
+"""Neighbouring relation, which two data sets a guarantee compares.
+
+``add-or-remove-one``: with and without a user. ``zero-out``: with a user's data and without them, while the user still
+takes part and adds its noise. ``replace-one``: with one user's data and with another user's data.
+"""
 SoundAccountant: TypeAlias = Literal["pld", "rdp"]
 RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 
 
 def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
-    """The relation under which a combination is accounted: the one asked for, or its default.
+    """Choose the relation under which a noise and a sampling are accounted: ``asked``, or their default.
 
     Raises:
-      JaxpflError: if the combination cannot be accounted, or not under the relation asked for.
+      JaxpflError: if the combination cannot be accounted at all, or cannot be accounted under ``asked``.
     """
     by_clients = not isinstance(noise, CentralNoise)
     bands = noise.bands if isinstance(noise, CentralNoise) else 1
@@ -76,7 +82,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     elif isinstance(sampling, Poisson):
         supported = ("add-or-remove-one",)
     elif isinstance(sampling, Cyclic):
-        # The blocks have equal sizes, so that adding or removing a user would move others to other blocks.
+        # The blocks have equal sizes: adding or removing a user would move other users to other blocks.
         supported = ("zero-out",)
     else:
         supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
@@ -97,19 +103,20 @@ _NEIGHBOURING = {
     "zero-out": "REPLACE_SPECIAL",
     "replace-one": "REPLACE_ONE",
 }
-"""Names of the relations in dp-accounting."""
+"""dp-accounting's names for the relations."""
 SMALLEST_DELTA = 1e-12
-"""Least delta of the PLD accountant: its convolutions truncate tails of 1e-15, which is also their rounding error."""
+"""Least delta that the PLD accountant can resolve: its convolutions truncate tails of 1e-15 and round by as much."""
 FINE, SETTLED = 2e-3, 3e-4
-"""Step below which no halving is needed, and relative change of epsilon at which halving stops."""
+"""Grid step below which no step is halved, and relative change of epsilon at which halving stops."""
+# Probability treated as negligible when the range of the privacy loss is bounded.
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 
 
 def rdp_orders() -> list[float]:
-    """Orders of Renyi divergence: dense near 1, for large eps, and up to orders that an eps of a few thousandths needs.
+    """Orders of Renyi divergence: dense near 1 for large eps, and high enough for an eps of a few thousandths.
 
-    RDP is loose at any orders: it gives 15.63 for a single Gaussian release of eps 15.00 at delta 1e-10.
+    RDP is loose whatever the orders. For a single Gaussian release with eps 15.00 at delta 1e-10 it gives 15.63.
     """
     near = [1 + 0.05 * i for i in range(1, 80)]
     fractional = [5 + 0.1 * i for i in range(60)]
@@ -118,24 +125,26 @@ def rdp_orders() -> list[float]:
 
 
 def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
-    """Step of the PLD grid: small relative to the losses' range and to one round's spread, within 400,000 points.
+    """Step of the grid on which the PLD accountant represents privacy losses.
 
-    The accountant is pessimistic at any step; at this one the relative error of epsilon is at most 3e-3, and usually
-    much smaller; `PrivacyPlan.epsilon` halves steps above `FINE` until epsilon changes by less than `SETTLED`, for a
-    relative error of 1e-3.
+    The step is small relative to the range of the losses and to their spread in one round, but the grid has at most
+    400,000 points. The accountant is pessimistic at any step. At this step the relative error of epsilon is at most
+    3e-3, and usually much smaller. `PrivacyPlan.epsilon` halves steps above `FINE` until epsilon changes by less than
+    `SETTLED`, which reduces the relative error to 1e-3.
 
     Args:
-      noise_multiplier: z relative to the change by one client under the relation.
-      rate: q.
-      rounds: R.
+      noise_multiplier: z, the noise relative to the largest change that one client causes under the relation.
+      rate: sampling rate q.
+      rounds: number of rounds R.
 
     Raises:
-      JaxpflError: if losses are so large that epsilon would be meaningless.
+      JaxpflError: if the losses are so large that epsilon would be meaningless.
     """
     from scipy.stats import binom
 
+    # Without sampling, R Gaussian releases are equivalent to one with z / sqrt(R).
     z, times = (noise_multiplier, rounds) if rate < 1 else (noise_multiplier / math.sqrt(rounds), 1)
-    # Rounds with a given user, hardly ever exceeded.
+    # A given user takes part in more rounds than this only with negligible probability.
     most = int(binom.isf(_HARDLY_EVER, times, rate))
     reach = max(_reach(z, 1), min(_reach(z, most), _rdp_reach(z, rate, times)))
     if reach > _MOST_REACH:
@@ -148,12 +157,12 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """Privacy loss of so many rounds, all with the user, plus ten standard deviations; hardly ever exceeded."""
+    """Mean privacy loss of this many rounds with the user, plus ten standard deviations; almost never exceeded."""
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """The same reach by Renyi DP of the sampled rounds: smaller if there are many."""
+    """The same bound by Renyi DP of the sampled rounds, which is tighter for many rounds."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -163,10 +172,10 @@ def _rdp_reach(z: float, rate: float, rounds: int) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress dp-accounting's warnings.
+    """Suppress harmless warnings from dp-accounting.
 
-    They concern orders whose series did not converge, which it leaves out, and overflow to an infinity that it
-    compares.
+    It warns about orders whose series did not converge, although it leaves them out, and about overflows to infinity,
+    although it compares infinities correctly.
     """
     from absl import logging
 
@@ -187,9 +196,9 @@ CAVEAT = (
 
 
 def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Slope eps(alpha)/alpha of Theorem 5; None for what the paper does not have (adaptive clipping, turns).
+    """Slope eps(alpha)/alpha of Theorem 5; None for adaptive clipping and cyclic cohorts, which the paper lacks.
 
-    For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem then reads as per-step noise with the paper's z.
+    If the noise is added to the sum, C^2/(K s^2) is replaced by 1/z^2.
 
     Implements: Ozkara et al. 2023, Theorem 5; Ozkara et al. 2023, equations (58) to (61).
     """
@@ -203,11 +212,10 @@ def theorem5_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | Non
 
 
 def theorem5_epsilon(slope: float, delta: float) -> float:
-    r"""Epsilon at delta by Lemma 1 for eps(alpha) = slope alpha:
+    r"""Convert eps(alpha) = a alpha, with a the slope, to epsilon at delta by Lemma 1:
 
-    .. math:: \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha) - \frac{\log(\delta \alpha)}{\alpha - 1}
-
-    floored at 0.
+    .. math:: \max\Bigl(0, \; \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha)
+       - \frac{\log(\delta \alpha)}{\alpha - 1}\Bigr)
 
     Implements: Ozkara et al. 2023, Lemma 1.
     """
@@ -225,14 +233,15 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
 
 
 Accountant: TypeAlias = Literal["pld", "rdp", "paper"]
-"""Privacy loss distributions (the default, tight), Renyi DP, and Theorem 5 as printed (`CAVEAT`)."""
+"""Method of accounting: privacy loss distributions (tight; the default), Renyi DP, or Theorem 5 as printed (`CAVEAT`).
+"""
 
 
 def accountant_named(name: str) -> Accountant:
-    """The accountant of that name, checked.
+    """Check the name of an accountant and return it.
 
     Raises:
-      JaxpflError: for a name other than pld, rdp and paper.
+      JaxpflError: for a name other than pld, rdp or paper.
     """
     if name not in get_args(Accountant):
         raise unknown_name("accountant", name, get_args(Accountant))
@@ -241,20 +250,20 @@ def accountant_named(name: str) -> Accountant:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """Releases of a run, as seen by an accountant; the unit is one user with all its data.
+    """Description of a run's releases for an accountant; the unit of privacy is one user with all its data.
 
     Implements: Ozkara et al. 2023, Definition 2; Ozkara et al. 2023, Definition 3.
 
     Attributes:
       noise: noise on every round's release.
-      sampling: draw of every round's cohort.
-      rounds: R.
-      relation: the neighbouring relation of data sets; None for the one that the combination supports:
-        add-or-remove-one with central noise and full or Poisson participation, zero-out if the clients add the noise
-        and all take part, replace-one for cohorts of a fixed size.
+      sampling: sampling scheme for every round's cohort.
+      rounds: number of rounds R.
+      relation: neighbouring relation. None selects the default: add-or-remove-one for central noise with full or
+        Poisson participation, zero-out for cyclic cohorts and for full participation with noise that the clients add,
+        replace-one for cohorts of a fixed size.
 
     Raises:
-      JaxpflError: for a combination that cannot be accounted.
+      JaxpflError: if the combination cannot be accounted.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Poisson
@@ -274,16 +283,16 @@ class PrivacyPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """z of all releases of a round together."""
+        """Noise multiplier z of all releases in a round together."""
         return self.noise.multiplier
 
     @property
     def releases_about_one(self) -> int:
-        """Rounds in which one client can take part: R, or its turns.
+        """Largest number of rounds in which one client can take part: R, or its number of turns in cyclic cohorts.
 
-        With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a
-        client's turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2
-        and 4).
+        For banded noise, C has columns of norm 1, and a client's turns are at least as many rounds apart as there are
+        bands. The columns of C for these turns then share no row, so each turn counts as a separate release
+        (Choquette-Choo et al. 2023, Theorems 2 and 4).
         """
         return self.sampling.turns(self.rounds) if isinstance(self.sampling, Cyclic) else self.rounds
 
@@ -293,26 +302,26 @@ class PrivacyPlan:
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def scale_noise(self, multiplier: float) -> PrivacyPlan:
-        """The same plan with its noise scaled to another z.
+        """Return the plan with its noise scaled to this noise multiplier.
 
         Raises:
-          JaxpflError: unless it is positive and finite, or if the noise cannot be scaled to it.
+          JaxpflError: unless ``multiplier`` is positive and finite, or if the noise cannot be scaled to it.
         """
         checks.positive("noise_multiplier", multiplier)
         return replace(self, noise=self.noise.scale_to(multiplier))
 
     @property
     def default_accountant(self) -> SoundAccountant:
-        """PLD, the tightest, except for cohorts of a fixed size, for which it has no event."""
+        """PLD, which is tightest; RDP for cohorts of a fixed size, which PLD does not support."""
         return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
-        """The run's releases as an event of dp-accounting, for one of its accountants.
+        """Represent the run's releases as an event for one of dp-accounting's accountants.
 
         Implements: Ozkara et al. 2023, Lemma 2.
 
         Raises:
-          JaxpflError: for a noise multiplier of 0, and for anything that the accountant does not support.
+          JaxpflError: if the noise multiplier is 0, or if the accountant does not support the sampling.
         """
         import dp_accounting as dp
 
@@ -337,7 +346,7 @@ class PrivacyPlan:
         return dp.SelfComposedDpEvent(one_round, self.releases_about_one)
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
-        """eps of the whole run at this delta.
+        """Compute epsilon at this delta for the whole run.
 
         Raises:
           JaxpflError: if delta is outside (0, 1), the noise multiplier is 0, the accountant does not support the
@@ -357,14 +366,16 @@ class PrivacyPlan:
         return _epsilon(self, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
-        """A new accountant of dp-accounting for this plan's relation.
+        """Create a dp-accounting accountant for this plan's relation.
 
-        ``step`` is the grid step of PLD; by default one that suits the plan.
+        Args:
+          kind: accountant to create.
+          step: grid step for PLD; None uses `pld_step`.
         """
         import dp_accounting as dp
 
-        # In blocks that do not depend on who is there, a user without data and an absent one leave the same sums; the
-        # accountant samples under the second name only.
+        # Cyclic blocks are fixed whatever the data, so zeroing a user's data and removing the user leave the same sums.
+        # dp-accounting supports Poisson sampling only under add-or-remove-one.
         same = "add-or-remove-one" if isinstance(self.sampling, Cyclic) else self._relation
         relation = dp.NeighboringRelation[_NEIGHBOURING[same]]
         if kind == "rdp":
@@ -377,7 +388,7 @@ class PrivacyPlan:
         return pld_step(self.noise_multiplier / distance, self.sampling.rate, self.releases_about_one)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
-        """The (eps, delta) guarantee at this delta, with its assumptions.
+        """State the (eps, delta) guarantee at this delta with its assumptions.
 
         Raises:
           JaxpflError: as in `epsilon`.
@@ -411,7 +422,7 @@ class PrivacyPlan:
 
 @lru_cache(maxsize=1024)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
-    """Epsilon by dp-accounting, cached: a run asks for the same plan when it is checked, stored and reported."""
+    """Compute epsilon by dp-accounting; cached because a run's plan is checked, stored and reported."""
     event = plan.event(accountant)
 
     def epsilon_at(step: float | None) -> float:
@@ -420,7 +431,7 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
     with quiet():
         step = plan._pld_step if accountant == "pld" and plan.sampling.rate < 1 else None
         epsilon = epsilon_at(step)
-        # The accountant is pessimistic by an amount proportional to the step.
+        # The accountant overstates epsilon by an amount proportional to the step.
         while step is not None and (step := step / 2) > FINE:
             coarse, epsilon = epsilon, epsilon_at(step)
             if coarse <= epsilon * (1 + SETTLED):
@@ -438,20 +449,20 @@ _LEAST, _MOST = 1e-2, 1e7
 
 @lru_cache(maxsize=64)
 def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
-    """The plan with the least noise whose epsilon at this delta is at most the target.
+    """Scale a plan's noise to the least amount for which epsilon at this delta is at most the target.
 
     Args:
-      plan: its noise is scaled; the initial amount is irrelevant (per-step noise keeps the ratio of its stddevs, and
-        adaptive clipping the noise on its count).
-      epsilon, delta: the target.
-      accountant: the accountant; ``paper`` inverts Theorem 5, which is not a valid bound.
+      plan: plan whose noise is scaled. Its initial amount of noise is irrelevant, but per-step noise keeps the ratio of
+        its standard deviations, and adaptive clipping keeps the noise on the count.
+      epsilon, delta: target.
+      accountant: accountant to invert; ``paper`` inverts Theorem 5, which is not a valid bound.
 
     Returns:
-      The plan with a noise multiplier that is never below the required one, and usually within a relative 1e-4 of it.
+      The plan with a noise multiplier that is at least the required value, and usually within a relative 1e-4 of it.
 
     Raises:
-      JaxpflError: if the target is not in (0, 200] or needs a noise multiplier outside 0.01 ... 1e7, and as in
-        `PrivacyPlan.epsilon`.
+      JaxpflError: if the target epsilon is not in (0, 200] or requires a noise multiplier outside 0.01 ... 1e7, and as
+        in `PrivacyPlan.epsilon`.
 
     Examples:
       >>> from jaxpfl.privacy import CentralNoise, Full
@@ -467,13 +478,13 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
         raise JaxpflError(
             f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}: a larger one guarantees nothing"
         )
-    # The count's noise limits z only for the result: the search may try any z.
+    # The noise on the count limits z, but only the result must respect this limit: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
     lower, upper = _bracket(free, epsilon, delta, accountant)
     target = epsilon * (1 - _RELATIVE_TOLERANCE)
 
-    # The claimed epsilon itself: on one grid for all z, its error would be as large as for the least noise.
+    # `PrivacyPlan.epsilon` chooses a grid for each z: a common grid would be as coarse as the least noise requires.
     def gap(inverse: float) -> float:
         return free.scale_noise(1 / inverse).epsilon(delta, accountant) - target
 
@@ -481,17 +492,18 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     if gap(1 / upper) < 0:  # a search over 1/z, in which epsilon is nearly linear
         ends, tolerance = (1 / upper, 1 / lower), _RELATIVE_TOLERANCE / 2 / upper
         multiplier = 1 / root_scalar(gap, bracket=ends, xtol=tolerance).root
+    # The root is approximate: raise z until the claim holds.
     while (found := plan.scale_noise(multiplier)).epsilon(delta, accountant) > epsilon:
         multiplier *= 1 + _RELATIVE_TOLERANCE
     return found
 
 
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
-    """Two noise multipliers, a factor of 2 apart, with one epsilon above the target and one at most the target."""
-    # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
-    # mu^2/2 + mu sqrt(2 log(1/delta)); and epsilon is at least the cost of one round with the user in it.
+    """Find z and 2 z for which epsilon is above the target at z and at most the target at 2 z."""
+    # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, and its
+    # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round with the user.
     log = -math.log(delta)
-    # 1 / mu of mu = sqrt(2 (log + epsilon)) - sqrt(2 log), a difference that rounds to zero.
+    # 1 / mu, where mu = sqrt(2 (log + epsilon)) - sqrt(2 log). Computed directly, this difference would round to zero.
     inverse = (math.sqrt(2 * (log + epsilon)) + math.sqrt(2 * log)) / (2 * epsilon)
     upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) * inverse, _MOST)
 

@@ -1,42 +1,45 @@
 r"""Empirical lower bounds on epsilon, from many worlds or from one run, and tests of the noise that a run added.
 
-A canary is a client whose upload is chosen to be detectable: of norm C, in a direction c. Its score in a world is the
-component of the released sums in that direction, :math:`\langle S, c \rangle / (C \|c\|)`: noise without the canary,
-and 1 more for each round in which it took part. Anyone who sees the release can compute the score, so its distributions
-in the two worlds must be as hard to tell apart as claimed; otherwise the claim is wrong. A bound below the claim proves
+**Many worlds.** A world is one independent run, with or without a canary: a client whose upload is chosen to be
+detectable, with norm C and direction c. The canary's score in a world is the component of the released sums S in that
+direction, :math:`\langle S, c \rangle / (C \|c\|)`. Without the canary the score is noise; each round in which the
+canary takes part adds 1. Anyone who sees the release can compute the score, so a claim limits how well the score
+separates the two kinds of world. If it separates them better, the claim is wrong. A bound below the claim proves
 nothing.
 
-K worlds of each kind can show no bound above about log K, and little at a delta as small as a typical claim's. A claim
-holds at every delta: audit it at a delta of 0.01 ... 0.2, against ``plan.epsilon`` at that delta.
+K worlds of each kind cannot give a bound above about log K, and give only a weak bound at a delta as small as in
+typical claims. An accountant gives an epsilon for every delta: audit a claim at a delta of 0.01 ... 0.2, against
+``plan.epsilon`` at that delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 
-The auditor scores every canary, guesses that the highest scores belong to included canaries and the lowest to excluded
-ones, and abstains from the rest. For an (eps, delta)-DP mechanism the number W of correct guesses among r is hardly
-larger than under randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
-\operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))` and n canaries,
+**One run.** A coin decides for each of n canaries whether it is included. The auditor scores every canary, guesses that
+the highest scores belong to included canaries and the lowest scores to excluded ones, and abstains from the rest. For
+an (eps, delta)-DP mechanism, W correct guesses among r are hardly more probable than under randomised response (Steinke
+et al. 2023, Theorem 5.2): with :math:`\check W \sim \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))`,
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-It holds for any pair of data sets between which each coin chooses: a client present or absent, its data or none, its
-data or their opposite. Canaries of several independent runs are counted together. Because of the term in delta it
-requires a delta far below 1 / n, as in a typical claim.
+The coin may choose between any two neighbouring data sets: a client is present or absent, has its data or none, or has
+its data or their opposite. Canaries from several independent runs are counted together. Because of the term with delta,
+a useful bound requires a delta far below 1 / n, as in typical claims.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 
-With the clipped uploads known, the residual of round t, over the claimed standard deviation, is
+**Noise.** If the clipped uploads are known, the residual of round t, in units of the claimed standard deviation, is
 
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
-If the claim is correct, its entries are independent N(0, 1), also between rounds, runs and leaves. Each test below has
-an exact distribution under that hypothesis. They reject residuals of another scale, noise shared by two releases,
-leaves without noise, and released sums that differ from the sum of the clipped uploads.
+If the claim is correct, the residual's entries are independent N(0, 1), within and between rounds, runs and leaves.
+Each test below has an exact distribution under that hypothesis. The tests reject noise with another scale, noise shared
+by two releases, leaves without noise, and released sums that differ from the sum of the clipped uploads.
 
-Noise that few entries share is lost in a correlation of many. So entries at the same place of any two leaves, rounds
-and runs are also compared one by one, up to their sign and to the lattice of releases (`privacy.noise`), which hides
-differences below h. Whatever an entry is, another that is independent of it is as close with probability
-:math:`2 h \sqrt{2 / \pi}` at most, so the number of close pairs is no larger than a binomial variable.
+A correlation over many entries does not reveal noise that only a few entries share. Therefore entries with the same
+index in two leaves, rounds or runs are also compared one by one. Two entries are close if their absolute values differ
+by less than h, which exceeds the step of the lattice on which releases lie (`privacy.noise`). Given one entry, an
+independent entry is close to it with probability at most :math:`2 h \sqrt{2 / \pi}`, so a binomial variable bounds the
+number of close pairs.
 """
 
 from __future__ import annotations
@@ -57,11 +60,11 @@ class EpsilonBound(NamedTuple):
     """A lower bound on epsilon.
 
     Attributes:
-      epsilon: the bound; 0 if nothing was shown.
-      delta: the bound's delta.
+      epsilon: the bound; 0 if the audit shows nothing.
+      delta: delta at which the bound holds.
       confidence: probability, over the worlds' randomness, that the true epsilon is not below the bound.
       ceiling: largest bound possible with this number of worlds.
-      statistic: index of the score that gave the bound, if a world has several.
+      statistic: index of the score that gave the bound, if a world has several scores.
     """
 
     epsilon: float
@@ -74,17 +77,17 @@ class EpsilonBound(NamedTuple):
 def epsilon_lower_bound(
     with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> EpsilonBound:
-    r"""Lower bound on epsilon at the given confidence, for scores of any distribution.
+    r"""Lower bound on epsilon at the given confidence, for scores with any distribution.
 
-    (eps, delta)-DP bounds every test of the two worlds: P(score > t | with) <= e^eps P(score > t | without) + delta,
-    and the same with the worlds exchanged and the test reversed. Half of the worlds selects the threshold, the
-    direction and, if a world has several scores, the score; the other half, unseen by the selection, gives
-    Clopper-Pearson bounds on the two probabilities, each at half of the error:
+    (eps, delta)-DP limits every test that separates the two kinds of world: P(score > t | with) <= e^eps P(score > t |
+    without) + delta, and the same with the worlds exchanged and the test reversed. Half of the worlds serves to select
+    the threshold t, the direction of the test and, if a world has several scores, the score. The other half gives
+    Clopper-Pearson bounds on the two probabilities, each with half of the error probability:
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 
     Args:
-      with_canary, without_canary: scores of independent worlds, [K] or, for J scores of each, [K, J].
+      with_canary, without_canary: scores of independent worlds, [K], or [K, J] for J scores per world.
       delta: delta of the audited claim.
       confidence: confidence in the bound.
 
@@ -113,7 +116,7 @@ def epsilon_lower_bound(
 
 
 def _scores(name: str, scores: ArrayLike) -> np.ndarray:
-    """The scores in float64, a column for each statistic of a world."""
+    """Check scores and return them in float64, [K, J]."""
     scores = np.asarray(scores, np.float64)
     if not 1 <= scores.ndim <= 2 or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
@@ -128,7 +131,7 @@ def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Odds:
-    """Bounds on log odds for a number of worlds with and without the canary."""
+    """Lower bounds on epsilon for given numbers of worlds with and without the canary."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -136,10 +139,10 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """Bound for both tests, [2, T]: the canary is inferred from scores above the threshold, or from those below.
+        """Bounds for two tests, [2, T]: a score above the threshold means the canary is present, or means it is absent.
 
         Args:
-          tp, fp: number of worlds with and without the canary whose score is above, [T].
+          tp, fp: number of worlds with and without the canary whose score is above the threshold, [T].
         """
         k0 = len(self._of_absent) - 1
         likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])
@@ -150,7 +153,7 @@ class _Odds:
 
 
 def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
-    """The best bound from one score, [K1] and [K0], with its test and threshold."""
+    """Best bound from one score per world, [K1] with the canary and [K0] without it, with its test and threshold."""
     present, absent = np.sort(present), np.sort(absent)
     thresholds = np.unique(np.concatenate([present, absent]))
     bounds = odds.log(_above(present, thresholds), _above(absent, thresholds))
@@ -159,7 +162,7 @@ def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, 
 
 
 def _lowest(trials: int, error: float) -> np.ndarray:
-    """Clopper-Pearson lower bounds on a probability, for 0 ... trials hits."""
+    """Clopper-Pearson lower bounds on a probability for 0, 1, ..., ``trials`` hits, [trials + 1]."""
     from scipy.special import betaincinv
 
     hits = np.arange(1, trials + 1)
@@ -167,20 +170,21 @@ def _lowest(trials: int, error: float) -> np.ndarray:
 
 
 _SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the canaries that are guessed; each is tried at its part of the error."""
-_STEPS = 30
-_LARGEST = 100.0
+"""Shares of the canaries that the auditor guesses; each share is tested with an equal part of the error probability."""
+_STEPS = 30  # bisection steps
+_LARGEST = 100.0  # the upper end of the search is not doubled beyond this
 
 
 class OneRunBound(NamedTuple):
     """A lower bound on epsilon from one run.
 
     Attributes:
-      epsilon: the bound; 0 if nothing was shown.
-      delta: the bound's delta.
+      epsilon: the bound; 0 if the audit shows nothing.
+      delta: delta at which the bound holds.
       confidence: probability, over the coins and the run, that the true epsilon is not below the bound.
       ceiling: largest bound possible with this number of canaries.
-      canaries, guesses, correct: n; and r and W for the share of the canaries that gave the bound.
+      canaries: number of canaries n.
+      guesses, correct: numbers of guesses r and of correct guesses W that gave the bound.
     """
 
     epsilon: float
@@ -196,9 +200,9 @@ def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta:
     """Largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
 
     Args:
-      canaries: n.
-      guesses: r, at most n.
-      correct: W, at most r.
+      canaries: number of canaries n.
+      guesses: number of guesses r, at most n.
+      correct: number of correct guesses W, at most r.
     """
     from scipy.special import betainc, gammaln, log_expit
 
@@ -218,14 +222,14 @@ def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta:
 def one_run_lower_bound(
     scores: ArrayLike, included: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> OneRunBound:
-    """Lower bound on epsilon at the given confidence, for any scores.
+    """Lower bound on epsilon from one run at the given confidence, for any scores.
 
-    An eighth, a quarter, half and all of the canaries are guessed, each at a quarter of the error; the best is
-    reported.
+    The auditor guesses an eighth, a quarter, half and all of the canaries, each with a quarter of the error
+    probability. The result is the best of the four bounds.
 
     Args:
-      scores: the canaries' scores, [n]; larger if included.
-      included: outcome of each coin, [n] bool.
+      scores: scores of the canaries, [n]; a higher score suggests that the canary is included.
+      included: whether each canary is included, the outcome of its coin, [n] bool.
       delta: delta of the audited claim.
       confidence: confidence in the bound.
 
@@ -241,7 +245,7 @@ def one_run_lower_bound(
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
     n, error = len(scores), (1 - confidence) / len(_SHARES)
-    # Ties, as of canaries that never took part, are broken at random: their order might reveal the coins.
+    # Ties, for example between canaries that never took part, are broken at random: their order might reveal the coins.
     order = np.lexsort((np.random.default_rng(n).random(n), scores))
     tried = []
     for share in _SHARES:
@@ -255,7 +259,7 @@ def one_run_lower_bound(
 
 
 def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
-    """Largest epsilon under which so many correct guesses are less probable than the error; 0 if there is none."""
+    """Largest epsilon under which this many correct guesses are less probable than ``error``; 0 if there is none."""
 
     def refuted(epsilon: float) -> bool:
         return p_value(canaries, guesses, correct, epsilon=epsilon, delta=delta) < error
@@ -272,18 +276,18 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 
 
 _MOST = 100_000
-"""Largest sample of the Kolmogorov-Smirnov test, and the number of entries of a leaf that are compared one by one."""
+"""Largest sample for the Kolmogorov-Smirnov test, and largest number of entries that are compared one by one."""
 _CLOSE = 0.0025
-"""Largest difference of entries that may be the same draw, in standard deviations: a lattice step, and rounding."""
+"""h, the difference in standard deviations below which entries may be the same draw: a lattice step, and rounding."""
 
 
 class Finding(NamedTuple):
     """Result of one test.
 
     Attributes:
-      test: its name, and the leaf, rounds or runs with the least p-value.
-      p_value: probability of a statistic at least as extreme if the claim is correct; for several tests of one name,
-        the least one times their number.
+      test: name of the test, with the leaf, rounds or runs that have the least p-value.
+      p_value: probability of a statistic at least as extreme if the claim is correct. If several tests have the same
+        name, it is their least p-value times their number (Bonferroni).
     """
 
     test: str
@@ -291,14 +295,14 @@ class Finding(NamedTuple):
 
 
 def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> list[Finding]:
-    """Test residuals for being independent N(0, 1).
+    """Test whether residuals are independent N(0, 1).
 
     Args:
       residuals: residuals by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
-      sums: the sums without noise, of the same shapes.
+      sums: sums of the uploads without noise, with the same shapes.
 
     Returns:
-      A finding for each test: ``scale`` (unit variance), ``leaves`` (the same for each leaf), ``shape``
+      One finding per test: ``scale`` (unit variance), ``leaves`` (unit variance in each leaf), ``shape``
       (Kolmogorov-Smirnov), ``rounds``, ``runs`` and ``between leaves`` (no shared noise), ``sum`` (no correlation with
       the uploads).
     """
@@ -327,7 +331,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
 
 
 def _named(test: str, p_values: dict[str, float]) -> Finding | None:
-    """The least p-value times their number; None without tests."""
+    """Bonferroni-corrected least p-value as a finding; None without tests."""
     if not p_values:
         return None
     least = min(p_values, key=lambda name: p_values[name])
@@ -335,7 +339,7 @@ def _named(test: str, p_values: dict[str, float]) -> Finding | None:
 
 
 def _variance(values: np.ndarray) -> float:
-    """Two-sided p-value of the sum of squares, which is chi-squared."""
+    """Two-sided p-value for unit variance: the sum of squares is chi-squared if the values are N(0, 1)."""
     from scipy.stats import chi2
 
     total, n = float((values**2).sum()), values.size
@@ -349,7 +353,7 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """p-values for correlation between any two parts, [n, ...]: <a, b> / |b| is N(0, 1) if b is independent of a."""
+    """p-values for correlation between any two of n parts, [n, ...]; <a, b> / |b| is N(0, 1) for independent parts."""
     from scipy.stats import norm
 
     if not parts.size:
@@ -366,11 +370,11 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
 
 
 def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """p-values of the number of close entries in two leaves (or one), so many runs and rounds apart; by test."""
+    """p-values for the number of close entries, by test: in two leaves, or in two runs or rounds of the same leaf."""
     from scipy.special import bdtrc
 
     found: dict[str, dict[str, float]] = {"leaves": {}, "rounds": {}, "runs": {}}
-    # Without noise, which the test of the scale reports, all entries are equal.
+    # Entries of 0 have no noise, which the test of the scale reports: they would all count as close.
     sizes = {name: np.where(part == 0, np.nan, np.abs(part)) for name, part in residuals.items()}
     for (a, first), (b, second) in combinations_with_replacement(sizes.items(), 2):
         runs, rounds, n = np.minimum(first.shape, second.shape)
@@ -389,7 +393,7 @@ def _equal(residuals: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """p-value for a correlation of the releases' noise, [n, entries], with their sums: each product is N(0, 1)."""
+    """p-value for correlation between the noise of n releases, [n, entries], and their sums without noise."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)
@@ -401,7 +405,7 @@ def _along(noise: np.ndarray, sums: np.ndarray) -> float:
 
 
 def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
-    """Plot an audit's scores in the worlds with and without the audited client's data to a PNG file.
+    """Plot an audit's scores in the worlds with and without the audited client's data, as a PNG file.
 
     Returns:
       The path.

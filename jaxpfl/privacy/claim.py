@@ -1,6 +1,7 @@
 """Privacy guarantee of a mechanism and a participation scheme over a run: the link between engine and accountant.
 
-Both are read from the objects that the round itself uses, so that the accounting matches the sampling and the noise.
+Mechanism and participation scheme are the objects that the round itself uses, so the accounting matches the actual
+noise and sampling.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
-    """The mechanism with the bands and coefficients of banded noise, the best ones for R rounds unless given.
+    """Fill in the bands and the coefficients of banded noise.
 
-    It is not a method of `Mechanism`, whose content is part of a compiled round's cache key: with SciPy's functions in
-    it, the program would not be found again.
+    This is not a method of `Mechanism` because a compiled round's cache key depends on that class: a method that uses
+    SciPy would prevent cache hits.
 
     Args:
-      mechanism: mechanism with any noise; returned as it is unless banded.
-      rounds: R.
-      cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
+      mechanism: mechanism with any noise; returned unchanged if its noise is not banded or has coefficients.
+      rounds: number of rounds R, for which the coefficients are optimal.
+      cycle: number of rounds from one turn of a client to the next, which is the default number of bands (at most R);
+        None if clients do not take turns.
 
     Raises:
-      JaxpflError: for more bands than rounds, and if neither bands nor a cycle are given.
+      JaxpflError: if there are more bands than rounds, or if neither bands nor a cycle is given.
     """
     if mechanism.noise != "banded" or mechanism.coefficients is not None:
         return mechanism
@@ -61,23 +63,25 @@ def plan_of(
     linear: bool = False,
     compressed: bool = False,
 ) -> PrivacyPlan:
-    """Releases of a run, as the accountant takes them (for a run of `fit`, `Fit.privacy` has them).
+    """Privacy plan of a run, the accountant's input (`fit` stores it in `Fit.privacy`).
 
     Args:
-      mechanism: mechanism in every round, with one noise multiplier.
-      participation: draw of every round's cohort.
-      rounds: R.
-      steps: tau, local steps in a round; for noise in every step, which is accounted per step.
-      scales: also for noise in every step, the number of scales (psi) uploaded and clipped apart from the parameters.
-      releases: sums released in a round about the same cohort: one, except for AdaMix, whose EM has several steps.
-      linear: under noise in every step, true if each step only adds its noisy gradient to the upload (`PerStepNoise`),
-        as plain SGD does without a scale, if its weight decay amplifies no earlier noise.
-      compressed: true if each client compresses its noisy upload. The server then reads it individually, without
-        other clients' noise (``DistributedNoise.alone``), and sees who takes part: no amplification by sampling.
+      mechanism: mechanism in every round, with one noise multiplier and one clipping norm.
+      participation: sampling scheme for every round's cohort.
+      rounds: number of rounds R.
+      steps: number of local steps tau in a round; required for noise in every step, which is accounted per step.
+      scales: number of scales (psi) that are uploaded and clipped separately from the parameters; required for noise in
+        every step.
+      releases: sums released per round about the same cohort; 1 except for AdaMix, whose EM has several steps.
+      linear: for noise in every step, whether each step only adds its noisy gradient to the upload (`PerStepNoise`).
+        Plain SGD does so if it uploads no scale and weight decay does not amplify earlier noise.
+      compressed: whether each client compresses its noisy upload. The server then reads each upload individually,
+        without other clients' noise (``DistributedNoise.alone``), and sees which clients take part, so sampling does
+        not amplify privacy.
 
     Raises:
-      JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step
-        without ``steps`` or ``scales``.
+      JaxpflError: for several noise multipliers or clipping norms, for a combination that cannot be accounted, and for
+        noise in every step without ``steps`` or ``scales``.
     """
     exclusions.check(
         {
@@ -128,17 +132,18 @@ def calibrated(
     accountant: Accountant = "pld",
     **run: Any,
 ) -> Mechanism:
-    """Mechanism with the least noise whose eps over the run is at most the target.
+    """Set a mechanism's noise multiplier to the least value for which epsilon over the run is at most the target.
 
     Args:
-      mechanism: its noise multiplier does not matter; with a clipping norm for each run, all have the same multiplier,
-        which is relative to the norm.
-      epsilon, delta: the target.
-      accountant: the accountant.
-      run: the other arguments of `plan_of`.
+      mechanism: mechanism whose noise multiplier is replaced. If it has one clipping norm for each run, the same noise
+        multiplier suits all runs, because it is relative to the norm.
+      participation: sampling scheme for every round's cohort.
+      epsilon, delta: target.
+      accountant: accountant to invert.
+      run: other arguments of `plan_of`.
 
     Raises:
-      JaxpflError: for a target out of range, and as `plan_of`.
+      JaxpflError: for a target out of range, and as in `plan_of`.
     """
     one_norm = float(np.ravel(np.asarray(mechanism.clipping_norm))[0])
     some = replace(mechanism, noise_multiplier=1.0, clipping_norm=one_norm, quantile=None, count_stddev=None)
@@ -148,10 +153,10 @@ def calibrated(
 
 
 def sampling_of(participation: Participation) -> Sampling:
-    """Sampling of a participation scheme, as the accountant takes it.
+    """Describe a participation scheme's sampling for the accountant.
 
     Raises:
-      JaxpflError: for a scheme whose sampling is unknown.
+      JaxpflError: if the scheme does not state its sampling.
     """
     num_clients = participation.num_clients
     if participation.cycle is not None:
@@ -170,7 +175,7 @@ def sampling_of(participation: Participation) -> Sampling:
 
 
 def check_delta(delta: float, clients: int, *, name: str = "delta", strict: bool = False) -> None:
-    """Warn of a meaningless claim about users: publishing one random client's data has a delta of 1 / clients."""
+    """Warn about a meaningless claim about users: publishing one random client's data has a delta of 1 / clients."""
     if 1 / clients <= delta < 1:
         warn(
             f"{name} = {delta:g} is not below 1 / clients = {1 / clients:g}: publishing the data of a client drawn at "

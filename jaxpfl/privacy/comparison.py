@@ -1,4 +1,4 @@
-"""Theorem 5 compared with sound guarantees for the same noise."""
+"""Comparison of the paper's Theorem 5 with sound guarantees for the same noise."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ def theorem5_beside_sound(
     c2: float = 0.0,
     sigma2: float = 0.0,
 ) -> dict[str, Any]:
-    """The paper's epsilon for DP-AdaPeD (Theorem 5), and sound ones for noise of the same variance.
+    """Compute the paper's epsilon for DP-AdaPeD (Theorem 5), and sound epsilons for noise with the same variance.
 
-    ``end_of_round``: local steps without noise, and N(0, K tau sigma^2) on the sum at the end. ``per_step``: as
-    printed; if psi is uploaded, its update prevents the last step's noise from protecting all clients (`PerStepNoise`).
+    The sound epsilons cover two kinds of noise. ``end_of_round``: local steps have no noise, and N(0, K tau sigma^2)
+    is added to the sum at the end. ``per_step``: noise is added as printed in the paper; if psi is uploaded, a
+    client is protected only by its own noise (`PerStepNoise`).
 
-    ``zero_out``: a user's data are present or not. Noise at the end is amplified by Poisson sampling with q = K/m;
-    noise added by the clients is not, so that its epsilon assumes a user in every round, or equals the epsilon of
-    ``replace_one`` if that is smaller. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
+    Each kind has two relations. ``zero_out``: a user's data are present or not. Poisson sampling with q = K/m amplifies
+    the privacy of noise at the end of a round. It does not amplify noise that the clients add: that epsilon assumes
+    that the user takes part in every round, or is the epsilon of ``replace_one`` if that is smaller. ``replace_one``:
+    cohorts have exactly K clients, accounted by RDP unless K = m.
 
     Implements: Ozkara et al. 2023, Theorem 5.
 
     Args:
-      c1, sigma1: clipping norm and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
+      c1, sigma1: clipping norm and standard deviation of the noise in a local step of mu.
+      c2, sigma2: the same for psi; c2 = 0 if psi is not uploaded.
       clients_per_round, clients: K and m.
-      tau: local steps of a round.
-      steps: T, local steps in all.
+      tau: local steps per round.
+      steps: total number of local steps T.
       delta: delta of all claims.
 
     Returns:
-      The paper's epsilon with its caveat, and for the four sound plans epsilon, z, accountant and participation, ready
-      for JSON.
+      The paper's epsilon with its caveat, and the epsilon, noise multiplier, participation and accountant of the four
+      sound plans, ready for JSON.
 
     Raises:
       JaxpflError: for numbers out of range, or if tau does not divide T.
@@ -80,7 +83,7 @@ def theorem5_beside_sound(
     return {
         "paper": {"epsilon": printed, "note": accounting.CAVEAT},
         "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
-        # Another user may be replaced by one without data.
+        # Replacing a user's data covers replacing them with no data, so the smaller epsilon holds.
         "per_step": {
             "zero_out": min(claim(per_step, Full()), replaced, key=lambda c: c["epsilon"]),
             "replace_one": replaced,
