@@ -1,22 +1,23 @@
 r"""Descriptions of noise and client sampling, the inputs of the privacy accountant.
 
-They hold plain numbers; the mechanisms themselves run inside the round. All of them release a sum of clipped uploads
-with Gaussian noise, so that each is characterised by one noise multiplier z: the noise's standard deviation over the
-largest change of the sum when one client appears (or has its data zeroed).
+Descriptions hold plain numbers; the mechanisms themselves run inside the round. Every mechanism releases a sum of
+clipped uploads with Gaussian noise, so one noise multiplier z characterises it: the standard deviation of the noise
+divided by the largest change of the sum when one client is added (or its data are zeroed).
 
-Several Gaussian releases about the same client are equivalent to one of :math:`z = (\sum_j z_j^{-2})^{-1/2}`, also
-where a later one depends on the outcome of an earlier one (Dong et al. 2022, Corollary 3.3).
+Several Gaussian releases about the same client are equivalent to one release with :math:`z = (\sum_j z_j^{-2})^{-1/2}`,
+even if a later release depends on the outcome of an earlier one (Dong et al. 2022, Corollary 3.3).
 
-The server's model is a prefix sum of the rounds' releases, A x with A the lower triangle of ones. Noise
-:math:`C^{-1} Z` on x, with Z independent N(0, s^2), is as private as Z on C x; for C lower triangular this holds for
-adaptive x too (Denisov et al. 2022). Here C is Toeplitz with b bands, :math:`C_{ij} = c_{i-j}` for
-:math:`0 \le i - j < b`, and :math:`\|c\| = 1`. Columns that are at least b apart share no row, so that a client in k
-rounds, at least b apart, changes C x by at most :math:`\sqrt k` times its clipping norm. The mean squared error of
-the R prefix sums is
+**Banded noise.** Let x be the rounds' releases without noise, and A the lower triangular matrix of ones. The server's
+model is a prefix sum of the releases, an entry of A x. Adding noise :math:`C^{-1} Z` to x, with the entries of Z
+independent N(0, s^2), is as private as adding Z to C x. If C is lower triangular, this holds even if x is chosen
+adaptively (Denisov et al. 2022). Here C is a Toeplitz matrix with b bands: :math:`C_{ij} = c_{i-j}` for
+:math:`0 \le i - j < b`, otherwise 0, and :math:`\|c\| = 1`. Columns of C that are at least b apart share no row.
+Therefore a client that takes part in k rounds, at least b apart, changes C x by at most :math:`\sqrt k` times its
+clipping norm. The mean squared error of the R prefix sums is
 
 .. math:: \frac{s^2}{R} \sum_{t < R} \sum_{i \le t} w_i^2, \qquad w = A C^{-1} e_1
 
-and :math:`s^2 (R + 1) / 2` for independent noise, C = I.
+With independent noise (C = I) the error is :math:`s^2 (R + 1) / 2`.
 
 Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to private
 training", https://arxiv.org/abs/2306.08153.
@@ -37,7 +38,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:
-    """Noise multiplier of several Gaussian releases about the same client together; 0 if one of them has no noise."""
+    """Combine the noise multipliers of several Gaussian releases about one client; 0 if any release has no noise."""
     squares = [z**2 for z in noise_multipliers]
     return 0.0 if min(squares) == 0 else sum(1 / s for s in squares) ** -0.5
 
@@ -47,14 +48,14 @@ class CentralNoise:
     r"""Noise :math:`N(0, z^2 C^2 I)` that the server adds to the sum of uploads clipped to C.
 
     Attributes:
-      noise_multiplier: z of the sum; 0 for clipping alone.
-      clipping_norm: C, for the statement; None if it adapts.
-      count_stddev: under adaptive clipping (Andrew et al. 2021) the standard deviation s of the noise on the count of
-        uploads below C. Each client sends 1/2 or -1/2, so that this release has z = 2 s, and both together
-        :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
-      releases: sums released in one round about the same cohort, as in EM with several iterations.
-      coefficients: c of a banded factorisation (`banded_coefficients`), with norm 1: noise is correlated between
-        rounds, and z is the multiplier of the independent normals behind it; (1,) for independent noise.
+      noise_multiplier: noise multiplier z of the sum; 0 for clipping without noise.
+      clipping_norm: clipping norm C, for the statement; None if it adapts.
+      count_stddev: standard deviation s of the noise on the number of uploads below C under adaptive clipping (Andrew
+        et al. 2021); otherwise None. Each client sends 1/2 or -1/2, so the release of the count has noise multiplier
+        2 s, and both releases together have :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
+      releases: number of sums released in one round about the same cohort, as in EM with several iterations.
+      coefficients: coefficients c of a banded factorisation (`banded_coefficients`), with norm 1. The noise is then
+        correlated between rounds, and z is the noise multiplier of Z. (1,) for independent noise.
     """
 
     noise_multiplier: float
@@ -81,20 +82,20 @@ class CentralNoise:
 
     @property
     def bands(self) -> int:
-        """b; 1 for independent noise."""
+        """Number of bands b; 1 for independent noise."""
         return len(self.coefficients)
 
     @property
     def multiplier(self) -> float:
-        """z of all releases of a round together."""
+        """Noise multiplier of all releases in a round together."""
         count = [] if self.count_stddev is None else [2 * self.count_stddev]
         return combined([self.noise_multiplier / math.sqrt(self.releases), *count])
 
     def scale_to(self, multiplier: float) -> CentralNoise:
-        """The same with the sum's noise scaled so that a round has this z; the count's noise is unchanged.
+        """Scale the noise on the sum so that a round has this noise multiplier; the noise on the count is unchanged.
 
         Raises:
-          JaxpflError: if the count's release alone costs as much.
+          JaxpflError: if the release of the count alone costs as much privacy as the whole round may.
         """
         rest = multiplier**-2
         if self.count_stddev is not None:
@@ -108,18 +109,19 @@ class CentralNoise:
 
 @dataclass(frozen=True)
 class DistributedNoise:
-    r"""Noise shares :math:`N(0, z^2 C^2 / K_{min} I)` of each client, with only the sum visible (secure aggregation).
+    r"""Noise that the clients add, each a share :math:`N(0, z^2 C^2 / K_{min} I)`, with only the sum visible.
 
-    A round with fewer than K_min uploads releases nothing, so every release has at least z. A client's share is part of
-    its upload and missing if the client does not take part, which is visible; hence a client's data are protected, but
-    not its participation (the relation zero-out).
+    Secure aggregation hides single uploads. A round with fewer than K_min uploads releases nothing, so every release
+    has a noise multiplier of at least z. A client's share is part of its upload and is missing if the client does not
+    take part, which is visible. Therefore a client's data are protected, but its participation is not (the relation
+    zero-out).
 
     Attributes:
-      noise_multiplier: z; 0 for clipping alone.
-      min_uploads: K_min, public; at most the clients of a round.
-      clipping_norm: C, for the statement.
-      alone: whether each upload is visible by itself, as with compressed uploads: only the client's own share of the
-        noise then protects it, with :math:`z / \sqrt{K_{min}}`.
+      noise_multiplier: noise multiplier z of the sum of K_min uploads; 0 for clipping without noise.
+      min_uploads: K_min, public; at most the number of clients in a round.
+      clipping_norm: clipping norm C, for the statement.
+      alone: whether each upload is visible by itself, as with compressed uploads. Then only the client's own share of
+        the noise protects it, with noise multiplier :math:`z / \sqrt{K_{min}}`.
     """
 
     noise_multiplier: float
@@ -135,16 +137,16 @@ class DistributedNoise:
 
     @property
     def multiplier(self) -> float:
-        """z of a round."""
+        """Noise multiplier of a round."""
         return self.noise_multiplier / self._shares
 
     def scale_to(self, multiplier: float) -> DistributedNoise:
-        """The same with noise scaled so that a round has this z."""
+        """Scale the noise so that a round has this noise multiplier."""
         return replace(self, noise_multiplier=multiplier * self._shares)
 
     @property
     def _shares(self) -> float:
-        """Ratio of the sum's noise to the noise that protects a client."""
+        """Standard deviation of the noise on the sum, relative to the noise that protects a client."""
         return math.sqrt(self.min_uploads) if self.alone else 1.0
 
 
@@ -152,30 +154,33 @@ class DistributedNoise:
 class PerStepNoise:
     r"""Noise of DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
 
-    tau steps of clipping norm C and noise s are tau adaptive Gaussian releases of one client, under any
-    post-processing:
+    With clipping norm C and noise s, the tau steps of one client are tau adaptive Gaussian releases, whatever
+    post-processing follows:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
-    If the sum of K uploads is ``linear`` in the last step's noise, all K clients' noise also protects it: a client's
-    path changes the sum by up to tau C, and the others' paths, which do not depend on it, are arbitrary.
+    If the sum of K uploads is ``linear`` in the noise of the last step, the noise of all K clients also protects each
+    client. A client's steps together change the sum by up to tau C. The other clients' steps may be arbitrary, because
+    they do not depend on this client.
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
-    (The paper's variance tau s^2/K of the average does not apply: a client's later gradients depend on its earlier
-    noise and may cancel it.) Either bound makes a round at least as private as one Gaussian release, as the bounds of
-    sampled rounds require. mu and psi of a client are one release, of :math:`(z_1^{-2} + z_2^{-2})^{-1/2}`.
+    The paper assumes that the average has noise of variance tau s^2/K. This does not hold: a client's later gradients
+    depend on its earlier noise and may cancel it. Under either bound above, a round is at least as private as one
+    Gaussian release, which the bounds for sampled rounds require. A client's mu and psi count as one release with
+    :math:`z = (z_1^{-2} + z_2^{-2})^{-1/2}`.
 
-    The update of psi as printed is not linear: its gradient depends on mu with the step's noise, which the sum of the
-    psi then reveals; and a psi that its client raises to the floor has no noise left.
+    The printed update of psi is not linear. Its gradient depends on mu, including the noise of the same step, so the
+    sum of the clients' psi reveals that noise. Moreover, a psi that its client raises to the floor contains no noise.
 
     Attributes:
-      clips: C1 for mu, and C2 for psi if it is uploaded.
-      stddevs: s1, and s2: the noise of one step.
-      steps: tau.
-      min_uploads: K, the least number of uploads of a released round; at most the clients of a round.
-      linear: whether the second bound applies: plain gradient steps, of one rate within a round and without momentum;
-        no change to the upload after its last noise; and every gradient of a step computed before any of its noise.
+      clips: clipping norms C1 for mu, and C2 for psi if it is uploaded.
+      stddevs: standard deviations s1, and s2 if psi is uploaded, of the noise in one step.
+      steps: number of local steps tau.
+      min_uploads: least number of uploads K for a round to release anything; at most the number of clients in a round.
+      linear: whether the second bound applies. It requires plain gradient steps without momentum and with one learning
+        rate within a round. The upload must not change after its last noise is added, and every gradient of a step must
+        be computed before any noise of that step is added.
     """
 
     clips: tuple[float, ...]
@@ -195,22 +200,22 @@ class PerStepNoise:
 
     @property
     def clipping_norm(self) -> tuple[float, ...]:
-        """C1, and C2 if psi is uploaded."""
+        """Clipping norms C1, and C2 if psi is uploaded."""
         return self.clips
 
     @property
     def step_multiplier(self) -> float:
-        """z of one step of one client, mu and psi together."""
+        """Noise multiplier of one client in one step, for mu and psi together."""
         return combined(s / c for c, s in zip(self.clips, self.stddevs, strict=True))
 
     @property
     def multiplier(self) -> float:
-        """z of a round."""
+        """Noise multiplier of a round."""
         hidden_by = max(self.min_uploads / self.steps, 1) if self.linear else 1
         return self.step_multiplier * math.sqrt(hidden_by / self.steps)
 
     def scale_to(self, multiplier: float) -> PerStepNoise:
-        """The same with all stddevs scaled by one factor so that a round has this z."""
+        """Scale all standard deviations by one factor so that a round has this noise multiplier."""
         if not self.multiplier:
             raise JaxpflError(f"a noise multiplier of 0 cannot be scaled to {multiplier}")
         factor = multiplier / self.multiplier
@@ -222,10 +227,10 @@ Noise: TypeAlias = CentralNoise | DistributedNoise | PerStepNoise
 
 @dataclass(frozen=True)
 class Full:
-    """Full participation: every client in every round.
+    """Full participation: every client takes part in every round.
 
     Attributes:
-      num_clients: m; None if irrelevant.
+      num_clients: number of clients m; None if irrelevant.
     """
 
     num_clients: int | None = None
@@ -238,18 +243,18 @@ class Full:
 
     @property
     def cohort(self) -> int | None:
-        """m, if known."""
+        """Number of clients m, if known."""
         return self.num_clients
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson sampling with probability ``rate``; a cohort above ``cap`` is cut to a uniformly random subset.
+    """Poisson sampling: every client takes part independently, but a cohort above ``cap`` is cut to a random subset.
 
     Attributes:
-      rate: q.
-      num_clients: m; needed with a cap.
-      cap: None if no cohort is cut.
+      rate: probability q that a client takes part in a round.
+      num_clients: number of clients m; required with a cap.
+      cap: largest cohort, to which larger ones are cut uniformly at random; None if no cohort is cut.
     """
 
     rate: float
@@ -274,7 +279,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Cohorts of exactly ``cohort`` of ``num_clients`` clients, uniformly without replacement."""
+    """Fixed-size sampling: exactly ``cohort`` of ``num_clients`` clients, drawn uniformly without replacement."""
 
     num_clients: int
     cohort: int
@@ -286,19 +291,21 @@ class FixedSize:
 
     @property
     def rate(self) -> float:
-        """K/m."""
+        """Probability K/m that a client takes part in a round."""
         return self.cohort / self.num_clients
 
 
 @dataclass(frozen=True)
 class Cyclic:
-    """Blocks of clients that take turns, each fixed before the run, whatever the data; a block's clients all take part,
-    or each with probability ``rate``.
+    """Cyclic participation: blocks of clients take turns.
+
+    The blocks are fixed before the run and do not depend on the data. Each client of the block whose turn it is takes
+    part with probability ``rate``.
 
     Attributes:
-      cycle: rounds from one turn of a client to the next.
-      rate: q within the block.
-      num_clients: m; None if irrelevant.
+      cycle: number of rounds from one turn of a client to the next.
+      rate: probability q that a client takes part in its turn.
+      num_clients: number of clients m; None if irrelevant.
     """
 
     cycle: int
@@ -311,7 +318,7 @@ class Cyclic:
         checks.rate("sampling_rate", self.rate)
 
     def turns(self, rounds: int) -> int:
-        """Largest number of rounds, out of so many, in which one client can take part."""
+        """Largest number of turns that one client has in this many rounds."""
         return math.ceil(rounds / self.cycle)
 
 
@@ -322,14 +329,14 @@ Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic
 def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
     """Coefficients c, with norm 1, of the banded C that minimises the mean squared error of the prefix sums.
 
-    They are found by L-BFGS in float64, which starts from the coefficients of the square root of A, cut to the bands.
+    L-BFGS in float64 starts from the first b coefficients of the square root of A.
 
     Args:
-      bands: b, at most R.
-      rounds: R.
+      bands: number of bands b, at most R.
+      rounds: number of rounds R.
 
     Raises:
-      JaxpflError: for bands outside 1 ... R.
+      JaxpflError: if ``bands`` is outside 1 ... R.
 
     Examples:
       >>> [round(c, 3) for c in banded_coefficients(3, 20)]
@@ -349,15 +356,16 @@ def banded_coefficients(bands: int, rounds: int) -> tuple[float, ...]:
 
 
 def prefix_error(c: tuple[float, ...], rounds: int) -> float:
-    """Root mean squared error of the prefix sums over R rounds, for s = 1 and a C with norm |c|."""
+    """Root mean squared error of R prefix sums with noise from s = 1 and the coefficients c."""
     w = _filtered(np.asarray(c), np.ones(rounds))
     return float(np.sqrt(w**2 @ np.arange(rounds, 0, -1) / rounds))
 
 
 def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
-    """Error of R prefix sums relative to independent noise, at an equal epsilon for the same cohorts.
+    """Root mean squared error of R prefix sums, relative to independent noise with the same epsilon and cohorts.
 
-    A client's k turns cost the same under both: in each, its sum is released with noise multiplier z.
+    The epsilons are equal because a client's k turns cost the same under both kinds of noise: each turn is a release
+    with noise multiplier z.
 
     Examples:
       >>> round(prefix_error_ratio(banded_coefficients(10, 100), 100), 3)
@@ -367,10 +375,10 @@ def prefix_error_ratio(c: tuple[float, ...], rounds: int) -> float:
 
 
 def check_coefficients(c: tuple[float, ...]) -> None:
-    """Refuse coefficients that are not finite, of norm 1 and with a positive first.
+    """Check that coefficients are finite, that their norm is 1, and that the first coefficient is positive.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if they are not.
     """
     values = np.asarray(c, float)
     if not np.isfinite(values).all() or values[0] <= 0:
@@ -387,7 +395,7 @@ def _filtered(c: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _log_error(free: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
-    """Logarithm of |c|^2 times the mean squared error, for c = (1, free), and its gradient by the adjoint of C."""
+    """Logarithm of |c|^2 times the mean squared error for c = (1, free), and its gradient by the adjoint method."""
     c = np.concatenate([[1.0], free])
     weights = np.arange(rounds, 0, -1) / rounds
     w = _filtered(c, np.ones(rounds))
@@ -400,15 +408,15 @@ def _log_error(free: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
-    """Least cap on a Poisson cohort that a round exceeds with probability below ``overflow``; at most m.
+    """Least cap that a Poisson cohort exceeds in a round with probability below ``overflow``; at most m.
 
     Args:
-      num_clients: m.
-      rate: q, the probability of each client; the number in a round is Binomial(m, q).
-      overflow: the probability.
+      num_clients: number of clients m.
+      rate: probability q of each client; the cohort's size is Binomial(m, q).
+      overflow: bound on the probability that a cohort exceeds the cap.
 
     Raises:
-      JaxpflError: for m < 1, a rate outside (0, 1], or an overflow outside (0, 1).
+      JaxpflError: if m < 1, the rate is outside (0, 1], or ``overflow`` is outside (0, 1).
     """
     from scipy.stats import binom
 

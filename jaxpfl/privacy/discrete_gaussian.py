@@ -1,14 +1,16 @@
-r"""Discrete Gaussian mechanism: integers with integer noise, private in a message of few bits.
+r"""Discrete Gaussian mechanism: integer noise on integers, for private messages of few bits.
 
-The noise is :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. The sum of X and a number in {0, ..., L}
-(a level of a quantiser) is private at sensitivity L.
+The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. The sum of X and a number in {0, ...,
+L} (a quantiser's level) is private at sensitivity L.
 
-Exact: the relation of eps, delta and sigma (sums over the integers, for every shift up to the sensitivity), and the
-sampler's probabilities, which are multiples of 2^-64 within 2^-64 of the true ones, truncated where the tails hold less
-than 2^-64. The resulting change of the distribution is at most `Table.distance`; a mechanism at that distance from an
-(eps, delta)-DP one is (eps, delta + (1 + e^eps) distance)-DP, which `stddev` takes into account. Not exact: random bits
-come from JAX's generator, which is not cryptographic (for simulation), and the sampling time is constant only as far as
-the hardware's is.
+The relation between eps, delta and sigma is exact: it is a sum over the integers, for every shift up to the
+sensitivity. The sampler's error is known. Its probabilities are multiples of 2^-64, within 2^-64 of the true
+probabilities, and its range ends where the tails hold less than 2^-64. Its distribution is within a total variation of
+`Table.distance` of the true one. A mechanism at that distance from an (eps, delta)-DP mechanism is (eps, delta + (1 +
+e^eps) distance)-DP, which `stddev` takes into account.
+
+Two things are not covered. Random bits come from JAX's generator, which is not cryptographic: the sampler is for
+simulation. The sampling time is constant only if the hardware executes each step in constant time.
 
 Reference: Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 """
@@ -29,18 +31,18 @@ from jaxpfl.privacy import noise
 from jaxpfl.support.errors import JaxpflError
 
 MOST_STDDEV = 2.0**14
-"""Largest sigma in steps; tables have 19 entries per unit of it."""
+"""Largest sigma, in quantiser steps; a table has 19 entries per step."""
 
 _REACH = 9.5
-"""Number of standard deviations beyond which the tails hold less than 2^-64."""
+"""Distance in standard deviations beyond which the tails hold less than 2^-64."""
 
 
 class Table(NamedTuple):
-    """A sampler of the discrete Gaussian on -K ... K.
+    """Table for sampling the discrete Gaussian on -K ... K by inversion.
 
     Attributes:
-      high, low: the upper and lower 32 bits of 2^64 P(X <= k) for k = -K ... K - 1, [2K] uint32.
-      variance: the variance of X, exactly as sampled.
+      high, low: upper and lower 32 bits of 2^64 P(X <= k) for k = -K ... K - 1, [2K] uint32.
+      variance: variance of X as sampled.
       distance: bound on the total variation between the sampled and the true distribution.
     """
 
@@ -51,16 +53,16 @@ class Table(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """K, the largest value."""
+        """Largest value K."""
         return self.high.shape[0] // 2
 
     def message_bits(self, levels: int) -> int:
-        """Number of bits of a message: a number in 0 ... levels - 1 with noise added."""
+        """Number of bits in a message, which is a number in 0 ... levels - 1 plus noise."""
         return (levels + 2 * self.largest - 1).bit_length()
 
 
 def table(stddev: float) -> Table:
-    """Sampler for a standard deviation sigma (in steps), computed on the host with 40 decimal digits.
+    """Table for a standard deviation sigma (in quantiser steps), computed on the host with 40 decimal digits.
 
     Raises:
       JaxpflError: unless sigma is positive and at most `MOST_STDDEV`.
@@ -86,7 +88,9 @@ def table(stddev: float) -> Table:
 
 
 def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
-    """Independent draws, int32: 64 random bits each and a binary search, whose steps do not depend on the result.
+    """Draw independent int32 values by inversion of 64 random bits each.
+
+    The binary search takes the same number of steps for every result.
 
     Implements: Ozkara et al. 2023, Remark 4.
     """
@@ -109,12 +113,12 @@ def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
 
 
 def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
-    r"""Least delta for eps: the maximum over all shifts D = 1 ... sensitivity of
+    r"""Least delta for eps, which is the maximum over all shifts D = 1 ... sensitivity of
 
     .. math:: P\Big(X < \frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
        - e^\epsilon P\Big(X < -\frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
 
-    (Canonne et al., Theorem 7, evaluated at every shift, because on the integers the expression is not monotone in D.)
+    (Canonne et al., Theorem 7). The maximum is over every shift because the expression is not monotone in D.
 
     Raises:
       JaxpflError: unless sigma, eps and the sensitivity are positive.
@@ -123,7 +127,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
     checks.positive("epsilon", epsilon)
     checks.count("sensitivity", sensitivity)
     shifts = np.arange(1, sensitivity + 1, dtype=float)
-    # Far enough that even the smallest relevant probabilities are summed from their own tail.
+    # Beyond 38 standard deviations the weights are below float64's smallest normal number.
     reach = math.ceil(38 * stddev) + 1
     k = np.arange(-reach, reach + 1, dtype=float)
     weights = np.exp(-(k**2) / (2 * stddev**2))
@@ -133,20 +137,22 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
         return below[np.clip(np.ceil(x).astype(int) + reach, 0, len(weights))]
 
     offset = epsilon * stddev**2 / shifts
-    # e^700 is the largest that float64 holds; the tail that it multiplies is zero long before.
+    # e^eps would overflow float64 above 709. The cap can only overstate delta.
     found = less_than(shifts / 2 - offset) - np.exp(min(epsilon, 700.0)) * less_than(-shifts / 2 - offset)
     return float(max(found.max(), 0.0))
 
 
 def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
-    """Least sigma (to a relative 1e-6) with which a message, as sampled, is (eps, delta)-DP.
+    """Least sigma, to a relative 1e-6, for which a message as sampled is (eps, delta)-DP.
 
     Raises:
-      JaxpflError: unless eps is positive and delta in (0, 1), or if sigma would exceed `MOST_STDDEV`.
+      JaxpflError: unless eps is positive and delta is in (0, 1), if eps is too large for the sampler's precision, or if
+        sigma would exceed `MOST_STDDEV`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta_)
 
+    # Increase of delta by the sampler's distance from the true distribution.
     def room(sigma: float) -> float:
         return (1 + math.exp(min(epsilon, 700.0))) * (2 * (math.ceil(_REACH * sigma) + 1) + 2) * 2.0**-64
 
