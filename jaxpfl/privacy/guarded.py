@@ -1,14 +1,14 @@
-r"""Guarded examples: a client's training data, from which a method gets noisy clipped gradients and nothing else.
+r"""Guarded examples: training data from which a method obtains noisy clipped gradients and nothing else.
 
-Under example-level privacy a client's functions are given a `GuardedData` in place of their examples. Its number of
-examples is public; of its examples only `GuardedBatch.gradient` tells anything, and every such gradient is entered in a
-`Ledger`, from which the run is accounted. Whatever else asks for an example (a pass over all of them, class counts, a
-loss, a teacher's prediction) is refused while the program is traced, in the method that asks: no use of an example
-escapes the accounting, in methods of a user's own either.
+Under example-level privacy a client's functions receive a `GuardedData` instead of their examples. The number of
+examples is public. Only `GuardedBatch.gradient` reads the examples, and a `Ledger` records every gradient, so that the
+run can be accounted. Any other access to an example (a pass over all of them, class counts, a loss, a teacher's
+prediction) raises an error while the method is traced. Therefore no use of an example escapes the accounting, not even
+in a user's own method.
 
-Formal guarantees: with the noise at 0, adding or removing one example changes the sum of a batch's clipped gradients by
-at most C, whatever the example; the sum gets N(0, z^2 C^2 I). Batches are drawn anew for each step, from a stream of
-the round, the client, the descent and the step, and their noise from another.
+Formal guarantees: adding or removing one example changes the sum of a batch's clipped gradients by at most C, whatever
+the example. N(0, z^2 C^2 I) is added to the sum. Each mini-batch is drawn anew, from a random stream that depends on
+the round, the client, the descent and the step. Its noise is drawn from a different stream.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ ExampleLoss = Callable[[PyTree, Key, PyTree, Array], Array]
 
 
 class Access(NamedTuple):
-    """Batches that a descent draws: their number in one call of the client's function, and gradients of each.
+    """Mini-batches that one descent (a sequence of local steps) draws in a call of a client's function.
 
     Attributes:
-      steps: the most steps, each with a number of ``batches``.
-      own: a client's own number of steps, where that is less.
-      batches: mini-batches in a step.
-      releases: gradients of a batch.
+      steps: largest number of steps.
+      own: a client's own number of steps, if smaller; None if all clients take ``steps``.
+      batches: mini-batches per step.
+      releases: gradients per mini-batch.
     """
 
     steps: int
@@ -59,7 +59,7 @@ class Access(NamedTuple):
     releases: int
 
     def gradients(self, examples: int) -> int:
-        """Batches of a client with so many examples."""
+        """Number of mini-batches that a client with this many examples draws."""
         steps = self.steps
         if self.own is not None:
             steps = min(steps, int(self.own.on_host(np.array([examples]))[0]))
@@ -67,15 +67,16 @@ class Access(NamedTuple):
 
 
 class Ledger:
-    """Uses of a client's examples in one call of a client function, entered while the call is traced.
+    """Record of how one call of a client function uses the client's examples, written while the call is traced.
 
     Args:
-      method: name of the method, for refusals.
-      call: name of the function: ``update``, ``idle`` or ``personalize``.
+      method: name of the method, for error messages.
+      call: name of the function: ``update``, ``idle``, ``personalize`` or ``cluster``.
 
     Attributes:
       accesses: descents on the examples.
-      loss: mean training loss of the last descent, []: reported beside the release; the method does not see it.
+      loss: mean training loss of the last descent, []. It is reported to the user, outside the private release; the
+        method cannot read it.
     """
 
     def __init__(self, method: str, call: str):
@@ -85,10 +86,10 @@ class Ledger:
         self._level = jax.extend.core.get_opaque_trace_state(convention="flax")
 
     def enter(self, access: Access) -> int:
-        """Enter a descent, and return its index among the descents of the call.
+        """Record a descent and return its index among the call's descents.
 
         Raises:
-          JaxpflError: within a loop or branch of the method's own, where one entry may stand for several descents.
+          JaxpflError: within the method's own loop or branch, which may run a recorded descent several times.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self.refuse("trains inside its own loop or branch, where its steps cannot be counted")
@@ -96,7 +97,7 @@ class Ledger:
         return len(self.accesses) - 1
 
     def released(self, descent: int, releases: int) -> None:
-        """Raise a descent's number of gradients per batch to ``releases``."""
+        """Raise a descent's number of gradients per mini-batch to ``releases``, if it is smaller."""
         access = self.accesses[descent]
         self.accesses[descent] = access._replace(releases=max(access.releases, releases))
 
@@ -110,7 +111,7 @@ class Ledger:
 
 
 class _OfClient(NamedTuple):
-    """Traced numbers of one client's mechanism, []: see `Silo`; ``stddev`` is ``z_i C``."""
+    """One client's numbers from `Silo`, traced, each []: ``whole`` means all examples, ``stddev`` is ``z_i C``."""
 
     threshold: Array
     whole: Array
@@ -119,10 +120,10 @@ class _OfClient(NamedTuple):
 
 
 class GuardedBatch:
-    """A mini-batch of guarded examples, for `gradient`.
+    """Mini-batch of guarded examples; a method can only compute its `gradient`.
 
     Attributes:
-      loss: mean loss of the last gradient, [], for `GuardedData.report` alone.
+      loss: mean loss at the last gradient, [], only for `GuardedData.report`.
     """
 
     def __init__(
@@ -145,15 +146,18 @@ class GuardedBatch:
         self._ledger.refuse(f"reads {name} of a mini-batch instead of its private gradient")
 
     def gradient(self, loss: ExampleLoss, params: PyTree, key: Key) -> tuple[Array, PyTree]:
-        """NaN in place of the loss, which is not released, and the noisy mean of the examples' clipped gradients.
+        """Compute the noisy mean of the examples' clipped gradients.
 
         Args:
           loss: loss of one example.
           params: parameters at which to take the gradient.
-          key: key of the step, for dropout; each example has its own.
+          key: key of the step, for dropout; each example gets its own key.
+
+        Returns:
+          NaN, because the loss is not released, and the noisy mean gradient.
 
         Raises:
-          JaxpflError: within a loop, a branch or another gradient of the method's own.
+          JaxpflError: within the method's own loop, branch or gradient.
         """
         if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
             self._ledger.refuse("takes gradients of a mini-batch inside a loop, a branch or another gradient")
@@ -177,11 +181,11 @@ class GuardedBatch:
 
 
 class GuardedData:
-    """One client's training data, of which a method sees `GuardedBatch`es; or data of which it may see nothing.
+    """One client's data, from which a method can draw `GuardedBatch`es, or nothing if it may not read them.
 
     Attributes:
-      size: the number of examples, [] int32, public.
-      capacity: the largest number of any client's, static.
+      size: number of examples, [] int32, public.
+      capacity: largest number of examples of any client, static.
     """
 
     def __init__(self, ledger: Ledger, data: ClientData, drawn: tuple[Key, _OfClient, SiloMechanism] | None = None):
@@ -199,19 +203,19 @@ class GuardedData:
         self._ledger.refuse(why)
 
     def report(self, loss: Array) -> None:
-        """Enter the mean training loss of a descent, [], beside the release."""
+        """Record a descent's mean training loss, [], for the user's report; it is not part of the private release."""
         self._ledger.loss = loss
 
     def batches(self, steps: int, own: LocalEpochs | None, each: int) -> Callable[[Scalar], tuple[GuardedBatch, ...]]:
-        """Poisson batches of a descent: ``t -> each`` of step t.
+        """Poisson mini-batches of a descent, as a function of the step t.
 
         Args:
-          steps: the most steps.
-          own: a client's own number of steps, where that is less.
-          each: batches of a step.
+          steps: largest number of steps.
+          own: a client's own number of steps, if smaller; None if all clients take ``steps``.
+          each: mini-batches per step.
 
         Raises:
-          JaxpflError: for data that may not be read, and within a loop of the method's own.
+          JaxpflError: if the data may not be read, and within the method's own loop or branch.
         """
         if self._drawn is None:
             self._ledger.refuse(f"trains in {self._ledger.call} on examples that it may not read")
@@ -234,21 +238,22 @@ class GuardedData:
             lambda leaf: leaf.at[data.start + places].get(mode="promise_in_bounds", wrap_negative_indices=False),
             tuple(data.examples),
         )
-        # Zeros before the model: selecting behind it still gives NaN gradients.
+        # Zero invalid examples before the model: masking its output would still give NaN gradients.
         x, y = jax.tree.map(lambda a: trees.where_rows(valid, a), (x, y))
         return GuardedBatch(self._ledger, descent, (x, y, valid), key, (of_client, mechanism.clipping_norm))
 
 
 def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, slots: int) -> tuple[Array, Array]:
-    """Draw a batch: every example independently with the client's rate, cut to a random subset beyond ``slots``.
+    """Draw every example independently with the client's rate; more than ``slots`` are cut to a random subset.
 
     Returns:
-      Places among the client's examples [slots] int32, 0 where not valid, and the mask of valid slots, [slots].
+      Indices of the drawn examples within the client's examples, [slots] int32, 0 if not valid, and the mask of valid
+      slots, [slots]; there are ``capacity`` slots if that is smaller.
     """
     score = (bits(stream(key, Purpose.BATCHES), (capacity,)) >> 1).astype(jnp.int32)
     drawn = (jnp.arange(capacity) < size) & (of_client.whole | (score < of_client.threshold))
-    # The smallest scores first: given that they are drawn, scores are independent and uniform, so that any subset of
-    # one size is as likely as another.
+    # Keep the smallest scores. The scores of drawn examples are independent and uniform, so all subsets of the same
+    # size are equally likely.
     best, places = jax.lax.top_k(jnp.where(drawn, -score, -jnp.iinfo(jnp.int32).max - 1), min(slots, capacity))
     valid = best > -jnp.iinfo(jnp.int32).max - 1
     return jnp.where(valid, places, 0).astype(jnp.int32), valid
@@ -257,16 +262,18 @@ def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, sl
 def guard_examples(
     algorithm: Algorithm, method: str, mechanism: SiloMechanism, ledgers: list[Ledger] | None = None
 ) -> Algorithm:
-    """Algorithm whose clients see noisy clipped gradients of their examples and nothing else.
+    """Wrap an algorithm so that its clients obtain noisy clipped gradients of their examples and nothing else.
+
+    When a client function of the result is traced and uses an example in any other way, it raises a `JaxpflError`.
 
     Args:
-      algorithm: the method's own algorithm.
-      method: name of the method, for refusals.
+      algorithm: the method's algorithm.
+      method: name of the method, for error messages.
       mechanism: mechanism of the run's silos.
-      ledgers: if given, every traced call of a client's function appends its own.
+      ledgers: list to which every traced call of a client function appends its ledger, if given.
 
     Raises:
-      JaxpflError: for pooled examples; and when a client's function is traced that uses an example otherwise.
+      JaxpflError: if the algorithm pools the clients' examples.
     """
     exclusions.check({"pooled data": algorithm.pooled and method, "unit": "example"})
 
@@ -276,8 +283,8 @@ def guard_examples(
             ledgers.append(ledger)
         return ledger
 
-    # The functions hold nothing that only the accounting needs: more rounds run the same program and continue the same
-    # noise.
+    # Drop the numbers that only the accounting needs. A run with more rounds then reuses the compiled program and
+    # continues the same noise stream.
     kinds = tuple(replace(silo, clients=1, per_round=0, once=0) for silo in mechanism.silos)
     kind = replace(mechanism, silos=kinds, rounds=1, releases=1)
     clients = tuple(_client(client, kind, opened) for client in algorithm.clients)
@@ -309,7 +316,7 @@ def _client(inner: Client, mechanism: SiloMechanism, opened: Callable[[str], Led
     def personalize(
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
-        # The engine's key is the same after every round.
+        # The engine passes the same key after every round, so the round is added for fresh noise.
         own = guard(opened("personalize"), stream(key, Purpose.EXAMPLES, ctx.round), splits)
         return inner.personalize(key, hp, ctx, message, state, own)
 
@@ -322,14 +329,14 @@ def _client(inner: Client, mechanism: SiloMechanism, opened: Callable[[str], Led
 
 
 def _reported(metrics: Metrics, ledger: Ledger) -> Metrics:
-    """A method's metrics, with the training loss that it does not see."""
+    """Replace the metric ``train_loss`` by the recorded loss, which the method cannot read."""
     if ledger.loss is None or "train_loss" not in metrics:
         return metrics
     return metrics | {"train_loss": ledger.loss}
 
 
 def _numbers_of(size: Array, mechanism: SiloMechanism) -> _OfClient:
-    """Numbers of a client with so many examples; noise of NaN for a size that the mechanism does not have."""
+    """Look up the numbers for a client with this many examples; the noise is NaN if no silo has this size."""
     silos = mechanism.silos
     sizes = jnp.array([silo.examples for silo in silos], jnp.int32)
     at = jnp.clip(jnp.searchsorted(sizes, size), 0, len(silos) - 1)
@@ -342,7 +349,7 @@ def _numbers_of(size: Array, mechanism: SiloMechanism) -> _OfClient:
     return _OfClient(
         threshold=column([min(silo.threshold, WORD - 1) for silo in silos], jnp.int32),
         whole=column([silo.threshold == WORD for silo in silos], bool),
-        # A client without examples has none to protect.
+        # A client without examples has nothing to protect.
         stddev=jnp.where((sizes[at] == size) | (size == 0), stddev, jnp.nan),
         expected=column([silo.expected for silo in silos], real),
     )

@@ -1,12 +1,11 @@
 r"""Local differential privacy: each client's message is private by itself, whoever reads it.
 
-ANY two values that one client may hold are neighbours (the local model has no other relation), so the sensitivity of a
-value clipped to a ball of radius b is 2 b. Clipping is part of each mechanism: a guarantee may not depend on data being
-in range with high probability.
+In the local model any two values of one client are neighbours, so a value clipped to a ball of radius b has sensitivity
+2 b. Clipping is part of each mechanism, because a guarantee must not depend on the data's range.
 
-The standard deviations are computed on the host, in float64. The mechanisms are pure JAX functions that jit and vmap.
-Each draws from a stream named by its key and parameters, so that messages of one client under two budgets, or clipped
-to two bounds, share no noise.
+Standard deviations are computed on the host in float64. The mechanisms are pure JAX functions that work under jit and
+vmap. Each draws from a random stream that depends on the key and on the mechanism's parameters. Therefore a client's
+messages under two budgets, or clipped to two bounds, share no noise.
 
 Implements: Ozkara et al. 2023, Definition 1.
 """
@@ -29,17 +28,17 @@ from jaxpfl.privacy.noise import add_gaussian
 def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -> float:
     r"""Analytic calibration: least standard deviation that makes a Gaussian mechanism (eps, delta)-DP.
 
-    With :math:`\sigma` in units of the sensitivity it solves
+    In units of the sensitivity, the standard deviation :math:`\sigma` solves
 
     .. math:: \Phi\Bigl(\frac{1}{2\sigma} - \epsilon\sigma\Bigr)
        - e^\epsilon \Phi\Bigl(-\frac{1}{2\sigma} - \epsilon\sigma\Bigr) = \delta
 
-    which is exact for every eps > 0, in any dimension. Reference: Balle and Wang 2018, Theorem 8; solved by
-    dp-accounting to a relative error of 1e-10 for eps >= 1e-4.
+    This is exact for every eps > 0, in any dimension (Balle and Wang 2018, Theorem 8). dp-accounting solves the
+    equation to a relative error of 1e-10 for eps >= 1e-4.
 
     Args:
-      epsilon, delta: guarantee of one message.
-      sensitivity: the largest L2 distance between two values; 2 b for local messages clipped to a norm of b.
+      epsilon, delta: guarantee for one message.
+      sensitivity: largest L2 distance between two values; 2 b for local messages clipped to norm b.
 
     Raises:
       JaxpflError: unless eps and the sensitivity are positive and finite, and delta is in (0, 1).
@@ -54,13 +53,13 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
 
 
 def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float:
-    r"""Classical calibration of a message in [-b, b], as in the paper, for comparison:
+    r"""Classical calibration for a message in [-b, b], as printed in the paper, for comparison:
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    It assumes a sensitivity of 2 b, and is sound in one dimension and for eps < 1 only: for each coordinate of a vector
-    it is too small, and for larger eps it is unproven. `analytic_gaussian_stddev` with a sensitivity of 2 b is smaller
-    and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
+    It assumes a sensitivity of 2 b and is sound only in one dimension and for eps < 1. If each coordinate of a vector
+    gets this noise, it is too small; for larger eps it is unproven. `analytic_gaussian_stddev` with sensitivity 2 b is
+    smaller and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 
@@ -74,17 +73,19 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
 
 def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
-    """Gaussian mechanism: each entry of ``x`` clipped to [-b, b], plus N(0, stddev^2), unbiased for the clipped entry.
+    """Gaussian mechanism: clip each entry of ``x`` to [-b, b] and add N(0, stddev^2).
+
+    The result is unbiased for the clipped entry.
 
     Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP if ``stddev`` is
-    ``analytic_gaussian_stddev(eps, delta, 2 b)``, for every entry, even if not finite. A client that sends several
-    entries spends this for each; for a vector, clip its L2 norm instead.
+    ``analytic_gaussian_stddev(eps, delta, 2 b)``, even if the entry is not finite. A client that sends several entries
+    spends (eps, delta) for each of them. For a vector, clip its L2 norm instead.
 
     Implements: Ozkara et al. 2023, equations (24) to (26).
 
     Args:
-      x: any shape, floating.
-      bound: b, positive.
+      x: values to send, with any shape and a floating type.
+      bound: bound b, positive.
       stddev: standard deviation of the noise.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -94,23 +95,23 @@ def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
 
 
 def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
-    r"""One-bit mechanism: each entry x of ``x``, clipped to [-b, b], becomes one of two values whose mean is x:
+    r"""One-bit mechanism: replace each entry x, clipped to [-b, b], by one of two values with expectation x:
 
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
        P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
-    Its variance, :math:`b^2 c^2 - x^2`, is below the Gaussian mechanism's, and it takes one bit.
+    A message takes one bit. Its variance, :math:`b^2 c^2 - x^2`, is smaller than under the Gaussian mechanism.
 
-    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, for every entry, even if not finite: over
-    all inputs the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
-    e^eps. The drawn probabilities are multiples of 2^-23 in float32 (2^-52 in float64); the smaller of the two is
-    rounded up to the next, so that no rounding raises the ratio, and is never zero: for eps above 15.9 (36 in float64)
-    a message is as private as at that eps. A client that sends several entries spends eps for each.
+    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, even if the entry is not finite. Over all
+    inputs, the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
+    e^eps. The sampled probabilities are multiples of 2^-23 in float32 (2^-52 in float64). The smaller of the two
+    probabilities is rounded up, so rounding never raises the ratio, and it is never zero. For eps above 15.9 (36 in
+    float64) a message is therefore as private as at that eps. A client that sends several entries spends eps for each.
 
     Args:
-      x: any shape, floating.
-      bound: b, positive.
-      epsilon: eps of one message, positive; may be traced.
+      x: values to send, with any shape and a floating type.
+      bound: bound b, positive.
+      epsilon: eps for one message, positive; may be traced.
 
     Returns:
       The messages, with the shape and type of ``x``.
@@ -122,22 +123,22 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of the paper: each entry x, clipped to [0, 1], becomes one of two values with mean x:
+    r"""Message (7) of the paper: replace each entry x, clipped to [0, 1], by one of two values with expectation x:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad
        \text{else } \frac{e^\epsilon}{e^\epsilon - 1}
 
-    It is `one_bit` of 2 x - 1 on [-1, 1], mapped back. NaN counts as 1/2.
+    This is `one_bit` for 2 x - 1 with b = 1, mapped back to [0, 1]. NaN counts as 1/2.
 
-    Formal guarantees: the same as for `one_bit`.
+    Formal guarantees: as for `one_bit`.
 
     Implements: Ozkara et al. 2023, equation (7); Ozkara et al. 2023, Remark 6;
       Ozkara et al. 2023, equations (33) to (36).
 
     Args:
-      x: any shape, floating.
-      epsilon: eps of one message, positive; may be traced.
+      x: values to send, with any shape and a floating type.
+      epsilon: eps for one message, positive; may be traced.
 
     Reference: Ozkara et al. 2023, section 2 (7) and Theorem 4.
     """
@@ -146,17 +147,17 @@ def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
 
 
 def bounded(x: Array, bound: Scalar) -> Array:
-    """``x`` clipped to [-b, b] entry by entry; NaN becomes zero."""
+    """Clip each entry of ``x`` to [-b, b]; NaN becomes zero."""
     return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -bound, bound)
 
 
 def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
-    """True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
+    """Draw True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
 
-    The less probable outcome is drawn as ``uniform <= p``: uniforms are multiples of the generator's step, so its
-    probability is the next multiple above p, but never above one half. If p underflows to zero, as a sigmoid does at
-    eps 88, one step remains. Written as a convex combination, p is accurate to its last bits for large eps too, unlike
-    1 - tanh.
+    The less probable outcome, with probability p, is drawn if ``uniform <= p``. Uniforms are multiples of the
+    generator's step, so the sampled probability is the next multiple above p, but never above one half. If p underflows
+    to zero, as a sigmoid does at eps 88, the sampled probability is one step. p is a convex combination because
+    1 - tanh would lose its last bits for large eps.
     """
     noise.enter("a client's bit", key, x.size, jnp.nan)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
