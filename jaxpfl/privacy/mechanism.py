@@ -1,13 +1,13 @@
 r"""Mechanism of user-level differential privacy: its settings, its clipping and noise, and its seed.
 
-With noise in every step, each gradient of an uploaded quantity is clipped and noised before the client's step:
+With noise in every step, each gradient of an uploaded quantity is clipped and gets noise before the client's step:
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
 
-Formal guarantees: tau such steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`, not the
-paper's :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states; the accountant uses
-provable bounds alone. Clipping and noise once at the end of the round, the default of `Mechanism`, are more effective.
+Formal guarantees: tau such steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`. The paper
+assumes :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states. The accountant uses only
+provable bounds. The default of `Mechanism`, clipping and noise once at the end of the round, is more effective.
 """
 
 from __future__ import annotations
@@ -46,36 +46,37 @@ class NoiseSettings:
     One number, or one for each run.
     """
     clipping_norm: float | tuple[float, ...] = setting(1.0, text=float)
-    """Clipping norm C (L2) of each upload as a whole (parameters, psi, ...); the initial one if it adapts.
+    """Clipping norm C (L2) for each upload as a whole (parameters, psi, ...); the initial norm if it adapts.
 
     One number, or one for each run.
     """
     noise: Literal["central", "distributed", "per_step", "banded"] = setting("central", text=str)
-    """Where noise is added: central (by the server, to the sum), distributed (by each client its share, of variance
-    z^2 C^2 / min_uploads, as under secure aggregation), per_step (by each client in every local step, as DP-AdaPeD
-    is printed; norms and noise then apply to a step) or banded (by the server, correlated with earlier rounds' noise,
-    so that much of it cancels; clients take turns)."""
+    """Where noise is added: central (the server adds it to the sum), distributed (each client adds a share with
+    variance z^2 C^2 / min_uploads, as under secure aggregation), per_step (each client adds it in every local step, as
+    printed for DP-AdaPeD; norms and noise then apply to a step) or banded (the server adds noise correlated with
+    earlier rounds' noise, so that much of it cancels; clients take turns)."""
     min_uploads: int | None = setting(None)
-    """Least number of uploads for a round to release anything, public, where the clients add the noise; for per_step
+    """If the clients add the noise: the least number of uploads for a round to release anything, public; for per_step
     the expected cohort unless given."""
     quantile: float | None = setting(None)
-    """Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021): each client also reports
-    whether its norm was below it; the cost of that count is part of the noise multiplier."""
+    """Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021). Each client also reports
+    whether its upload's norm is below the clipping norm; the noise multiplier includes the cost of this count."""
     quantile_lr: float = setting(0.2)
-    """Rate of the clipping norm's geometric steps."""
+    """Learning rate of the adaptive clipping norm; its steps are multiplicative."""
     count_stddev: float | None = setting(None)
-    """Standard deviation of the noise on the number of uploads below the clipping norm; a PrivacyConfig takes cohort
-    / 20 unless given, or the noise multiplier if that is more."""
+    """Standard deviation of the noise on the number of uploads below the clipping norm; for a PrivacyConfig the larger
+    of cohort / 20 and the noise multiplier unless given."""
     scale_clipping_norm: float | None = setting(None)
-    """For per_step: the clipping norm of psi's gradient; clipping_norm unless given."""
+    """For per_step: the clipping norm for psi's gradient; clipping_norm unless given."""
     joint: bool = setting(False)
     """For per_step: clip and noise the gradients of parameters and psi as one vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
-    """Source of cohorts and noise: run (its seed and all its settings, so that it can be repeated), or secret (the
-    operating system; only the run's state and checkpoints hold it, until the run ends), for a model to be published."""
+    """Source of the randomness of cohorts and noise: run (the seed and all settings of the run, so that it can be
+    repeated) or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
+    run ends). Use secret for a model that you publish."""
     bands: int | None = setting(None, unless_given="the cycle of the cohorts unless given")
-    """For banded: bands b of the matrix whose inverse correlates the noise, at most the rounds from one turn of a
-    client to the next. The server's state holds b - 1 models of noise."""
+    """For banded: number of bands b of the matrix whose inverse correlates the noise, at most the number of rounds
+    from one turn of a client to the next. The server's state contains b - 1 noise vectors as large as the upload."""
 
 
 _released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released while an update is traced")
@@ -83,7 +84,7 @@ _released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released w
 
 @contextmanager
 def released_gradients() -> Iterator[list[PyTree]]:
-    """Collect the gradients to which noise is added while a block is traced."""
+    """Collect the gradients to which noise is added while the block is traced."""
     token = _released_gradients.set(gradients := [])
     try:
         yield gradients
@@ -93,14 +94,15 @@ def released_gradients() -> Iterator[list[PyTree]]:
 
 @dataclass(frozen=True)
 class StepNoise:
-    """Clipping norms and standard deviations of one local step.
+    """Clipping norms and standard deviations of the noise in one local step.
 
     Reference: Ozkara et al. 2023, section 3.3; Ozkara et al. 2022, Figure 2.
 
     Attributes:
-      clipping_norm, stddev: C_1 and sigma_1, of the gradient of the uploaded parameters.
-      scale_clipping_norm, scale_stddev: C_2 and sigma_2, of the gradient of an uploaded scale such as psi.
-      joint: clip and noise both gradients as one vector, with C_1 and sigma_1 (the 2022 text's experiments).
+      clipping_norm, stddev: C_1 and sigma_1, for the gradient of the uploaded parameters.
+      scale_clipping_norm, scale_stddev: C_2 and sigma_2, for the gradient of an uploaded scale such as psi.
+      joint: whether to clip both gradients as one vector and add noise to it, with C_1 and sigma_1, as in the
+        experiments of the 2022 text.
     """
 
     clipping_norm: float
@@ -110,12 +112,12 @@ class StepNoise:
     joint: bool = False
 
     def release_gradient(self, key: Key, gradient: PyTree) -> PyTree:
-        """Clipped and noised gradient of the parameters; ``key`` is the key of the step."""
-        _released_gradients.get([]).append(gradient)  # outside a private sum nobody reads it
+        """Clip the parameters' gradient and add noise to it; ``key`` is the step's key."""
+        _released_gradients.get([]).append(gradient)  # outside `released_gradients` this list is discarded
         return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev, "a step")
 
     def release_scale(self, key: Key, gradient: Array) -> Array:
-        """Clipped and noised gradient of a scale such as psi, []."""
+        """Clip the gradient of a scale such as psi, [], and add noise to it; ``key`` is the step's key."""
         own = stream(key, Purpose.SCALE_NOISE)
         return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev, "a step of psi")
 
@@ -123,26 +125,26 @@ class StepNoise:
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float, protects: str) -> PyTree:
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
-            # Rounding to a narrow type would remove a client's share of the noise.
+            # Rounding to a narrow type could remove a client's share of the noise.
             raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: use central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
     return add_gaussian(key, clipped, stddev, protects)
 
 
 _LEAST_STDDEV = 1e-30
-"""Least standard deviation whose lattice single precision can represent, with shares of a million clients."""
+"""Least standard deviation of noise: float32 can represent the lattice of a share of it among a million clients."""
 
 
 @documents_itself
 @dataclass(frozen=True)
 class Mechanism(NoiseSettings):
-    """A privacy mechanism: clipping and noise.
+    """Privacy mechanism: clipping and noise.
 
     Implements: Ozkara et al. 2023, section 3.3.
     Reference: Ozkara et al. 2022, Figure 3.
 
     Raises:
-      JaxpflError: for a value out of range, or adaptive clipping without central noise.
+      JaxpflError: for a value out of range, or for a combination of settings that is not supported.
 
     Examples:
       >>> from jaxpfl import participation, privacy
@@ -153,9 +155,9 @@ class Mechanism(NoiseSettings):
     """
 
     noise_multiplier: float | tuple[float, ...] = field(metadata=about())
-    """z; 0 clips only. One number, or one for each run."""
+    """Noise multiplier z; 0 clips only. One number, or one for each run."""
     coefficients: tuple[float, ...] | None = field(default=None, metadata=about())
-    """For banded: the diagonals of C, of norm 1; the best ones for the run's rounds unless given."""
+    """For banded: coefficients c of C, with norm 1; unless given, the optimal ones for the run's rounds."""
 
     def __post_init__(self) -> None:
         if self.noise_seed not in NOISE_SEEDS:
@@ -214,7 +216,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """The sum's noise over C for which sum and count together are as private as z (Andrew et al., Theorem 1)."""
+        """Noise multiplier of the sum alone, such that sum and count together have z (Andrew et al., Theorem 1)."""
         z = np.asarray(self.noise_multiplier, float)
         if self.quantile is None:
             return z
@@ -222,17 +224,17 @@ class Mechanism(NoiseSettings):
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
 
     def least_uploads(self, expected_cohort: float) -> int:
-        """K_min, the number of uploads that a round needs for its sum to be released; 0 if there is no minimum."""
+        """Least number of uploads K_min for a round to release its sum; 0 if there is no minimum."""
         if self.server_adds:
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 
     @property
     def stream(self) -> NoiseStream | None:
-        """Noise stream, whose name differs between mechanisms; None without noise.
+        """Noise stream, with a name that differs between mechanisms; None without noise.
 
-        Values that may differ from run to run (the noise multiplier and the clipping norm, unless noise is added in
-        every step) are left out of the name, because they are hyper-parameters.
+        The name omits the noise multiplier and the clipping norm, unless noise is added in every step: they are
+        hyper-parameters, which may differ between runs of one program.
         """
         if not np.any(self.noise_multiplier):
             return None
@@ -245,7 +247,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def step_noise(self) -> StepNoise | None:
-        """Noise of local steps, for `LocalWork`; None unless noise is added in every step."""
+        """Noise in local steps, for `LocalWork`; None unless noise is added in every step."""
         if self.noise != "per_step":
             return None
         z, c1 = float(np.asarray(self.noise_multiplier)), float(np.asarray(self.clipping_norm))

@@ -1,24 +1,25 @@
-r"""Clipping, which bounds the sensitivity of a release, and the noise: Gaussian and Laplace, complete in their tails.
+r"""Clipping, which bounds the sensitivity of a release, and Gaussian and Laplace noise with complete tails.
 
-Tails. A standard normal draw by inversion of one float32 uniform ends at 5.42 standard deviations, and a value beyond
-would identify a user. Here a pair of draws has the radius and the angle of a point (Box and Muller 1958),
+**Tails.** A standard normal drawn by inversion of one float32 uniform never exceeds 5.42 standard deviations, so a
+larger value in a release would identify a user. Here two draws are the coordinates of a point with random radius and
+angle (Box and Muller 1958):
 
 .. math:: (x, y) = \sqrt{2 E} \, (\cos \theta, \sin \theta), \qquad E = -\log U
 
-with U of 64 random bits, of which the upper 32 are redrawn while they are zero, with :math:`32 \log 2` added to E each
-time: an exponential variable is memoryless, so that this is its distribution at any depth. No tail is truncated;
-probabilities of 1e-12 (7.03 deviations) and of 1e-100 alike are accurate to a relative 1e-5 in float32.
+U has 64 random bits. While its upper 32 bits are zero they are redrawn, and each time :math:`32 \log 2` is added to E.
+An exponential variable is memoryless, so E has the right distribution at any depth. No tail is truncated:
+probabilities of 1e-12 (7.03 standard deviations) and even of 1e-100 have a relative error of at most 1e-5 in float32.
 
-Lattice. The last bits of a floating-point sum depend on its terms: a value near zero may have digits that other inputs
-cannot produce (Mironov 2012, "On significance of the least significant bits for differential privacy").
-So `add_gaussian` and `add_laplace` round their result to multiples of a power of two near :math:`2^{-9}` standard
-deviations (:math:`2^{-24}` in float64), which depends on the public scale of the noise alone. Rounding is
-post-processing; each lattice point collects thousands of floats for any input, which hides the grid of the draws as a
-sum of several draws does (Holohan and Braghin 2021, "Secure random sampling in differential privacy"). It is not proved
-that each of those floats occurs with its exact probability, only that they are many.
+**Lattice.** The last bits of a floating-point sum depend on its terms, so a value near zero may have digits that other
+inputs cannot produce (Mironov 2012, "On significance of the least significant bits for differential privacy").
+Therefore `add_gaussian`, `add_banded` and `add_laplace` round their result to multiples of a power of two near
+:math:`2^{-9}` standard deviations (:math:`2^{-24}` in float64). This step depends only on the public scale of the
+noise, and rounding is post-processing. For any input thousands of floats are rounded to the same lattice point, which
+hides the grid of the draws as a sum of several draws does (Holohan and Braghin 2021, "Secure random sampling in
+differential privacy"). It is not proved that each of these floats occurs with its exact probability.
 
-The generator is JAX's, counter-based: reproducible, but not cryptographic. Anyone who knows the key can subtract the
-noise: it is for simulation.
+The generator is JAX's counter-based generator, which is reproducible but not cryptographic. The noise is for
+simulation: anyone who knows the key can subtract it.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Key, PyTree, Scalar
 
 _FAR = 4.0
-"""Ratio of clipping norm and upload norms, either way, beyond which a run remarks on it."""
+"""Factor between clipping norm and upload norms, in either direction, above which a run prints a remark."""
 _FEW = 100
-"""Number of clients below which the noise for a whole client is large against the sum of their uploads."""
+"""Number of clients below which user-level noise is large relative to the sum of the uploads."""
 
 
 def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
-    r"""Scale a tree down to an L2 norm of at most C, over all its leaves together.
+    r"""Scale a tree down to an L2 norm of at most C over all leaves together.
 
     .. math:: x \min(1, C / \|x\|_2)
 
-    Formal guarantees: whatever the input, the result is finite and its norm is at most C (up to the rounding of the
-    norm, a relative 1e-6 in float32). A tree with an entry that is not finite becomes zero; finite entries whose
-    squares overflow do not.
+    Formal guarantees: whatever the input, the result is finite and its norm is at most C, up to rounding of the norm
+    (a relative 1e-6 in float32). A tree with an entry that is not finite becomes zero. A tree of finite entries whose
+    squares overflow is clipped like any other.
 
     Args:
-      tree: floating-point leaves; types narrower than float32 are widened to it first, as otherwise the norm before
-        and after scaling would have a relative error of 1e-2.
-      clipping_norm: C, positive.
+      tree: tree of floating-point leaves. Leaves narrower than float32 are widened to float32 first, because their norm
+        would have a relative error of 1e-2.
+      clipping_norm: clipping norm C, positive.
 
     Returns:
-      The clipped tree, and the norm before, [] (0 for a tree without leaves; not finite if an entry is not).
+      The clipped tree, and the norm before clipping, [] (0 for a tree without leaves; not finite if an entry is not).
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -67,7 +68,7 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     size = norm(tree)
     scale = jnp.where(size > clipping_norm, clipping_norm / size, 1)
     finite = trees.all_finite(tree)
-    # Selected, not multiplied: zero times a non-finite number is NaN.
+    # Select zeros instead of multiplying by zero: zero times a non-finite number is NaN.
     return jax.tree.map(lambda a: jnp.where(finite, a * scale, 0).astype(a.dtype), tree), size
 
 
@@ -75,18 +76,21 @@ def norm(tree: PyTree) -> Array:
     """L2 norm over all leaves, [], without overflow of the squares (as in BLAS's nrm2)."""
     vectors = trees.pack(tree).vectors
     peak = jnp.stack([jnp.abs(v).max(initial=0) for v in vectors]).max()
-    # By the root twice: the reciprocal of a peak beyond 1e38 is flushed to zero, and the norm would be too small.
+    # Multiply by 1 / sqrt(peak) twice: 1 / peak is flushed to zero for a peak above 1e38, and the norm would be 0.
     shrink = 1 / jnp.sqrt(jnp.where(peak > 0, peak, 1))
     return peak * jnp.sqrt(sum(((v * shrink * shrink) ** 2).sum() for v in vectors))
 
 
 def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
-    """Remark on a fixed clipping norm that is over four times the norm of uploads, or under a quarter, in every run.
+    """Remark on a fixed clipping norm that is over four times the uploads' norm, or under a quarter, in every run.
 
     Args:
-      norms: norms of uploads before clipping, means over the cohort of a round, [S, rounds].
-      limits: clipping norms C, [S, rounds].
-      clients: m.
+      norms: norms of the uploads before clipping, averaged over a round's cohort, [S runs, rounds].
+      limits: clipping norms C, [S runs, rounds].
+      clients: number of clients m.
+
+    Returns:
+      The remark; None if the clipping norm adapts, or if it suits the uploads of at least one run.
     """
     if np.ptp(limits, axis=1).any():  # it adapts
         return None
@@ -104,13 +108,13 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
 
 
 class Draw(NamedTuple):
-    """A draw of noise, as a program made it.
+    """Record of one draw of noise by a program.
 
     Attributes:
-      protects: what is released under the noise, as the place that draws it says.
+      protects: name of the quantity that is released under the noise.
       key: key data of the draw.
-      entries: number of entries of the noise; leaves of one type are one draw.
-      stddev: standard deviation of an entry; of Laplace noise, its scale.
+      entries: number of entries drawn; leaves of the same type share one draw.
+      stddev: standard deviation of an entry; for Laplace noise, the scale.
     """
 
     protects: str
@@ -125,14 +129,14 @@ _one_ledger = threading.Lock()
 
 @contextmanager
 def record() -> Iterator[list[Draw]]:
-    """Enter every draw of noise in a list, while the block runs.
+    """Record every draw of noise in a list while the block runs.
 
-    Programs are compiled for the block, as those that record are other programs. Draws of clients whose results are
-    discarded are entered too: padding that makes cohorts even on several devices, branches that are not taken. Rounds
-    of several processes are entered in the process that runs them.
+    Programs are compiled again for the block, because a program that records differs from one that does not. Draws for
+    discarded results are recorded too, for example for clients that pad a cohort on several devices and in branches
+    that are not taken. With several processes, each process records the rounds that it runs.
 
     Raises:
-      RuntimeError: within another such block.
+      RuntimeError: if another such block is active.
 
     Example::
 
@@ -145,7 +149,7 @@ def record() -> Iterator[list[Draw]]:
         raise RuntimeError("privacy.record() is already active: leave its block before you enter another")
     try:
         _ledger = []
-        with set_xla_metadata(records_draws=1):  # a part of the key under which JAX keeps a traced function
+        with set_xla_metadata(records_draws=1):  # part of JAX's cache key, so functions are traced anew
             yield _ledger
         jax.effects_barrier()
     finally:
@@ -154,24 +158,24 @@ def record() -> Iterator[list[Draw]]:
 
 
 def recording() -> bool:
-    """True while draws are entered; a program that is traced depends on it."""
+    """True while draws are recorded; a program traced at that time includes the recording."""
     return _ledger is not None
 
 
 def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
-    """Enter a draw in the list of `record`, if there is one, whenever the program that is being traced makes it.
+    """Make the program that is being traced append a draw to the list of `record`, if a block is active.
 
     Args:
-      protects: what is released under the draw.
-      key: its key, []; in a vectorised program one for each draw.
+      protects: name of the quantity that is released under the draw.
+      key: key of the draw, []; in a vectorised program one key for each draw.
       entries: number of entries.
-      stddev: [], standard deviation; NaN for a choice, as of randomised response.
+      stddev: standard deviation, []; NaN for a random choice, as in randomised response.
     """
     if not recording():
         return
 
     def append(data: np.ndarray, stddev: np.ndarray) -> None:
-        if _ledger is not None:  # the list of the block in which the program runs, not of the one that traced it
+        if _ledger is not None:  # read at run time: the program may run in a later block than the one that traced it
             _ledger.append(Draw(protects, tuple(np.asarray(data).tolist()), entries, float(stddev)))
 
     jax.debug.callback(append, jax.random.key_data(key), jnp.asarray(stddev))
@@ -187,13 +191,16 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
     """Independent N(0, stddev^2) noise for every entry of a tree.
 
     Args:
-      stddev: [], of every entry.
-      protects: what is released under the noise, for `record`.
+      key: key of the draw.
+      like: tree with the shapes and types of the noise.
+      stddev: standard deviation of every entry, [].
+      protects: name of the quantity that is released under the noise, for `record`.
 
     Returns:
-      Leaves of float32 or float64: narrower types, which represent neither tails nor lattice, are widened.
+      Tree with leaves in float32 or float64; narrower types are widened, because they represent neither the tails nor
+      the lattice.
     """
-    with trees.leaves_apart(False):  # the noise of an entry depends on its place in the vector
+    with trees.leaves_apart(False):  # an entry's noise depends on its index in the packed vector, which must not change
         packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))
     keys = jax.random.split(key, max(len(packed.vectors), 1))
     for k, v in zip(keys, packed.vectors, strict=False):
@@ -206,14 +213,16 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
 
 
 def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTree:
-    """Add N(0, stddev^2) noise to every entry of a tree, rounded to the lattice of its scale.
+    """Add N(0, stddev^2) noise to every entry of a tree, and round to the lattice for this scale.
 
     Args:
-      stddev: [], of every entry; 0 returns the tree unchanged.
-      protects: argument of `gaussian`.
+      key: key of the draw.
+      tree: tree to which the noise is added.
+      stddev: standard deviation of every entry, []; 0 leaves the values unchanged.
+      protects: name of the quantity that is released, for `record`.
 
     Returns:
-      Leaves of the types that `gaussian` returns.
+      The noisy tree, with leaves in float32 or float64 as in `gaussian`.
     """
     noisy = jax.tree.map(jnp.add, tree, gaussian(key, tree, stddev, protects))
     return jax.tree.map(lambda a: _on_lattice(a, stddev), noisy)
@@ -222,18 +231,21 @@ def add_gaussian(key: Key, tree: PyTree, stddev: Scalar, protects: str) -> PyTre
 def add_banded(
     key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree, protects: str
 ) -> tuple[PyTree, PyTree]:
-    r"""Add a round's noise of a banded factorisation (`privacy.descriptions`), rounded to its lattice.
+    r"""Add a round's noise from a banded factorisation (`privacy.descriptions`), and round to the lattice for s:
 
     .. math:: z_t = \frac{1}{c_0} \Bigl( Z_t - \sum_{j=1}^{b-1} c_j z_{t-j} \Bigr), \qquad Z_t \sim N(0, s^2 I)
 
     Args:
-      stddev: s, [].
-      coefficients: c.
-      past: :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the first.
-      protects: argument of `gaussian`.
+      key: key of the draw.
+      tree: tree to which the noise is added.
+      stddev: standard deviation s of the entries of Z, [].
+      coefficients: coefficients c.
+      past: noise of earlier rounds :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the
+        first.
+      protects: name of the quantity that is released, for `record`.
 
     Returns:
-      The noisy tree, and ``past`` of the next round.
+      The noisy tree, and ``past`` for the next round.
     """
     first, *rest = coefficients
 
@@ -247,12 +259,13 @@ def add_banded(
 
 
 def add_laplace(key: Key, x: Array, scale: Scalar, protects: str) -> Array:
-    """Add Laplace noise of density ``exp(-|t| / scale) / (2 scale)`` to ``x``, rounded to the lattice of its scale.
+    """Add Laplace noise with density ``exp(-|t| / scale) / (2 scale)``, and round to the lattice for this scale.
 
     Args:
-      x: float32 or float64.
-      scale: [], positive.
-      protects: argument of `gaussian`.
+      key: key of the draw.
+      x: values in float32 or float64.
+      scale: scale of the noise, [], positive.
+      protects: name of the quantity that is released, for `record`.
     """
     enter(protects, key, x.size, scale)
     of_size, of_sign = jax.random.split(key)
@@ -262,7 +275,7 @@ def add_laplace(key: Key, x: Array, scale: Scalar, protects: str) -> Array:
 
 
 def standard_normal(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Independent N(0, 1) draws with complete tails, from 1.5 random words each; ``dtype`` is float32 or float64."""
+    """Draw independent N(0, 1) values with complete tails; ``dtype`` is float32 or float64."""
     size = math.prod(shape)
     half = (-(-size // 2),)
     of_radius, of_angle = jax.random.split(key)
@@ -273,7 +286,7 @@ def standard_normal(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) 
 
 
 def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Independent exponential variables of mean 1, accurate to a few units in the last place at both ends.
+    """Draw independent exponential values with mean 1, accurate to a few units in the last place in both tails.
 
     ``dtype`` is float32 or float64.
     """
@@ -286,10 +299,10 @@ def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> A
         more = bits(jax.random.fold_in(of_more, nth), shape)
         return nth + 1, jnp.where(again, more, high), depth + again
 
-    # A word is zero once in 2^32 draws, so that this loop hardly ever runs.
+    # A word is zero once in 2^32 draws, so this loop almost never runs.
     start = jnp.int32(0), high, jnp.zeros(shape, jnp.int32)
     _, high, depth = jax.lax.while_loop(lambda at: (at[1] == 0).any(), deeper, start)
-    # Above one half U is represented by its distance from 1, the complement of the bits.
+    # Above one half, U is represented by 1 - U (the complement of the bits), for accuracy near 1.
     above = high >= _HALF
     high, low = (jnp.where(above, ~word, word).astype(dtype) for word in (high, low))
     u = (high + (low + 0.5) * 2.0**-_WORD) * 2.0**-_WORD
@@ -297,17 +310,17 @@ def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> A
 
 
 def bits(key: Key, shape: tuple[int, ...]) -> Array:
-    """32 random bits per entry. All randomness of releases comes from here and from `uniform`."""
+    """Draw 32 random bits per entry. All randomness in releases comes from this function and from `uniform`."""
     return jax.random.bits(key, shape, jnp.uint32)
 
 
 def uniform(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Uniform on [0, 1), multiples of 2^-23 (2^-52 in float64): for choices, not for noise."""
+    """Draw multiples of 2^-23 (2^-52 in float64), uniform on [0, 1); for random choices, not for noise."""
     return jax.random.uniform(key, shape, dtype)
 
 
 def _on_lattice(x: Array, scale: Scalar) -> Array:
-    """Round ``x`` to the lattice of noise of this scale; unchanged without noise, or if it cannot be scaled."""
+    """Round ``x`` to the lattice for noise with this scale; unchanged without noise, or if ``x / step`` overflows."""
     scale = jnp.asarray(scale, x.dtype)
     step = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(scale)[1] - 1 - _LATTICE[x.dtype])
     steps = jnp.round(x / step)
