@@ -1,4 +1,4 @@
-"""Privacy settings of a run: a budget, to which the noise is calibrated, or the noise itself."""
+"""Privacy settings of a run: a budget for which the noise is calibrated, or the noise itself."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _EXAMPLE_LEVEL = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "nois
 @dataclass(frozen=True)
 class _Budget:
     epsilon: float | None = setting(None)
-    """Budget of the whole run: the noise is calibrated to it. Needs delta."""
+    """Budget for the whole run, for which the noise is calibrated. Needs delta."""
     delta: float | None = setting(None)
-    """delta of the claim; well below 1 / clients."""
+    """delta of the claim; choose it well below 1 / clients."""
 
 
 @documents_itself
@@ -35,22 +35,22 @@ class PrivacyConfig(NoiseSettings, _Budget):
     """Differential privacy of users or of examples; off unless epsilon or noise_multiplier is given."""
 
     unit: Literal["user", "example"] = setting("user", text=str)
-    """Unit of privacy: user (a client with all its examples, against the server's observers) or example (of its
-    silo, against everyone outside the silo: DP-SGD in every client, with C the clipping norm of an example's
-    gradient, Poisson batches, and noise by the client's own number of examples)."""
+    """Unit of privacy: user (a client with all its examples, protected against observers of the server's releases) or
+    example (a single example, protected against everyone outside its silo: every client uses DP-SGD with Poisson
+    batches, clips each example's gradient to C, and adds noise that depends on its number of examples)."""
     accountant: Accountant = setting("pld", text=str)
-    """pld (privacy loss distributions), or rdp, which cohorts of a fixed size need."""
+    """pld (privacy loss distributions) or rdp (Renyi DP, for cohorts of a fixed size)."""
 
     @property
     def on(self) -> bool:
-        """True if uploads are private."""
+        """True if epsilon or noise_multiplier is given."""
         return self.epsilon is not None or self.noise_multiplier is not None
 
     def check(self) -> None:
-        """Refuse values that no run could have.
+        """Check for values that are invalid in every run.
 
         Raises:
-          JaxpflError: with the reason.
+          JaxpflError: for a value or a combination that is invalid; the message states the reason.
         """
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise JaxpflError("give privacy.epsilon or privacy.noise_multiplier, not both")
@@ -82,22 +82,22 @@ class PrivacyConfig(NoiseSettings, _Budget):
 
     @property
     def is_example_level(self) -> bool:
-        """True if single examples are protected in their silos; else users, in their uploads."""
+        """True if single examples are protected; False if users are."""
         return self.unit == "example"
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
-        """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.
+        """Build the user-level mechanism, calibrated if a budget is given; None without privacy.
 
         Args:
-          participation: draw of every round's cohort.
-          of_run: the other arguments of `plan_of`, from the method's run.
+          participation: sampling scheme for every round's cohort.
+          of_run: other arguments of `plan_of`, which depend on the method and the run.
 
         Raises:
-          JaxpflError: for a run that cannot be accounted, and budgets that no noise can meet.
+          JaxpflError: for a run that cannot be accounted, and for a budget that no noise can meet.
         """
         if not self.on:
             return None
-        # Adaptation is added last: the noise is calibrated for the norm of the first round.
+        # z covers sum and count together, so it is calibrated without adaptive clipping. count_stddev may depend on z.
         given = dict[str, Any](vars(part_of(NoiseSettings, self)))
         given.update(quantile=None, quantile_lr=NoiseSettings.quantile_lr, count_stddev=None)
         z = self.noise_multiplier

@@ -1,15 +1,17 @@
-r"""User-level differential privacy for any method whose uploads are summed: a wrapper around its `Algorithm`.
+r"""User-level differential privacy for any method whose server sums the uploads: a wrapper around its `Algorithm`.
 
-In a round, client i's upload :math:`\Delta_i` (as a whole: parameters, psi, ...) is clipped, and the server receives
+In each round, client i's upload :math:`\Delta_i` (parameters, psi, ... together) is clipped. Instead of the mean over
+the cohort S, the server receives
 
 .. math:: \frac1D \Bigl( \sum_{i \in S} \Delta_i \min(1, C / \|\Delta_i\|_2) + N(0, z^2 C^2 I) \Bigr)
 
-in place of the mean, with a fixed public divisor D, the expected cohort. The method's server update is post-processing.
-The personalised models stay with their clients.
+The divisor D is fixed and public: the expected cohort size. The method's server update is post-processing. The
+personalised models stay with their clients.
 
-Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, whatever its data, even if not
-finite; so each round is a Gaussian mechanism with noise multiplier z. The guarantee of a run follows by accounting
-(`PrivacyPlan`). The training losses and accuracies that the simulator reports are not part of the release.
+Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, whatever the client's data,
+even if they are not finite. Each round is therefore a Gaussian mechanism with noise multiplier z. Accounting
+(`PrivacyPlan`) gives the guarantee for the run. The training losses and accuracies that the simulator reports are not
+part of the release.
 
 References: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models"; Andrew et al. 2021,
 "Differentially Private Learning with Adaptive Clipping".
@@ -51,7 +53,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class PrivateHyper:
-    """Hyper-parameters of a method and of its mechanism, all traced, so that they can be swept over runs."""
+    """Hyper-parameters of a method and its privacy mechanism, all traced so that they may differ between runs."""
 
     method: Any
     noise_multiplier: Scalar
@@ -59,7 +61,10 @@ class PrivateHyper:
 
 
 class Guarded(NamedTuple):
-    """Server state: the method's own, the current C if it adapts, and the last noise if it is banded (else nothing)."""
+    """Server state: the method's state, the current C if it adapts, and the noise of recent rounds if it is banded.
+
+    A part that does not apply is ``()``.
+    """
 
     state: PyTree
     clipping_norm: PyTree
@@ -71,14 +76,14 @@ _Changed: TypeAlias = Callable[[Message, PrivateHyper], PyTree]
 
 
 class _Sent(NamedTuple):
-    """Message to every client: the method's own, and the current C if it adapts."""
+    """Broadcast: the method's message, and the current C if it adapts."""
 
     shared: PyTree
     clipping_norm: PyTree
 
 
 class _Released(NamedTuple):
-    """Upload of a client: its clipped change; under adaptive clipping also 1/2 if its norm is below C, else -1/2."""
+    """Upload: a client's clipped change and, if C adapts, 1/2 if the change's norm is at most C, otherwise -1/2."""
 
     change: PyTree
     below: PyTree
@@ -89,36 +94,39 @@ def privatize(
 ) -> tuple[Algorithm, PrivateHyper]:
     """Wrap an algorithm and its hyper-parameters in a privacy mechanism.
 
-    The clipped quantity is a client's increment without its weight: all clients have the same weight. A client whose
-    work is not finite contributes zero (and its share of distributed noise), and counts as diverged.
+    The mechanism clips a client's upload divided by its weight, so all clients have the same weight. A client whose
+    state or upload is not finite contributes zero (plus its share of distributed noise) and counts as diverged.
 
-    Banded noise depends on the noise of the last b - 1 rounds, which the server's state holds, one model each: drawing
-    it anew would take all draws since the first round, as the inverse of a banded matrix is dense.
+    Banded noise depends on the noise of the last b - 1 rounds. The server's state contains this noise, because drawing
+    it again would take all draws since the first round: the inverse of a banded matrix is dense.
 
     Args:
       algorithm: the method's algorithm.
-      hp: its hyper-parameters.
-      mechanism: mechanism in every round; banded with its coefficients (`claim.planned`).
-      splits: splits of one client, as arrays or shapes; for the shapes of banded noise.
+      hp: the method's hyper-parameters.
+      mechanism: mechanism in every round; for banded noise with its coefficients (`claim.planned`).
+      splits: splits of one client, as arrays or shapes; required for banded noise, to determine its shapes.
+
+    Returns:
+      The private algorithm and its hyper-parameters.
 
     Raises:
-      JaxpflError: if the method's uploads are not summed or, when traced, have several weights, which would be a
-        release of their own.
+      JaxpflError: if the method's uploads are not summed. When traced, the result also raises it for uploads with
+        several weights, which would reveal what a client chose.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs summed uploads: the server of this method reads each upload")
-    if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
+    if mechanism.noise == "per_step":  # clients clip and add noise in every step: only the divisor is left
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
-    # The functions hold no number that is a hyper-parameter: one compiled program serves all values.
+    # Hyper-parameters are traced instead of stored in the functions, so that one compiled program serves all values.
     kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
     clients = tuple(_client(client, kind) for client in algorithm.clients)
     changed: _Changed | None = None
     if kind.noise == "banded":
         if kind.coefficients is None or splits is None:
             raise JaxpflError("banded noise needs coefficients (see privacy.claim.planned) and one client's splits")
-        # Other noise needs no shapes: functions that hold them would be recompiled for other data.
+        # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
     # Compressors skip the same entries as without privacy. Clipping skips none, as all of them are released.
@@ -134,7 +142,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
-        # Filled while this is traced: the claim counts a release in every step.
+        # The list is filled while the update is traced. The claim assumes that every local step adds noise.
         with released_gradients() as noisy:
             state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
         silent = not noisy and "the update never calls LocalWork.released"
@@ -143,7 +151,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
             raise JaxpflError("a private sum needs uploads of one weight: several reveal what a client chose")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
-        if mechanism.noise != "per_step":  # there the upload already holds the client's share of the noise
+        if mechanism.noise != "per_step":  # with per_step the upload already contains the client's noise
             change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
         below: PyTree = ()
         if mechanism.quantile is not None:
@@ -183,7 +191,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
         total = released.change
         norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
         sum_key, count_key = jax.random.split(stream(key, Purpose.RELEASE_NOISE))
-        # The number of participants is not public: a method's server uses the expected cohort.
+        # The number of participants is not public, so the method's server divides by the expected cohort size.
         divisor = jnp.asarray(ctx.expected_cohort)
         past = guarded.past
         if correlated:
@@ -196,10 +204,11 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
-        # Sum and noise are in float32 whatever the model's dtype; the server's state keeps its own.
+        # Sum and noise are at least float32; the server's state keeps the model's dtype.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if correlated:
-            # The engine would keep the whole old state, and lose a round's noise, on which the next round's rests.
+            # If the new state overflows, keep the old state but the new noise, on which the next round's noise depends.
+            # The engine would restore both.
             sound = trees.all_finite(state)
             state = trees.where(sound, state, guarded.state)
             metrics |= {"overflowed": (~sound).astype(jnp.float32)}
@@ -219,7 +228,7 @@ def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Se
 
 
 def _change(algorithm: Algorithm, splits: Splits, message: Message, hp: PrivateHyper) -> PyTree:
-    """Shapes and types of a client's clipped change, with its noise."""
+    """Shapes and types of a client's clipped change after noise is added."""
     client, zero, key = algorithm.clients[0], jnp.int32(0), jax.random.key(0)
     if message.per_client is not None:
         message = message._replace(per_client=jax.tree.map(lambda a: a[0], message.per_client))

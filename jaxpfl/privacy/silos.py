@@ -1,12 +1,13 @@
-r"""Example-level privacy of silos: the sampling, noise and accounting of each silo's DP-SGD.
+r"""Example-level privacy of silos: sampling, noise and accounting for DP-SGD in each silo.
 
-A silo is a client whose single examples are protected, against everyone outside it. With :math:`n_i` examples it draws
-a batch B for each gradient, every example with probability :math:`q_i = \min(b / n_i, 1)`, and steps along
+A silo is a client whose single examples are protected against everyone outside the silo. A silo with :math:`n_i`
+examples draws mini-batches B that contain each example with probability :math:`q_i = \min(b / n_i, 1)`, and uses the
+noisy gradient
 
 .. math:: \frac{1}{q_i n_i} \Bigl( \sum_{j \in B} g_j \min(1, C / \|g_j\|_2) + N(0, z_i^2 C^2 I) \Bigr)
 
-Each silo has its own rate, hence its own noise or its own epsilon. All that leaves a silo, and its personalised model,
-is made of such gradients and of what the server sent.
+The sampling rate differs between silos, so either the noise or epsilon differs too. A silo's uploads and its
+personalised model depend on its examples only through such gradients.
 
 References: Abadi et al. 2016, "Deep Learning with Differential Privacy"; Liu et al. 2022, "On Privacy and
 Personalization in Cross-Silo Federated Learning", https://arxiv.org/abs/2206.07902, section 3.
@@ -28,9 +29,9 @@ from jaxpfl.privacy.statement import Statement
 from jaxpfl.support.errors import JaxpflError
 
 WORD = 2**31
-"""Scores of a draw are whole numbers below this one, so that rates are exact multiples of its inverse."""
+"""Upper bound on the random integer scores that select examples; sampling rates are exact multiples of 1 / `WORD`."""
 _CLOSE, _TRIES = 0.997, 6
-"""Least share of the target that a silo's epsilon must reach, and number of tries to reach it from a neighbour's."""
+"""Least ratio of a silo's epsilon to the target, and number of attempts to reach it from a similar silo's noise."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,13 @@ class Silo:
     """Silos with the same number of examples.
 
     Attributes:
-      examples: n_i.
-      clients: the number of such silos.
-      threshold: an example is in a batch if its score is below; `WORD` for all examples.
-      per_round: batches in a round.
-      once: batches beside the rounds, for the personalised model.
-      noise_multiplier: z_i.
+      examples: number of examples n_i in each silo.
+      clients: number of such silos.
+      threshold: number below which an example's score must lie for the example to be in a batch; `WORD` to include all
+        examples.
+      per_round: mini-batches per round.
+      once: mini-batches in addition to those of the rounds, for the personalised model.
+      noise_multiplier: noise multiplier z_i.
     """
 
     examples: int
@@ -55,29 +57,30 @@ class Silo:
 
     @property
     def rate(self) -> float:
-        """q_i."""
+        """Sampling rate q_i."""
         return self.threshold / WORD
 
     @property
     def expected(self) -> float:
-        """Expected number of examples in a batch, the public divisor ``q_i n_i``."""
+        """Expected number of examples ``q_i n_i`` in a mini-batch, the public divisor."""
         return self.rate * self.examples
 
 
 @dataclass(frozen=True)
 class SiloMechanism:
-    """Clipping and noise of every gradient in every silo, and their accounting over R rounds.
+    """Clipping and noise for every gradient in every silo, and their accounting over R rounds.
 
-    The neighbouring relation is add-or-remove-one: a silo's data set with one example or without it. The silo's size,
-    rate and number of steps are public settings. A silo is counted as part of every round.
+    The neighbouring relation is add-or-remove-one: a silo's data set with or without one example. A silo's number of
+    examples, rate and number of steps count as public. The accounting assumes that a silo takes part in every round.
 
     Attributes:
-      silos: silos by number of examples, ascending.
-      clipping_norm: C, of each example's gradient.
-      slots: examples that a batch has room for. A larger draw is cut to a random subset, which is accounted.
-      releases: gradients of one batch.
-      rounds: R.
-      noise_seed: ``run`` or ``secret``.
+      silos: silos grouped by number of examples, in ascending order.
+      clipping_norm: clipping norm C for each example's gradient.
+      slots: largest number of examples in a mini-batch. A larger draw is cut to a random subset, which the accounting
+        includes.
+      releases: gradients per mini-batch.
+      rounds: number of rounds R.
+      noise_seed: source of the noise, ``run`` or ``secret``.
     """
 
     silos: tuple[Silo, ...]
@@ -89,16 +92,16 @@ class SiloMechanism:
 
     @property
     def noise_multiplier(self) -> float:
-        """The largest z_i."""
+        """Largest noise multiplier z_i of any silo."""
         return max(silo.noise_multiplier for silo in self.silos)
 
     @property
     def default_accountant(self) -> Accountant:
-        """PLD: batches may be cut, for which RDP has no event."""
+        """PLD, because RDP does not support mini-batches that may be cut."""
         return "pld"
 
     def plan(self, silo: Silo) -> PrivacyPlan:
-        """The releases about one example of a silo in the whole run."""
+        """Privacy plan for one example of a silo over the whole run."""
         noise = CentralNoise(silo.noise_multiplier, self.clipping_norm, releases=self.releases)
         whole = silo.threshold == WORD
         cap = self.slots if self.slots < silo.examples else None
@@ -106,19 +109,19 @@ class SiloMechanism:
         return PrivacyPlan(noise, sampling, silo.per_round * self.rounds + silo.once)
 
     def epsilons(self, delta: float, accountant: Accountant = "pld") -> tuple[float, ...]:
-        """Epsilon of each of `silos` at this delta.
+        """Epsilon at this delta for each entry of `silos`.
 
         Raises:
-          JaxpflError: as `PrivacyPlan.epsilon`.
+          JaxpflError: as in `PrivacyPlan.epsilon`.
         """
         exclusions.check({"accountant": accountant_named(accountant), "unit": "example"})
         return _epsilons(self, delta, accountant)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
-        """Guarantee of the silo with the largest epsilon, and the epsilons of all.
+        """State the guarantee for the silos with the largest epsilon, and list the epsilons of all silos.
 
         Raises:
-          JaxpflError: as `epsilons`.
+          JaxpflError: as in `epsilons`.
         """
         found = self.epsilons(delta, accountant)
         worst = int(np.argmax(found))
@@ -151,10 +154,10 @@ class SiloMechanism:
         )
 
     def calibrated(self, epsilon: float, delta: float, accountant: Accountant = "pld") -> SiloMechanism:
-        """The same with noise in each silo by which its epsilon over the run is at most the target.
+        """Set each silo's noise so that its epsilon over the run is at most the target.
 
         Raises:
-          JaxpflError: for a target out of range, and as `PrivacyPlan.epsilon`.
+          JaxpflError: for a target out of range, and as in `PrivacyPlan.epsilon`.
         """
         return _calibrated(self, epsilon, delta, accountant)
 
@@ -172,21 +175,22 @@ def mechanism_of(
     noise_seed: str = "run",
     cuts: bool = True,
 ) -> SiloMechanism:
-    """Mechanism of silos with these numbers of examples.
+    """Build the mechanism for silos with these numbers of examples.
 
     Args:
-      sizes: [m]; a silo without examples has nothing to protect.
-      batch_size: b, the expected number of examples in a batch.
-      per_round, once: ``n_i -> number of batches``.
-      releases: gradients of one batch.
-      rounds: R.
-      clipping_norm: C.
-      noise_multiplier: z of all silos; 0 clips only.
-      noise_seed: ``run`` or ``secret``.
-      cuts: whether a batch may be cut, at most once in 10^6 draws, for which RDP has no event.
+      sizes: number of examples in each silo, [m]; silos without examples are left out.
+      batch_size: expected number of examples b in a mini-batch.
+      per_round: function from n_i to the number of mini-batches in a round.
+      once: function from n_i to the number of mini-batches in addition to those of the rounds.
+      releases: gradients per mini-batch.
+      rounds: number of rounds R.
+      clipping_norm: clipping norm C.
+      noise_multiplier: noise multiplier z for all silos; 0 clips only.
+      noise_seed: source of the noise, ``run`` or ``secret``.
+      cuts: whether a mini-batch may be cut, with a probability below 1e-6 per draw; RDP does not support this.
 
     Raises:
-      JaxpflError: for values out of range, and where no silo has an example.
+      JaxpflError: for values out of range, and if no silo has an example.
     """
     checks.count("rounds", rounds)
     checks.count("batch size", batch_size)
@@ -234,9 +238,10 @@ def _calibrated(mechanism: SiloMechanism, epsilon: float, delta: float, accounta
 def _near(
     mechanism: SiloMechanism, silo: Silo, like: Silo, epsilon: float, delta: float, accountant: Accountant
 ) -> float | None:
-    """Noise multiplier for a silo, with an epsilon just below the target, from a silo of nearly the same size.
+    """Noise multiplier with an epsilon just below the target, extrapolated from a silo of similar size.
 
-    Silos have many sizes, and a separate calibration for each would take minutes. None where a few tries fail.
+    Silos may have many sizes, and a separate calibration for each size would take minutes. Returns None if a few
+    attempts fail.
     """
 
     def demand(of: Silo) -> float:

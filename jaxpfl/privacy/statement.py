@@ -1,4 +1,4 @@
-"""Privacy statements: an (epsilon, delta) guarantee with its assumptions."""
+"""Privacy statement: an (epsilon, delta) guarantee with its assumptions."""
 
 from __future__ import annotations
 
@@ -30,34 +30,33 @@ CUT = (
 
 
 class Statement(NamedTuple):
-    """A privacy claim.
+    """Privacy claim of a run.
 
     Attributes:
-      relation: neighbouring relation of data sets.
-      unit: unit of privacy: a user with all its data, or an example (of a silo).
+      relation: neighbouring relation.
+      unit: unit of privacy, ``user`` (a client with all its data) or ``example`` (a single example of a silo).
       participation: full, poisson, uniform or cyclic.
-      sampling_rate: q, the probability of being in a round's cohort.
-      noise_multiplier: z of all releases of a round together.
-      clipping_norm: C; C1 and C2 for the printed per-step noise; None if it adapts.
-      rounds: R.
-      delta, epsilon: the claim.
-      accountant: the accountant used.
+      sampling_rate: probability q that a client is in a round's cohort, or an example in a mini-batch.
+      noise_multiplier: noise multiplier z of all releases in a round together.
+      clipping_norm: clipping norm C; C1 and C2 for noise in every step; None if it adapts.
+      rounds: number of rounds R.
+      delta, epsilon: delta and epsilon of the claim.
+      accountant: accountant that computed epsilon.
       paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, not a valid bound; None if it does not apply.
       own_share: whether z refers to each client's own share of the noise, as with compressed uploads.
-      noise_seed: source of the randomness of cohorts and noise: ``run`` (its seed) or ``secret`` (the operating
+      noise_seed: source of the randomness of cohorts and noise: ``run`` (the run's seed) or ``secret`` (the operating
         system).
-      cut: whether a cap may cut a cohort, so that the other drawn clients affect whether a client takes part, and
-        therefore its state. False if the method's uploads are known not to depend on that (`Fit.statement`, run
-        folders).
+      cut: whether a cap may cut a cohort. Other drawn clients then affect whether a client takes part, and therefore
+        its state. `Fit.statement` and run folders set this to False if the method's uploads do not depend on that.
       caveats: limitations of the claim in this run.
-      cycle: rounds from one turn of a client to the next, if clients take turns; ``sampling_rate`` then applies to a
-        turn.
-      bands: bands of correlated noise; 1 for independent noise.
-      noise_ratio: error of the prefix sums relative to independent noise at the same epsilon and cohorts; 1 for
+      silos: for the unit ``example``, one entry per size of silo with its epsilon, sampling rate, noise multiplier and
+        number of mini-batches. ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the entry with
+        the largest epsilon.
+      cycle: number of rounds from one turn of a client to the next, if clients take turns. ``sampling_rate`` then
+        applies to a turn.
+      bands: number of bands of correlated noise; 1 for independent noise.
+      noise_ratio: error of the prefix sums relative to independent noise with the same epsilon and cohorts; 1 for
         independent noise.
-      silos: with the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
-        batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` then belong to the sizes with the
-        largest epsilon.
     """
 
     relation: str
