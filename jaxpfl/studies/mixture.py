@@ -205,7 +205,7 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Plot the alternation's error over its rounds, with the errors of the other estimators as lines."""
+    """Plot the alternation's error over its rounds, with the errors of other estimators as horizontal lines."""
     rounds = range(1, len(result["alternation"]) + 1)
     curves = {
         name: Curve.level(row["mean"], rounds)

@@ -369,7 +369,7 @@ def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]
 
 
 def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
-    """QR decomposition of the columns, and the fraction of each column's length that earlier columns leave, [p].
+    """QR decomposition of the columns, and the fraction of each column's length not explained by earlier ones, [p].
 
     ``xp`` is the array module: jax.numpy, or NumPy on the host.
     """
