@@ -1,9 +1,9 @@
-"""Privacy audits: empirical lower bounds on epsilon against a claim, and tests of the noise and the cohorts.
+"""Privacy audits: compare a claim with empirical lower bounds on epsilon, and test the noise and the cohorts.
 
-An audit runs the engine's own programs on the method's own data and settings, with detectable clients (canaries), reads
-every round's release (`subject`), plays two distinguishing games (`games`), and compares the noise and the cohorts with
-those that the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and so do
-noise or cohorts that differ from the accountant's assumptions. A claim that is not refuted is not proved.
+An audit runs the engine's own programs on the run's data and settings, with clients that are easy to detect (canaries),
+and reads every round's release (`subject`). It plays two distinguishing games (`games`) and tests whether noise and
+cohorts are as the accountant assumes (`white_box`). A lower bound above the claimed epsilon refutes the claim, and so
+do noise or cohorts that differ from the accountant's assumptions. A claim that is not refuted is not proved.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ class Audit(NamedTuple):
     """Result of an audit.
 
     Attributes:
-      claim: the audited privacy plan.
-      accountant: accountant behind the claimed epsilon.
-      game: result of the game of many runs ("worlds"), some with one canary and some without. ``claimed`` is the
-        claimed epsilon at the delta of this game (``worlds_delta``).
-      one_run: result of the test with many canaries in one run. ``claimed_one_run`` is the claimed epsilon at the
-        claim's delta, which this test uses too.
-      cohorts: results of the tests of whether cohorts are drawn as the accountant assumes.
-      noise: results of the tests of whether the noise is what the accountant assumes; if the noise cannot be tested, a
-        text that says why.
-      draws: results of the tests of the ledger of draws.
-      against: pieces of evidence against the claim, one line for each; empty if there is none.
+      claim: audited privacy plan.
+      accountant: accountant that computed the claimed epsilons.
+      claimed: claimed epsilon at the delta of the game with many worlds.
+      game: result of the game with many runs ("worlds"), some with one canary and some without.
+      claimed_one_run: claimed epsilon at the delta of the one-run game, which is the claim's delta.
+      one_run: result of the one-run game, with many canaries.
+      cohorts: test results for the draws of cohorts.
+      noise: test results for the noise; a text with the reason if the noise cannot be tested.
+      draws: test results for the recorded noise draws.
+      against: evidence against the claim, one line per item; empty if there is none.
     """
 
     claim: PrivacyPlan
@@ -52,7 +51,7 @@ class Audit(NamedTuple):
     against: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result, without the scores, in JSON-able form."""
+        """Convert the result, without the scores, to a dictionary that JSON can represent."""
         bound, one = self.game.bound, self.one_run
         noise = self.noise
         return {
@@ -109,15 +108,16 @@ def audit(
     """Audit the privacy claim of a run.
 
     Args:
-      delta: the delta of the claim, which the one-run audit uses too.
-      accountant: accountant behind the claim; by default, the default accountant of the run.
+      subject: private run to audit.
+      delta: delta of the claim, also used by the one-run game.
+      accountant: accountant for the claim; None selects the run's default.
       worlds: number of worlds (runs) in the game with one canary; about half of the worlds have the canary.
       worlds_delta: delta at which the bound from the game with one canary is compared with the claim.
-      canaries: number of clients that are canaries in the one-run audit; by default all clients, but at most 500.
-      canary_runs: number of runs of the one-run audit, whose canaries are counted together.
+      canaries: number of canaries in the one-run game; None selects all clients, but at most 500.
+      canary_runs: number of runs in the one-run game, whose canaries are counted together.
       confidence: confidence in each of the two bounds.
-      seed: the runs' seeds are ``seed, seed + 1, ...``.
-      progress: called with the current step.
+      seed: first seed; the runs have the seeds ``seed, seed + 1, ...``.
+      progress: function that is called with a description of the current step.
 
     Raises:
       JaxpflError: as in `games.play` and `games.one_run`; also if an argument is out of range or a seed exceeds 32

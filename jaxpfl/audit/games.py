@@ -1,21 +1,23 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
-A canary's upload has its own direction, a norm far beyond the clipping norm and a large weight, and changes its sign
-between rounds by the Thue-Morse sequence (+ - - + - + + - ...): clipped, it changes the sum by C, and if two rounds
-share their noise, the noise cancels in their difference while the canary does not. A claim covers any upload of a
-client. If the coin excludes it, the run is the neighbour under the claim's relation: no upload (add-or-remove-one), a
-zero upload (zero-out), or its opposite (replace-one).
+A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
+it changes the sum by C. A claim must cover any upload, hence this one. The upload's sign changes between rounds by the
+Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference of their
+releases, but the canary does not. A coin decides whether a canary is included. If it is not, the run is a neighbour
+under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or the opposite upload
+(replace-one).
 
-With noise in every step a canary's gradients are such vectors, as its noise is added to each of them; if excluded, it
-has no examples, so that the number of its noisy steps may not depend on them.
+With noise in every step, the canary's gradients are such vectors, because noise is added to each gradient. An excluded
+canary then has no examples, which reveals whether the number of noisy steps depends on a client's examples.
 
-In the first, thousands of runs differ in their seeds and in the presence of one client, the canary. Each world is
-scored by several statistics of all its releases: their component in the canary's direction, as a whole, leaf by leaf,
-as differences between rounds and between leaves (in which shared noise cancels), their length, and the divisors.
-`epsilon_lower_bound` selects one of them on half of the worlds and computes the bound on the other half.
+In the first game, thousands of runs (worlds) differ in their seeds and in the presence of one canary. Several
+statistics of a world's releases serve as scores: the component in the canary's direction (of the whole release, of each
+leaf, and of differences between rounds or leaves, in which shared noise cancels), the length, and the divisors.
+`epsilon_lower_bound` selects one statistic on half of the worlds and computes the bound on the other half.
 
-In the second, each of many clients of one run is included or not; `one_run_lower_bound` counts how many of them can be
-identified. It costs one training run and gives a bound at the claim's own delta, but a looser one.
+In the second game, a coin includes or excludes each of many clients in one run. `one_run_lower_bound` counts how many
+coins can be guessed. This game costs a single training run and gives a bound at the claim's own delta, but the bound is
+looser.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ from jaxpfl.support.errors import JaxpflError
 
 _LENGTH, _WEIGHT = 100.0, 8.0
 _UNIT: dict[Relation, float] = {"add-or-remove-one": 0.0, "zero-out": 0.0, "replace-one": -1.0}
-"""The upload of a canary that its coin excludes, relative to its upload if included."""
+"""Factor by which an excluded canary's upload differs from its upload if included."""
 
 
 class Canaries(NamedTuple):
-    """The canaries of a run.
+    """Canaries of a run.
 
     Attributes:
-      ids: the clients' ids, [n].
-      relation: neighbouring relation, which determines their upload if their coin excludes them.
-      even: whether the direction's length is divided equally among leaves; else among entries. The former detects
-        faults in small leaves, the latter separates many canaries.
+      ids: client ids of the canaries, [n].
+      relation: neighbouring relation, which determines the upload of an excluded canary.
+      even: whether the direction's squared length is divided equally among leaves, which detects faults in small
+        leaves. Otherwise it is divided equally among entries, which separates many canaries.
     """
 
     ids: np.ndarray
@@ -67,7 +69,7 @@ class Canaries(NamedTuple):
         return (client_id == jnp.asarray(self.ids)).any()
 
     def direction(self, client_id: Scalar, like: PyTree) -> PyTree:
-        """A canary's direction: random signs in a tree of the given shapes, of length 1."""
+        """Direction of a canary: a tree of random signs with the shapes of ``like``, scaled to length 1."""
         leaves, structure = jax.tree.flatten(like)
         size = sum(leaf.size for leaf in leaves)
 
@@ -78,12 +80,12 @@ class Canaries(NamedTuple):
         return jax.tree.unflatten(structure, [part(place, leaf) for place, leaf in enumerate(leaves)])
 
     def tosses(self, run_keys: Array) -> np.ndarray:
-        """Coins of the canaries in each run, [S, n] bool."""
+        """Coins of the canaries in each run, True if included, [S, n] bool."""
         each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
         return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(self.ids)))
 
     def availability(self, usual: Availability) -> Availability:
-        """The clients' availability, with excluded canaries that send nothing (add-or-remove-one)."""
+        """Extend the clients' availability so that excluded canaries send nothing under add-or-remove-one."""
         if self.relation != "add-or-remove-one":
             return usual
 
@@ -98,12 +100,15 @@ class Canaries(NamedTuple):
 
 
 def coin(batch_key: Key) -> Array:
-    """A client's coin, [] bool, the same in every round of a run: a bit of its key, which is as random as a draw."""
+    """Coin of a client, [] bool, the same in all rounds: the last bit of its key, which is as random as a draw."""
     return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
-    """1 or -1 for every entry, by a hash (the finaliser of MurmurHash3), which compiles in a tenth of a draw's time."""
+    """Pseudo-random signs, 1 or -1 for every entry, by the finaliser of MurmurHash3.
+
+    A hash compiles in a tenth of the time of a random draw.
+    """
     seed = jnp.asarray(client_id).astype(jnp.uint32) * np.uint32(0x9E3779B1) + np.uint32(place * 0x85EBCA77 % 2**32)
     bits = jnp.arange(math.prod(shape), dtype=jnp.uint32) * np.uint32(0xC2B2AE3D) + seed
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
@@ -112,18 +117,20 @@ def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
 
 
 def sign(round: Scalar) -> Array:
-    """The Thue-Morse sequence, 1 or -1."""
+    """Sign of a canary in a round, 1 or -1: the Thue-Morse sequence."""
     return 1 - 2 * (jax.lax.population_count(jnp.asarray(round, jnp.int32)) % 2)
 
 
 def insert_canaries(
     canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None
 ) -> Change:
-    """Transformation that puts the canaries into an algorithm.
+    """Build the change of an algorithm that replaces the canaries' uploads.
 
     Args:
-      clipping_norm: C.
-      rebuild: builder, under noise in every step, of the algorithm for other work, whose gradients are replaced.
+      canaries: canaries to insert.
+      clipping_norm: clipping norm C.
+      rebuild: for noise in every step, function that builds the method's algorithm for other local work, so that the
+        canaries' gradients can be replaced; otherwise None.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -144,7 +151,7 @@ def insert_canaries(
                     total = jax.tree.map(lambda a: _WEIGHT * a, vector(upload.total))
                     weight = jax.tree.map(lambda a: jnp.full_like(a, _WEIGHT), upload.weight)
                     chosen = (real[0], upload._replace(total=total, weight=weight), real[2])
-                else:  # a step is against the gradient
+                else:  # a step moves against the gradient, hence the negative vector
                     values = (getattr(work, each.name) for each in fields(LocalWork))
                     steered = _Steered(*values, steer=lambda g: jax.tree.map(jnp.negative, vector(g)))
                     size = jnp.where(coin(ctx.batch_key), splits.train.size, 0)
@@ -161,7 +168,7 @@ def insert_canaries(
 
 @dataclass(frozen=True, eq=False)
 class _Steered(LocalWork):
-    """Local work with replaced gradients of the uploaded parameters."""
+    """Local work in which ``steer`` replaces the gradients of the uploaded parameters."""
 
     steer: Callable[[PyTree], PyTree] = lambda gradient: gradient
 
@@ -170,18 +177,20 @@ class _Steered(LocalWork):
 
 
 _AT_ONCE = 2**28
-"""Limit on the bytes of uploads in the worlds of one call, one upload per client."""
+"""Limit in bytes on all clients' uploads in the worlds of one call."""
+# Least number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
+# Number of first rounds of which all pairs are compared, and of leaves; with more leaves only neighbours are compared.
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 
 class Game(NamedTuple):
-    """Result of many worlds with and without a canary.
+    """Result of the game with many worlds.
 
     Attributes:
-      bound: the lower bound.
+      bound: lower bound on epsilon.
       statistic: name of the statistic that gave the bound.
-      present, absent: that statistic in the worlds with and without the canary.
+      present, absent: values of this statistic in the worlds with and without the canary.
     """
 
     bound: EpsilonBound
@@ -199,14 +208,16 @@ def play(
     seed: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Game:
-    """Play with many worlds, about half of them with the canary: the first client.
+    """Play the game with many worlds. The first client is the canary, which about half of the worlds include.
 
     Args:
-      worlds: minimum number.
-      delta: delta at which claim and bound are compared. A claim holds at every delta, and some thousand worlds are
-        informative at one of 0.01 ... 0.2.
-      seed: the worlds' seeds are ``seed, seed + 1, ...``.
-      progress: called with the number of finished worlds.
+      subject: private run to audit.
+      worlds: least number of worlds, rounded up so that every call has equally many.
+      delta: delta at which claim and bound are compared. A claim gives an epsilon for every delta; a few thousand
+        worlds are informative at 0.01 ... 0.2.
+      confidence: confidence in the bound.
+      seed: first seed; the worlds have the seeds ``seed, seed + 1, ...``.
+      progress: function that is called with the number of finished worlds.
 
     Raises:
       JaxpflError: if the run cannot be accounted.
@@ -216,7 +227,7 @@ def play(
     direction = leaf_vectors(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
     size = sum(leaf.size for leaf in direction.values())
     calls = min(worlds, -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE))
-    at_once = -(-worlds // calls)  # of one length, for one program
+    at_once = -(-worlds // calls)  # the same number in every call, so that one compiled program serves all
     names: list[str] = []
     scores, there = [], []
     for start in range(seed, seed + calls * at_once, at_once):
@@ -241,15 +252,18 @@ def one_run(
     seed: int = 0,
     runs: int = 1,
 ) -> OneRunBound:
-    """Play with many canaries in each of a few runs.
+    """Play the game with many canaries in one run, or in a few runs.
 
     Args:
-      canaries: number of clients that are canaries; all, but 500 at most, unless given.
-      delta: the claim's delta, far below one over the number of canaries.
-      runs: independent runs, whose canaries are counted together.
+      subject: private run to audit.
+      canaries: number of canaries; None selects all clients, but at most 500.
+      delta: delta of the claim, far below one over the number of canaries.
+      confidence: confidence in the bound.
+      seed: first seed of the runs.
+      runs: number of independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: for canaries outside 2 ... m, or if the run cannot be accounted.
+      JaxpflError: if ``canaries`` is outside 2 ... m, or if the run cannot be accounted.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)
@@ -263,7 +277,7 @@ def one_run(
     for t, seen in enumerate(rounds(simulation, state, subject.run.spec.rounds)):
         mean = _mean(subject, seen)
         total = total + float(sign(t)) * np.concatenate([mean[name] for name in mean], axis=1) / subject.unit
-    # Each canary's component of the sum, as far as noise of the claimed size lets them be separated.
+    # Ridge regression of the released sum on the canaries' directions; the penalty suits noise of the claimed size.
     gram = directions @ directions.T
     noise = subject.claim.noise_multiplier**2 / (subject.run.spec.rounds * subject.run.cohorts.expected_cohort / m)
     scores = np.linalg.solve(gram + noise * np.eye(n), directions @ np.asarray(total).T).T
@@ -271,13 +285,21 @@ def one_run(
 
 
 def check_worlds(worlds: int) -> None:
-    """Refuse too few worlds to show anything."""
+    """Check that there are enough worlds for a bound.
+
+    Raises:
+      JaxpflError: if there are too few.
+    """
     if worlds < _WORLDS:
         raise JaxpflError(f"worlds must be at least {_WORLDS}, got {worlds}")
 
 
 def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
-    """Number of canaries of a run; refused unless between 2 and m, with at least one run."""
+    """Determine the number of canaries in a run.
+
+    Raises:
+      JaxpflError: if it is outside 2 ... m, or if ``runs`` is below 1.
+    """
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:
         raise JaxpflError(f"canaries must be between 2 and the {m} clients, got {n}")
@@ -312,14 +334,20 @@ def _released_like(upload: Upload) -> PyTree:
 
 
 def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
-    """A round's release as used by the server, times the public divisor; zero without a release."""
+    """Mean that the server uses in a round, times the expected cohort size; zero if nothing is released."""
     divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
     return {name: leaf / divisor * subject.run.cohorts.expected_cohort for name, leaf in seen.leaves.items()}
 
 
 class _Projected(NamedTuple):
-    """A round's release in the canary's direction, over C, by leaf and by pair of leaves; its squared length, and the
-    divisor; each [S]."""
+    """Projections of a round's release, multiplied by the canary's sign and divided by C; each [S].
+
+    Attributes:
+      leaves: component in the canary's direction, by leaf.
+      pairs: component of the difference between two leaves in the difference of their directions, by pair.
+      square: squared length of the release.
+      divisor: divisor of the release.
+    """
 
     leaves: dict[str, np.ndarray]
     pairs: dict[str, np.ndarray]
@@ -346,20 +374,20 @@ def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.
 
 
 def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
-    """Scores of the worlds by name, each [S]."""
+    """Statistics of the worlds by name, each [S]."""
     of_round = [_sum(each.leaves.values()) for each in seen]
     table = {"sum": _sum(of_round)}
     if len(seen[0].leaves) > 1:
         table |= {f"leaf {name}": _sum(each.leaves[name] for each in seen) for name in seen[0].leaves}
     table |= {f"leaves {name}": _sum(each.pairs[name] for each in seen) for name in seen[0].pairs}
-    # The releases are already multiplied by their signs: if these differ, the sum is of the releases' difference.
+    # Releases are already multiplied by their rounds' signs. If two signs differ, the sum is a difference of releases.
     signs = [int(sign(t)) for t in range(min(len(seen), _PAIRED_ROUNDS))]
     table |= {
         f"rounds {s} - {t}": of_round[s] + of_round[t]
         for s, t in combinations(range(len(signs)), 2)
         if signs[s] != signs[t]
     }
-    # Noise whose amount depends on the canary has no direction.
+    # The length detects noise whose amount depends on the canary, which has no direction.
     table["length"] = _sum(each.square for each in seen)
     return table | {"divisor": _sum(each.divisor for each in seen)}
 

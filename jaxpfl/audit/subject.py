@@ -1,4 +1,4 @@
-"""A method's private run for audits: the programs of the real run, with hooks, and the transcript of its releases."""
+"""Subject of an audit: a private run's own programs, changed so that the audit can read every release."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from jaxpfl.support.errors import JaxpflError
 
 
 class Seen(NamedTuple):
-    """Server state of a recorded algorithm: the method's own state, and the last round's release.
+    """Server state of a recorded algorithm: the method's server state and the last round's release.
 
     Attributes:
-      total: the sum of the uploads after the mechanism; for a method with a private server of its own, the center of
-        its new server state.
-      weight: the divisor, [].
+      state: the method's server state.
+      total: sum of the uploads after the mechanism's clipping and noise; for AdaMix, whose server adds the noise
+        itself, the mean of the mixture that the server broadcasts next.
+      weight: divisor of the sum, [].
     """
 
     state: PyTree
@@ -40,13 +41,13 @@ class Seen(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Result of one round of S runs, on the host.
+    """Result of one round in S runs, on the host.
 
     Attributes:
-      state: the runs' state after the round.
-      history: the engine's metrics, each [S].
-      leaves: the released total, a float64 array [S, entries] for the name of each leaf.
-      weight: the divisor, [S].
+      state: state of the runs after the round.
+      history: metrics of the round, each [S].
+      leaves: released total by name of the leaf, each a float64 array [S, entries].
+      weight: divisor of the total, [S].
     """
 
     state: RunState
@@ -56,9 +57,10 @@ class Round(NamedTuple):
 
 
 def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
-    """Wrap an algorithm so that its server records its last input.
+    """Wrap an algorithm so that its server state contains the last release that the server received.
 
     Args:
+      algorithm: algorithm to wrap.
       upload: shapes and types of a client's upload.
     """
     inner = algorithm.server
@@ -76,7 +78,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
             return Seen(
                 state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
             ), metrics
-        # The model's own type may be too narrow for the noise's last digits.
+        # The model's dtype may be too narrow for the last digits of the noise.
         total = jax.tree.map(lambda a: a.astype(jnp.result_type(float)), reduced.total)
         (weight,) = jax.tree.leaves(reduced.weight)
         return Seen(state, total, jnp.asarray(weight, jnp.result_type(float))), metrics
@@ -88,7 +90,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
 
 
 def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Round]:
-    """Run ``count`` rounds and yield the release of each. The state is donated."""
+    """Run ``count`` rounds and yield the result of each round. ``state`` is donated."""
     for _ in range(count):
         state, history = simulation.advance(state, 1)
         seen = only(Seen, state.server)
@@ -101,7 +103,7 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
 
 
 def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
-    """Leaves by path, each as a vector of float64; with a leading axis of runs, each as an array [S, entries]."""
+    """Leaves by path, each as a float64 vector; if ``runs``, each as an array [S, entries]."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(
             *np.shape(leaf)[: int(runs)], -1
@@ -111,23 +113,22 @@ def leaf_vectors(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
 
 
 def only(kind: type, tree: PyTree) -> Any:
-    """The one node of a type in a tree."""
+    """Find the only node of type ``kind`` in a tree."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
     (found,) = [node for node in nodes if isinstance(node, kind)]
     return found
 
 
 Change = Callable[[Algorithm, LocalWork], Algorithm]
-"""Change of a method's algorithm by an audit, applied before the mechanism."""
+"""Function by which an audit changes a method's algorithm, before the mechanism wraps it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A private method with its mechanism and all other inputs of its run.
+    """Private run of one method, to be audited.
 
     Attributes:
-      run: run whose uploads are private, with one noise multiplier and one clipping norm; each call runs one round, so
-        that every release is read.
+      run: assembled run with private uploads, one noise multiplier and one clipping norm.
     """
 
     run: Assembled
@@ -140,7 +141,7 @@ class Subject:
 
     @property
     def claim(self) -> PrivacyPlan:
-        """Privacy plan by which the run is accounted.
+        """Privacy plan of the run, from which its epsilon is computed.
 
         Raises:
           JaxpflError: if the method uploads nothing, if the mechanism adds no noise, or if no accountant covers the
@@ -155,10 +156,11 @@ class Subject:
         return plan
 
     def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
-        """Return the programs of the run, in which the algorithm is changed.
+        """Build the run's programs with a changed algorithm, and with one round per call so that each release is read.
 
         Args:
-          availability: the clients' availability; that of the run unless given.
+          change: change of the algorithm.
+          availability: availability of the clients; None keeps the run's availability.
         """
 
         spec = self.run.spec
@@ -190,24 +192,24 @@ class Subject:
 
     @property
     def ids(self) -> np.ndarray:
-        """The clients' ids, [m]."""
+        """Ids of the clients, [m]."""
         return np.asarray(self.run.federation.client_ids)
 
     @property
     def unit(self) -> float:
-        """C, the clipping norm of the first round; for noise in every step, the clipping norm of a step."""
+        """Clipping norm C in the first round; for noise in every step, the clipping norm of a step."""
         return float(np.asarray(self.mechanism.clipping_norm))
 
 
 def subject_of(run: Assembled, name: str) -> Subject:
-    """Return the subject of an assembled run.
+    """Prepare an assembled run for an audit.
 
     Args:
       run: run of one method.
-      name: name of the method, for errors.
+      name: name of the method, for error messages.
 
     Raises:
-      JaxpflError: if the run is not private, and as in `Subject.claim`.
+      JaxpflError: if the run is not private or an audit does not support it, and as in `Subject.claim`.
     """
     spec, mechanism = run.spec, run.mechanism
     if mechanism is None:

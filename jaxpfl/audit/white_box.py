@@ -1,11 +1,12 @@
-r"""White-box tests of the noise that rounds add and the cohorts that are drawn, against the accounted ones.
+r"""White-box tests of whether a run's noise and cohorts are as the accountant assumes.
 
-A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
-client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the release
-minus this sum must be the claimed noise (`jaxpfl.privacy.audit`). The test works equally well on any data.
+A game uses only what an outsider sees, and needs thousands of worlds to detect that a tenth of the noise is missing.
+The tests here record each client's change before it is clipped, and recompute the exact sum in float64. The release
+minus this sum must be noise of the claimed size (`jaxpfl.privacy.audit`). The tests work equally well on any data.
 
-Where noise is part of what a client computes it cannot be told from the sum. The ledger (`jaxpfl.privacy.record`) shows
-the draws of any run: each must have a key of its own, and their number and deviations must be the accounted ones.
+If a client's computation itself includes noise, the noise cannot be separated from the sum. But `jaxpfl.privacy.record`
+lists the noise draws of any run. Each draw must have its own key, and the number and standard deviations of the draws
+must agree with the claim.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from jaxpfl.privacy.descriptions import Sampling
 from jaxpfl.privacy.private_sum import Guarded
 
 FALSE_ALARM = 1e-6
-"""Probability of a false alarm for a correct claim, over all tests together."""
+"""Largest probability that the tests together reject a correct claim."""
+# Largest number of cohorts drawn, and limit on cohorts times clients.
 _DRAWS, _SCORES = 4000, 2**26
 _COUNT = "count below the clipping norm"
 
@@ -37,7 +39,7 @@ class Noise(NamedTuple):
     """Test results for the noise.
 
     Attributes:
-      scale: standard deviation of the noise over the claimed one.
+      scale: standard deviation of the noise, relative to the claimed standard deviation.
       error: standard error of ``scale``.
       findings: result of each test.
     """
@@ -48,12 +50,12 @@ class Noise(NamedTuple):
 
 
 def faults(findings: list[Finding]) -> list[Finding]:
-    """Findings that are significant at the level `FALSE_ALARM`, jointly."""
+    """Select the findings that are significant at the level `FALSE_ALARM` after a Bonferroni correction."""
     return [finding for finding in findings if not finding.p_value >= FALSE_ALARM / len(findings)]
 
 
 def why_no_noise_check(subject: Subject) -> str | None:
-    """Reason why the noise of such a run cannot be separated from the sum; None if it can."""
+    """Reason why the run's noise cannot be separated from the sum; None if it can be separated."""
     if subject.mechanism.noise == "per_step":
         return "noise in every step is part of what a client computes"
     if subject.run.spec.compress is not None:
@@ -64,10 +66,12 @@ def why_no_noise_check(subject: Subject) -> str | None:
 
 
 def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
-    """Test the noise of a few runs, and that a round releases nothing where too few uploads arrived.
+    """Test the noise of a few runs, and that rounds with too few uploads release nothing.
 
     Args:
-      subject: subject for which `why_no_noise_check` returns None.
+      subject: private run for which `why_no_noise_check` returns None.
+      seed: first seed of the runs.
+      runs: number of runs.
     """
     upload = subject.upload()
     simulation = subject.simulation(lambda algorithm, work: recorded(_keeping(algorithm, upload), upload))
@@ -100,12 +104,12 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 
 
 def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
-    """Test the ledger of two runs: keys, and the number of draws with their deviations.
+    """Test the recorded noise draws of two runs: their keys, their number and their standard deviations.
 
-    Deviations of the server's noise are not read, as `noise` measures them.
+    The standard deviation of noise that the server adds is not tested here, because `noise` measures it.
     """
     spec, noise = subject.run.spec, subject.claim.noise
-    # One client after the other, and none of them slow: no draw is for padding, and no step is left out.
+    # Clients run one after another and none is slow, so that no draw is for padding and no step is left out.
     plan = replace(spec.plan, devices=1, clients="map", runs="map")
     alone = Subject(replace(subject.run, spec=replace(spec, plan=plan)))
     simulation = alone.simulation(lambda algorithm, work: algorithm, Availability())
@@ -129,10 +133,12 @@ def draws(subject: Subject, *, seed: int = 0) -> list[Finding]:
 
 
 def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) -> list[Finding]:
-    """Test cohorts, drawn by the run's own function, for the accounted sizes and frequencies of clients.
+    """Draw cohorts with the run's own function, and test their sizes and how often each client is drawn.
 
     Args:
-      sampling: the accounted sampling.
+      participation: participation scheme of the run.
+      sampling: sampling that the accountant assumes.
+      seed: seed of the draws.
     """
     from scipy.stats import binom
 
@@ -152,7 +158,7 @@ def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) 
 
 
 class _Kept(NamedTuple):
-    """Client state with its last change before clipping, its client and its round."""
+    """Client state, with the client's id, its last change before clipping, and the round of this change."""
 
     state: PyTree
     client_id: Array
@@ -161,7 +167,7 @@ class _Kept(NamedTuple):
 
 
 def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
-    """Wrap an algorithm so that its clients keep their last upload."""
+    """Wrap an algorithm so that client states contain the last change before clipping."""
 
     def keeping(usual: Client) -> Client:
         def init(key, hp, ctx, message) -> _Kept:
@@ -187,10 +193,14 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum of the clipped changes of the clients whose upload arrived, by leaf, [S, entries]; and their count.
+    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries], and their count.
 
     Args:
-      arrived: [S, m]; limit: C, [S].
+      subject: private run.
+      groups: client states of each group of clients.
+      round: index of the round.
+      arrived: whether each client's upload arrived, [S, m].
+      limit: clipping norm C, [S].
     """
     row_of = np.argsort(subject.ids)
     total: dict[str, np.ndarray] = {}
@@ -209,10 +219,12 @@ def _exact_sum(
 
 
 def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Standard deviation of the noise, [S]; NaN if nothing may be released.
+    """Claimed standard deviation of the noise on the sum, [S]; NaN if nothing may be released.
 
     Args:
+      subject: private run.
       uploads: number of uploads that arrived, [S].
+      limit: clipping norm C, [S].
     """
     mechanism = subject.mechanism
     if mechanism.noise == "central":
@@ -223,7 +235,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
 
 
 def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
-    """Noisy count of norms below C, by which C was adapted, [S, 1]."""
+    """Recover the noisy count of norms up to C from the adapted C, [S, 1]."""
     rate, quantile = subject.mechanism.quantile_lr, subject.mechanism.quantile
     assert quantile is not None
     adapted = np.asarray(only(Guarded, server).clipping_norm, np.float64)
@@ -232,7 +244,7 @@ def _count(subject: Subject, limit: np.ndarray, server: PyTree) -> np.ndarray:
 
 
 def _sizes(sampling: Sampling, m: int) -> np.ndarray:
-    """Probabilities of cohorts of 0 ... m clients."""
+    """Probabilities of the cohort sizes 0 ... m."""
     from scipy.stats import binom
 
     if isinstance(sampling, Poisson):
@@ -247,9 +259,9 @@ def _sizes(sampling: Sampling, m: int) -> np.ndarray:
 
 
 def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
-    """p-value of Pearson's test, with neighbouring sizes merged to five expected draws each.
+    """p-value of Pearson's chi-squared test, after merging neighbouring sizes into cells of about five expected draws.
 
-    It is 0 if an impossible size occurs.
+    The p-value is 0 if an impossible size occurs.
     """
     from scipy.stats import chi2
 
