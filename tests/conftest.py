@@ -39,6 +39,9 @@ _COMPUTING = (
 )
 """Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
 
+_LONGEST = ("conformance/test_same_numbers.py", "test_task_pages.py", "benchmarks/test_benchmarks.py")
+"""Files of ten minutes and more in one process, as a file has one worker: the last to begin, they would run alone."""
+
 _UNTIL = "JAXPFL_TESTS_UNTIL"
 """Variable by which a run's workers learn when no further test begins, in seconds since 1970."""
 _LATE = "begun after --most-minutes"
@@ -50,7 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--most-minutes", type=float, help="skip the tests that begin later, and count them at the end of the report"
     )
     group.addoption(
-        "--begin-at", type=int, default=0, help="rotate the files, so that it is not always the same that are late"
+        "--begin-at",
+        type=int,
+        default=0,
+        help="rotate the files but the longest, which come first, so that it is not always the same that are late",
     )
 
 
@@ -81,7 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if files and config.option.begin_at:
         first = config.option.begin_at % len(files)
         turn = {path: (place - first) % len(files) for place, path in enumerate(files)}
-        items.sort(key=lambda item: turn[item.path])
+        longest = {Path(__file__).parent / name for name in _LONGEST}
+        items.sort(key=lambda item: (item.path not in longest, turn[item.path]))
 
 
 @pytest.hookimpl(tryfirst=True)
