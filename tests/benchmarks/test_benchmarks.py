@@ -261,6 +261,7 @@ RECORDS = {
 ARGUMENTS = {
     "ragged": ("--models", "linear"),
     "drift": ("--methods", "fedavg"),
+    "overhead": ("--only", "linear"),
     "bernoulli_coverage": ("--variation", "0", "1"),
 }
 
