@@ -226,7 +226,7 @@ def theorem5_epsilon(slope: float, delta: float) -> float:
         order = 1 + excess
         return slope * order + math.log(excess / order) - math.log(delta * order) / excess
 
-    # Without the two small terms the best order is 1 + sqrt(log(1/delta) / slope).
+    # Without the two logarithms of the order, the best order is 1 + sqrt(log(1/delta) / slope).
     start = math.log(math.log(1 / delta) / slope) / 2
     best = minimize_scalar(bound, bounds=(start - 5, start + 5), method="bounded", options={"xatol": 1e-9})
     return max(0.0, float(best.fun))
@@ -298,7 +298,7 @@ class PrivacyPlan:
 
     @property
     def noise_ratio(self) -> float:
-        """Error of the prefix sums relative to independent noise (`descriptions.prefix_error_ratio`)."""
+        """Error of the prefix sums, relative to independent noise (`descriptions.prefix_error_ratio`)."""
         return descriptions.prefix_error_ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
 
     def scale_noise(self, multiplier: float) -> PrivacyPlan:
@@ -442,7 +442,7 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
 
 
 LARGEST_EPSILON = 200.0
-"""Largest budget that noise is calibrated to."""
+"""Largest budget for which noise can be calibrated."""
 _RELATIVE_TOLERANCE = 5e-5
 _LEAST, _MOST = 1e-2, 1e7
 

@@ -273,7 +273,7 @@ class Poisson:
 
     @property
     def truncated(self) -> bool:
-        """True if the cap can cut a cohort."""
+        """True if a cohort can exceed the cap."""
         return self.cap is not None and self.num_clients is not None and self.cap < self.num_clients
 
 
@@ -388,7 +388,7 @@ def check_coefficients(c: tuple[float, ...]) -> None:
 
 
 def _filtered(c: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Solution w of C w = x."""
+    """Solve C w = x for w, where c contains the bands of C."""
     from scipy.signal import lfilter
 
     return np.asarray(lfilter([1.0], c, x))

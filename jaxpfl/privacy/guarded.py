@@ -40,7 +40,7 @@ from jaxpfl.privacy.silos import WORD, SiloMechanism
 from jaxpfl.support.errors import JaxpflError
 
 ExampleLoss = Callable[[PyTree, Key, PyTree, Array], Array]
-"""``(parameters, key, x [1, ...], y [1, ...]) -> [1]``."""
+"""Loss of a mini-batch of one example: ``(parameters, key, x [1, ...], y [1, ...]) -> [1]``."""
 
 
 class Access(NamedTuple):
@@ -102,7 +102,7 @@ class Ledger:
         self.accesses[descent] = access._replace(releases=max(access.releases, releases))
 
     def refuse(self, why: str) -> NoReturn:
-        """Refuse the method.
+        """Reject the method with the reason ``why``.
 
         Raises:
           JaxpflError: always.
@@ -199,7 +199,7 @@ class GuardedData:
         self._ledger.refuse(f"reads {what} ({name}) outside private gradients in {self._ledger.call}")
 
     def refuse(self, why: str) -> NoReturn:
-        """Refuse the method, as `Ledger.refuse`."""
+        """Reject the method as in `Ledger.refuse`."""
         self._ledger.refuse(why)
 
     def report(self, loss: Array) -> None:
@@ -234,6 +234,7 @@ class GuardedData:
     def _batch(self, key: Key, descent: int, of_client: _OfClient, mechanism: SiloMechanism) -> GuardedBatch:
         data = self._data
         places, valid = poisson_batch(key, of_client, data.size, data.capacity, mechanism.slots)
+        # All indices are in bounds: invalid slots read the client's first example, and empty clients start at 0.
         x, y = jax.tree.map(
             lambda leaf: leaf.at[data.start + places].get(mode="promise_in_bounds", wrap_negative_indices=False),
             tuple(data.examples),

@@ -48,7 +48,7 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
     checks.positive("sensitivity", sensitivity)
     from dp_accounting import get_sigma_gaussian
 
-    with np.errstate(divide="ignore"):  # log(0), if delta underflows during the search for a bracket
+    with np.errstate(divide="ignore"):  # the search may evaluate log(0) if delta underflows
         return sensitivity * float(get_sigma_gaussian(epsilon, delta))
 
 

@@ -38,10 +38,10 @@ NOISE_SEEDS = ("run", "secret")
 @read_help
 @dataclass(frozen=True)
 class NoiseSettings:
-    """Clipping of uploads, and the noise that is added to them."""
+    """Settings for the clipping of uploads and for the noise that is added to them."""
 
     noise_multiplier: float | tuple[float, ...] | None = setting(None, text=float | None)
-    """Standard deviation of the noise over the clipping norm, z; 0 clips only and claims nothing.
+    """Noise multiplier z: standard deviation of the noise over the clipping norm; 0 clips only, without a claim.
 
     One number, or one for each run.
     """
@@ -64,19 +64,19 @@ class NoiseSettings:
     quantile_lr: float = setting(0.2)
     """Learning rate of the adaptive clipping norm; its steps are multiplicative."""
     count_stddev: float | None = setting(None)
-    """Standard deviation of the noise on the number of uploads below the clipping norm; for a PrivacyConfig the larger
-    of cohort / 20 and the noise multiplier unless given."""
+    """Standard deviation of the noise on the number of uploads below the clipping norm. Unless given, the larger of
+    cohort / 20 and the noise multiplier; a Mechanism requires it."""
     scale_clipping_norm: float | None = setting(None)
     """For per_step: the clipping norm for psi's gradient; clipping_norm unless given."""
     joint: bool = setting(False)
-    """For per_step: clip and noise the gradients of parameters and psi as one vector."""
+    """For per_step: clip the gradients of parameters and psi as one vector, and add noise to that vector."""
     noise_seed: Literal["run", "secret"] = setting("run", text=str)
     """Source of the randomness of cohorts and noise: run (the seed and all settings of the run, so that it can be
     repeated) or secret (the operating system; only the run's state and checkpoints contain the secret seed, until the
     run ends). Use secret for a model that you publish."""
     bands: int | None = setting(None, unless_given="the cycle of the cohorts unless given")
-    """For banded: number of bands b of the matrix whose inverse correlates the noise, at most the number of rounds
-    from one turn of a client to the next. The server's state contains b - 1 noise vectors as large as the upload."""
+    """For banded: number of bands b of the matrix whose inverse correlates the noise. The server's state contains b - 1
+    noise vectors as large as the upload. At most the number of rounds from one turn of a client to the next."""
 
 
 _released_gradients: ContextVar[list[PyTree]] = ContextVar("gradients released while an update is traced")
@@ -211,7 +211,7 @@ class Mechanism(NoiseSettings):
 
     @property
     def server_adds(self) -> bool:
-        """True if the server adds the noise, to the sum."""
+        """True if the server adds the noise to the sum."""
         return self.noise in ("central", "banded")
 
     @property

@@ -73,7 +73,7 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
 
 
 def norm(tree: PyTree) -> Array:
-    """L2 norm over all leaves, [], without overflow of the squares (as in BLAS's nrm2)."""
+    """L2 norm over all leaves, []; squares do not overflow, as in BLAS's nrm2."""
     vectors = trees.pack(tree).vectors
     peak = jnp.stack([jnp.abs(v).max(initial=0) for v in vectors]).max()
     # Multiply by 1 / sqrt(peak) twice: 1 / peak is flushed to zero for a peak above 1e38, and the norm would be 0.
@@ -92,7 +92,7 @@ def remark(norms: np.ndarray, limits: np.ndarray, clients: int) -> str | None:
     Returns:
       The remark; None if the clipping norm adapts, or if it suits the uploads of at least one run.
     """
-    if np.ptp(limits, axis=1).any():  # it adapts
+    if np.ptp(limits, axis=1).any():  # the clipping norm adapts
         return None
     size, limit = np.median(norms, axis=1), limits[:, 0]
     if not ((limit > _FAR * size) | (size > _FAR * limit)).all():
@@ -184,7 +184,7 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
 _HALF = np.uint32(2**31)
 _WORD = 32
 _LATTICE = {jnp.dtype(jnp.float32): 9, jnp.dtype(jnp.float64): 24}
-"""Lattice steps per standard deviation, as a power of two."""
+"""Base-2 logarithm of the number of lattice steps in the largest power of two up to the standard deviation."""
 
 
 def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:

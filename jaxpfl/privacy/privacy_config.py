@@ -32,7 +32,7 @@ class _Budget:
 @documents_itself
 @dataclass(frozen=True)
 class PrivacyConfig(NoiseSettings, _Budget):
-    """Differential privacy of users or of examples; off unless epsilon or noise_multiplier is given."""
+    """Differential privacy for users or for examples; off unless epsilon or noise_multiplier is given."""
 
     unit: Literal["user", "example"] = setting("user", text=str)
     """Unit of privacy: user (a client with all its examples, protected against observers of the server's releases) or

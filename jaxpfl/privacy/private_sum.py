@@ -72,7 +72,7 @@ class Guarded(NamedTuple):
 
 
 _Changed: TypeAlias = Callable[[Message, PrivateHyper], PyTree]
-"""(broadcast, hyper-parameters) -> shapes and types of a client's clipped change."""
+"""Function ``(broadcast, hyper-parameters) -> shapes and types of a client's clipped change``."""
 
 
 class _Sent(NamedTuple):
