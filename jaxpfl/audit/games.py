@@ -1,11 +1,11 @@
 """Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
 A canary's upload has its own direction, a large weight and a norm far above the clipping norm, so that after clipping
-it changes the sum by C. A claim must cover any upload, hence this one. The upload's sign changes between rounds by the
-Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference of their
-releases, but the canary does not. A coin decides whether a canary is included. If it is not, the run is a neighbour
-under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or the opposite upload
-(replace-one).
+it changes the sum by C. A claim must hold for any upload, including this one. The upload's sign changes between rounds
+by the Thue-Morse sequence (+ - - + - + + - ...). If two rounds share their noise, the noise cancels in the difference
+of their releases, but the canary does not. A coin decides whether a canary is included. If it is not, the run is a
+neighbour under the claim's relation: the client sends nothing (add-or-remove-one), zeros (zero-out), or the opposite
+upload (replace-one).
 
 With noise in every step, the canary's gradients are such vectors, because noise is added to each gradient. An excluded
 canary then has no examples, which reveals whether the number of noisy steps depends on a client's examples.

@@ -276,7 +276,7 @@ def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, er
 
 
 _MOST = 100_000
-"""Largest sample for the Kolmogorov-Smirnov test, and largest number of entries that are compared one by one."""
+"""Largest sample for the Kolmogorov-Smirnov test, and for the comparison of a leaf's entries one by one."""
 _CLOSE = 0.0025
 """h, the difference in standard deviations below which entries may be the same draw: a lattice step, and rounding."""
 

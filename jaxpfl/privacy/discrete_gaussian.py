@@ -1,7 +1,7 @@
 r"""Discrete Gaussian mechanism: integer noise on integers, for private messages of few bits.
 
-The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. The sum of X and a number in {0, ...,
-L} (a quantiser's level) is private at sensitivity L.
+The noise X has :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. It is added to a number in {0, ...,
+L} (a quantiser's level), which has sensitivity L.
 
 The relation between eps, delta and sigma is exact: it is a sum over the integers, for every shift up to the
 sensitivity. The sampler's error is known. Its probabilities are multiples of 2^-64, within 2^-64 of the true

@@ -181,7 +181,7 @@ class GuardedBatch:
 
 
 class GuardedData:
-    """One client's data, from which a method can draw `GuardedBatch`es, or nothing if it may not read them.
+    """One client's guarded data: a method can draw `GuardedBatch`es from them, unless it may not read them at all.
 
     Attributes:
       size: number of examples, [] int32, public.

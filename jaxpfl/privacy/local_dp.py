@@ -156,8 +156,8 @@ def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
 
     The less probable outcome, with probability p, is drawn if ``uniform <= p``. Uniforms are multiples of the
     generator's step, so the sampled probability is the next multiple above p, but never above one half. If p underflows
-    to zero, as a sigmoid does at eps 88, the sampled probability is one step. p is a convex combination because
-    1 - tanh would lose its last bits for large eps.
+    to zero, as a sigmoid does at eps 88, the sampled probability is one step. The code computes p as a convex
+    combination because 1 - tanh would be inaccurate for large eps.
     """
     noise.enter("a client's bit", key, x.size, jnp.nan)
     dtype = jnp.promote_types(x.dtype, jnp.float32)

@@ -1,4 +1,4 @@
-r"""Mechanism of user-level differential privacy: its settings, its clipping and noise, and its seed.
+r"""Mechanism for user-level differential privacy: settings, clipping, noise and seed.
 
 With noise in every step, each gradient of an uploaded quantity is clipped and gets noise before the client's step:
 

@@ -14,8 +14,8 @@ probabilities of 1e-12 (7.03 standard deviations) and even of 1e-100 have a rela
 inputs cannot produce (Mironov 2012, "On significance of the least significant bits for differential privacy").
 Therefore `add_gaussian`, `add_banded` and `add_laplace` round their result to multiples of a power of two near
 :math:`2^{-9}` standard deviations (:math:`2^{-24}` in float64). This step depends only on the public scale of the
-noise, and rounding is post-processing. For any input thousands of floats are rounded to the same lattice point, which
-hides the grid of the draws as a sum of several draws does (Holohan and Braghin 2021, "Secure random sampling in
+noise, and rounding is post-processing. For any input, thousands of floats are rounded to the same lattice point. Like
+summing several draws, this hides the grid of the draws (Holohan and Braghin 2021, "Secure random sampling in
 differential privacy"). It is not proved that each of these floats occurs with its exact probability.
 
 The generator is JAX's counter-based generator, which is reproducible but not cryptographic. The noise is for
@@ -184,7 +184,7 @@ def enter(protects: str, key: Key, entries: int, stddev: Scalar) -> None:
 _HALF = np.uint32(2**31)
 _WORD = 32
 _LATTICE = {jnp.dtype(jnp.float32): 9, jnp.dtype(jnp.float64): 24}
-"""Base-2 logarithm of the number of lattice steps in the largest power of two up to the standard deviation."""
+"""n, where the lattice step is 2^-n times the largest power of two that is at most the standard deviation."""
 
 
 def gaussian(key: Key, like: PyTree, stddev: Scalar, protects: str) -> PyTree:
