@@ -165,7 +165,8 @@ def _experiment(
             return config, experiment
 
         config, experiment = processes.together(prepared)
-        check_agreed(experiment)
+        if processes.several():
+            check_agreed(experiment)
         if session.explain_plan:
             report = explain_plan(experiment)
             print(json.dumps(report)) if session.json and writes else print_explanation(out, report)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
 import jax
 
@@ -14,7 +14,7 @@ from jaxpfl.engine import Simulation
 from jaxpfl.runs.setup import Experiment, require
 
 
-class Ahead:
+class Ahead(AbstractContextManager["Ahead"]):
     """Simulations of an experiment's methods; after the first, the others' programs are compiled in a thread.
 
     It compiles what the run would compile, from the same seeds and data, which lie on the devices once. What fails
@@ -34,35 +34,32 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._made: dict[str, Future[Simulation]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def simulation(self, name: str) -> Simulation:
         """The simulation of a method; the first one starts the thread on the others."""
-        simulation = self._simulation(name)
+        made, simulation = self._made.pop(name, None), None
+        if made is not None:
+            with suppress(Exception):  # made again here, where errors and warnings are the run's
+                simulation = made.result()
+        if simulation is None:
+            simulation = self._experiment.simulation(name)
+        others = self._names[self._names.index(name) + 1 :] if name in self._names else ()
+        if made is None and others:
+            self._start(simulation, others)
         if name == self._last:
             self._experiment = self._experiment.described()
         return simulation
 
-    def _simulation(self, name: str) -> Simulation:
-        if name in self._made:
-            made = self._made.pop(name)
-            with suppress(Exception):  # made again here, where errors and warnings are the run's
-                return made.result()
-            return self._experiment.simulation(name)
-        simulation = self._experiment.simulation(name)
+    def _start(self, simulation: Simulation, others: tuple[str, ...]) -> None:
         shared = simulation.shared_data()
         if shared is not None and _same_types(shared, self._experiment.federation):
             runs = {one: replace(run, federation=shared) for one, run in self._experiment.runs.items()}
             placed = self._experiment._replace(federation=shared, runs=runs)
-            after = self._names.index(name) + 1 if name in self._names else len(self._names)
-            for other in self._names[after:]:
+            for other in others:
                 self._made[other] = self._thread.submit(placed.simulation, other)
                 self._thread.submit(self._compile, self._made[other])
-        return simulation
 
     def _compile(self, made: Future[Simulation]) -> None:
         config = self._experiment.config

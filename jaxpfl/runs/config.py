@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxpfl import algorithms
-from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.core import choices
@@ -168,7 +167,8 @@ def resolve(config: RunConfig) -> RunConfig:
         raise unknown_name("task", config.task, TASKS)
     _check_text(config)
     metrics.parse_metrics(config.metrics)
-    config = data_sets.adopt_split(config)
+    if data_sets.is_stored(config.data):
+        config = data_sets.adopt_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition
     by_classes = classless and preset(data_sets.origin(config), None)["partition"] not in CLASSLESS
@@ -240,7 +240,16 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
       JaxpflError: for a name or a value that is not the method's.
     """
     method = algorithms.get(name)
-    hyper, options = _parsed(method, method_settings(config, name, methods))
+    hyper: dict[str, float | str] = {}
+    options: dict[str, Any] = {}
+    names = [field.name for field in dataclasses.fields(method.hyper)]
+    for key, text in method_settings(config, name, methods).items():
+        if key in method.options:
+            options[key] = choices.typed(f"{name}.{key}", text, type(method.options[key]))
+        elif key not in names:
+            raise unknown_name(f"hyper-parameter of {name}", key, [*names, *method.options])
+        else:
+            hyper[key] = text if text == PAPER else choices.typed(f"{name}.{key}", text, float)
     return RunSpec(
         **vars(part_of(Settings, config)),
         method=method,
@@ -251,20 +260,6 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
         plan=config.plan,
         num_classes=num_classes,
     )
-
-
-def _parsed(method: Method, settings: Mapping[str, str]) -> tuple[dict[str, float | str], dict[str, Any]]:
-    """Settings of a method as (hyper-parameters, static options), their texts parsed."""
-    hyper, options = {}, {}
-    names = [field.name for field in dataclasses.fields(method.hyper)]
-    for key, text in settings.items():
-        if key in method.options:
-            options[key] = choices.typed(f"{method.name}.{key}", text, type(method.options[key]))
-        elif key not in names:
-            raise unknown_name(f"hyper-parameter of {method.name}", key, [*names, *method.options])
-        else:
-            hyper[key] = text if text == PAPER else choices.typed(f"{method.name}.{key}", text, float)
-    return hyper, options
 
 
 def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import jax
@@ -31,7 +31,7 @@ class Interrupted(Exception):
         self.status = 128 + number
 
 
-class Interrupt:
+class Interrupt(ExitStack):
     """Context manager in which the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
 
     Otherwise, and the second time, the signal has its usual effect.
@@ -42,16 +42,13 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: int | None = None
         self.saves = False
-        self._offered: AbstractContextManager[None] = signals.offered(self._take)
 
     def __enter__(self) -> Self:
-        self._offered.__enter__()
+        self.enter_context(signals.offered(self._take))
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._offered.__exit__(*error)
 
     def stop_signal(self) -> int | None:
         """The signal that asked any process to stop; all processes must call this, and then all stop."""
@@ -152,7 +149,7 @@ _COMPILING = (
 )
 
 
-class CompileClock:
+class CompileClock(ExitStack):
     """Context manager that counts the seconds in which this thread compiles, or waits for another thread's compilation.
 
     Attributes:
@@ -160,15 +157,14 @@ class CompileClock:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds, self._thread = 0.0, threading.get_ident()
         self._spans: list[tuple[float, float]] = []  # (start, seconds) of events that an outer one may hold
 
     def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
+        self.callback(jax.monitoring.unregister_event_duration_listener, self._hear_duration)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._hear_duration)
 
     def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:
         if event not in _COMPILING or threading.get_ident() != self._thread:

@@ -48,13 +48,11 @@ def origin(config: DataConfig) -> str:
 
 
 def adopt_split(config: C) -> C:
-    """Return the config with the split of its saved federation; unchanged if it names another data set.
+    """Return the config with the split of the saved federation that it names.
 
     Raises:
       JaxpflError: if a setting differs from that of the saved split.
     """
-    if not is_stored(config.data):
-        return config
     _refuse_test_users(config)
     known = dataclasses.asdict(Split(partition="natural")) | _manifest(config.data, config.data_dir)["split"]
     if known["clients"] is not None:

@@ -100,10 +100,11 @@ def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection |
     Raises:
       JaxpflError: if no accountant covers the run.
     """
-    released = run.released(1)  # one for all seeds
-    if run.mechanism is None or released is None:
+    if run.mechanism is None:
         return None
-    plan, asked = released[0], run.spec.privacy
+    released, asked = run.released(1), run.spec.privacy  # one for all seeds
+    assert released is not None
+    plan = released[0]
     if plan is None:
         return Protection(run.mechanism, None)
     assert isinstance(asked, PrivacyConfig)

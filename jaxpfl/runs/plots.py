@@ -46,26 +46,26 @@ def figures(
       name -> matplotlib figure; figures with nothing to show are left out.
     """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
-    drawn = [
-        _scores(records, colors, headline),
-        _clients(_named(arrays, f"after_{headline.name}"), colors, "Clients after the last round", headline),
-        _clients(
-            _named(arrays, f"unseen_after_{headline.name}"), colors, "Unseen clients after their adaptation", headline
-        ),
-        _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
-        _uploads(records, colors),
-        _bytes_plot(
-            records,
-            colors,
-            "evaluation",
-            headline.personalized,
-            f"test {headline.words}, mean over clients",
-            percent=headline.percent,
-        ),
-        _bytes_plot(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
-    ]
-    names = (headline.name, "clients", "unseen", "psi", "uploads", f"{headline.name}-by-bytes", "loss-by-bytes")
-    return {name: figure for name, figure in zip(names, drawn, strict=True) if figure is not None}
+    recorded = {name for record in records for name in record}
+    clients, unseen = (_named(arrays, f"{which}after_{headline.name}") for which in ("", "unseen_"))
+    drawn = {
+        headline.name: _scores(records, colors, headline),
+        "clients": _clients(clients, colors, "Clients after the last round", headline),
+        "unseen": _clients(unseen, colors, "Unseen clients after their adaptation", headline),
+    }
+    if "psi" in recorded:
+        title = "Estimated spread of the clients (psi)"
+        drawn["psi"] = _metric(records, colors, "psi", "psi at the server", title)
+    if "upload_norm" in recorded:
+        drawn["uploads"] = _uploads(records, colors)
+    if "bits_up" in recorded:
+        score = f"test {headline.words}, mean over clients"
+        drawn[f"{headline.name}-by-bytes"] = _bytes_plot(
+            records, colors, "evaluation", headline.personalized, score, percent=headline.percent
+        )
+        loss = "training loss, mean over the cohort"
+        drawn["loss-by-bytes"] = _bytes_plot(records, colors, "round", "train_loss", loss)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
@@ -173,14 +173,6 @@ def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Hea
     return figure
 
 
-def _name_ticks(axes: Any, names: list[str]) -> None:
-    """Set a tick per method, at 0, 1, ..., slanted if there are many."""
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > _MOST_BESIDE else {}
-    axes.set_xticks(range(len(names)), names, **slanted)
-    axes.set_xlim(-0.6, len(names) - 0.2)
-    axes.figure.set_figwidth(max(7.2, 0.8 * len(names)))
-
-
 def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
     """One array of every method that has it."""
     return {method: own[name] for method, own in arrays.items() if name in own}
@@ -206,7 +198,10 @@ def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, 
         beside = {"va": "bottom", "textcoords": "offset points", "xytext": (2, 1)}
         words = f"{client.mean():.1f}" if headline.percent else f"{client.mean():.4g}"
         axes.annotate(words, (place + 0.02, client.mean()), fontsize=9, color=INK, **beside)
-    _name_ticks(axes, list(scores))
+    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(scores) > _MOST_BESIDE else {}
+    axes.set_xticks(range(len(scores)), list(scores), **slanted)
+    axes.set_xlim(-0.6, len(scores) - 0.2)
+    figure.set_figwidth(max(7.2, 0.8 * len(scores)))
     axes.yaxis.set_major_formatter(headline.ticks)
     return figure
 

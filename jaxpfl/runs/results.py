@@ -65,7 +65,7 @@ def write_method(
     gradients = simulation.gradients(state)
     if gradients is not None:
         arrays |= {"gradients": gradients.training, "personalization_gradients": gradients.personalization}
-    found = simulation.clusters(state)
+    protection, found = experiment.protection(name), simulation.clusters(state)
     if found is not None:
         arrays["cluster"] = found
     runs = counts.steps.shape[0]
@@ -75,7 +75,7 @@ def write_method(
             **stopped_after(state, experiment.config),
             "seconds": times[0],
             "compile_seconds": times[1],
-            "privacy": _privacy(experiment.protection(name), simulation),
+            "privacy": None if protection is None else _privacy(protection, simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
             **upload_sizes(simulation, counts, str(experiment.config.compress)),
             "bytes_down": down * int(counts.participations.sum()) // runs,
@@ -85,7 +85,7 @@ def write_method(
             if experiment.unseen is None
             else {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)},
             "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
-            "rand_index": rand_index(experiment, found),
+            "rand_index": None if found is None else rand_index(experiment, found),
             **_attackers(experiment, name, simulation),
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,
@@ -152,10 +152,8 @@ def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
     }
 
 
-def _privacy(protection: Protection | None, simulation: Simulation) -> dict[str, Any] | None:
-    """Privacy statement of a method; None without privacy, or if nothing leaves the clients."""
-    if protection is None:
-        return None
+def _privacy(protection: Protection, simulation: Simulation) -> dict[str, Any]:
+    """Privacy statement of a method."""
     mechanism, statement = protection
     if statement is not None and statement.cut:
         statement = statement._replace(cut=simulation.remembers())
@@ -191,10 +189,12 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     local = arrays["local"][f"after_{headline.name}"] if "local" in arrays else None
     methods = {}
     for name, scores in arrays.items():
-        evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
-        methods[name] = _row(experiment, scores, local, evaluations) | stored[name]
-        methods[name] |= _times([r for r in records if r["method"] == name], config, headline)
-        methods[name] |= _clipping([r for r in records if r["method"] == name], stored[name], experiment)
+        own = [r for r in records if r["method"] == name]
+        methods[name] = _row(experiment, scores, local, [r for r in own if r["kind"] == "evaluation"]) | stored[name]
+        if config.time_model is not None:
+            methods[name] |= _times(own, config, headline)
+        if stored[name]["privacy"]:
+            methods[name] |= _clipping(own, stored[name], experiment)
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
@@ -239,7 +239,7 @@ def count_missing(
 def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment: Experiment) -> dict[str, str | None]:
     """Remark on the clipping norm of a method whose uploads get noise; empty without one."""
     rounds = [r for r in records if {"upload_norm", "clipping_norm"} <= r.keys()]
-    if not rounds or not (stored["privacy"] or {}).get("epsilon"):
+    if not rounds or not stored["privacy"].get("epsilon"):
         return {}
     norms, limits = (np.array([r[name] for r in rounds], float).T for name in ("upload_norm", "clipping_norm"))
     text = noise.remark(norms, limits, experiment.federation.num_clients)
@@ -249,7 +249,7 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
     """Simulated seconds of one method's runs, in all and until the score ``time_to`` is first evaluated, [S] each.
 
-    Empty without a time model, and where rounds are missing from the records.
+    Empty where rounds are missing from the records.
     """
     rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
     if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):
@@ -319,10 +319,8 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
     return None
 
 
-def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] | None:
-    """Adjusted Rand index of the clusters found, [S, m], in each run; None if none were found, or none are known."""
-    if found is None:
-        return None
+def rand_index(experiment: Experiment, found: np.ndarray) -> list[float] | None:
+    """Adjusted Rand index of the clusters found, [S, m], in each run; None if the true ones are not known."""
     truth = client_clusters(experiment.config, experiment.task.num_classes)
     if truth is None:
         return None
@@ -333,28 +331,20 @@ def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] 
 
 
 class Uplink:
-    """Running count of a run's uploaded bits.
+    """Running count of the bits that a run with compression uploads.
 
     Attributes:
-      bits: bits of all clients' uploads since round 0, [S] int64; None without compression.
+      bits: bits of all clients' uploads since round 0, [S] int64.
     """
 
     def __init__(self, simulation: Simulation, state: RunState):
-        self.bits: np.ndarray | None = None
-        if simulation.algorithm.counts_bits:
-            self.bits = simulation.counts(state).upload_bits.sum(axis=1)
+        self.bits: np.ndarray = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The next rounds' history with each round's ``bits_up``, all bits since round 0."""
-        if self.bits is None:
-            return history
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
         self.bits = bits[:, -1]
         return history | {"bits_up": bits}
-
-    def now(self) -> dict[str, Any]:
-        """The present ``bits_up``, for an evaluation's record."""
-        return {} if self.bits is None else {"bits_up": self.bits}
 
 
 def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -198,7 +198,7 @@ def _run_method(
         if noise_keys.is_gone(state):
             raise JaxpflError(_refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
-    sent = results.Uplink(simulation, state)
+    uplink = results.Uplink(simulation, state) if simulation.algorithm.counts_bits else None
 
     def write(new: list[dict[str, Any]]) -> None:
         processes.on_first(lambda: records.append(new))
@@ -222,17 +222,19 @@ def _run_method(
         if patience.over:
             break
         while done < stop and not interrupt.stop_signal():
-            with pace.call(stop - done) as length, _trace(folder / "profile" / name if traced and calls == 1 else None):
+            profiler = _trace(folder / "profile" / name) if traced and calls == 1 else nullcontext()
+            with pace.call(stop - done) as length, profiler:
                 state, history = simulation.advance(state, length)
             calls += 1
             interrupt.saves = True  # before, it compiled
-            write(_round_records(name, done, sent.along(history)))
+            write(_round_records(name, done, history if uplink is None else uplink.along(history)))
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, score)
         if done == stop and (done % config.eval_every == 0 or done == rounds):
             scores, record = _evaluate(experiment, simulation, state, name, done)
-            write([record | sent.now() | {"seconds": spent()}])
+            sent = {} if uplink is None else {"bits_up": uplink.bits}
+            write([record | sent | {"seconds": spent()}])
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
@@ -261,18 +263,17 @@ def _run_method(
 
 
 @contextmanager
-def _trace(folder: Path | None) -> Iterator[None]:
-    """Trace the block by JAX's profiler, into a folder if there is one."""
+def _trace(folder: Path) -> Iterator[None]:
+    """Trace the block by JAX's profiler, into a folder."""
     with ExitStack() as stack:
-        if folder is not None:
-            options = jax.profiler.ProfileOptions()
-            # Python calls would be ten times the rest, and tell nothing about the rounds.
-            options.python_tracer_level = 0
-            try:
-                jax.profiler.start_trace(folder, profiler_options=options)
-                stack.callback(jax.profiler.stop_trace)
-            except Exception as error:  # another profiler is at work, or a driver refuses
-                warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
+        options = jax.profiler.ProfileOptions()
+        # Python calls would be ten times the rest, and tell nothing about the rounds.
+        options.python_tracer_level = 0
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+            stack.callback(jax.profiler.stop_trace)
+        except Exception as error:  # another profiler is at work, or a driver refuses
+            warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
         yield
 
 
