@@ -14,8 +14,7 @@ from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, to_json
-from jaxpfl.runs.inputs import data_checksum
-from jaxpfl.runs.setup import Experiment, prepare
+from jaxpfl.runs.setup import Experiment, data_checksum, prepare
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError
 

@@ -10,7 +10,6 @@ from tyro.conf import arg
 
 from jaxpfl.cli.output import Output, claim, write
 from jaxpfl.studies import registry
-from jaxpfl.studies.study import Results
 
 
 def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ...]:
@@ -35,13 +34,18 @@ def _command(name: str) -> Callable[..., None]:
 
     def command(settings: Any, to: Output, options: Any = None) -> None:
         from jaxpfl.runs import compile_cache
+        from jaxpfl.support.console import Console
 
         if to.output is not None:
             claim(to.output, name)
         compile_cache.enable()
         results = study.run(settings, options)
         if not to.json:
-            _print(results, to)
+            console = Console()
+            lines = [results.hint] if results.hint is not None and to.output is None else []
+            for block in [*results.tables(), *lines]:
+                plain = {"highlight": False, "soft_wrap": True, "markup": False} if isinstance(block, str) else {}
+                console.print(block, **plain)
         if to.json or to.output is not None:
             again = ["jaxpfl", "estimate", name, *study.arguments(settings, options)]
             write(results.json, to, results.plots, results.files, again)
@@ -56,15 +60,3 @@ def _command(name: str) -> Callable[..., None]:
         for part, value in defaults.items()
     ])  # fmt: skip
     return command
-
-
-def _print(results: Results, to: Output) -> None:
-    from jaxpfl.support.console import Console
-
-    console = Console()
-    lines = [results.hint] if results.hint is not None and to.output is None else []
-    for block in [*results.tables(), *lines]:
-        if isinstance(block, str):
-            console.print(block, highlight=False, soft_wrap=True, markup=False)
-        else:
-            console.print(block)

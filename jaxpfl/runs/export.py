@@ -23,8 +23,7 @@ from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, load_models,
 from jaxpfl.models import Task
 from jaxpfl.models.base import leaves_by_path
 from jaxpfl.runs import data_sets
-from jaxpfl.runs.inputs import Origin
-from jaxpfl.runs.setup import Experiment
+from jaxpfl.runs.setup import Experiment, Origin
 from jaxpfl.runs.stored_run import StoredRun, last_state, open_run
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, expecting, writing

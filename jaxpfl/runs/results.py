@@ -19,10 +19,9 @@ from jaxpfl.engine.state import Counts
 from jaxpfl.engine.stopping import first_time
 from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
-from jaxpfl.runs.inputs import Protection
 from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined
 from jaxpfl.runs.scores import over_clients as statistics
-from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.runs.setup import Experiment, Protection, require
 from jaxpfl.support import files, processes
 from jaxpfl.support.errors import JaxpflError, warn
 

@@ -25,13 +25,12 @@ from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
 from jaxpfl.engine.evaluate import mean_over_clients
 from jaxpfl.engine.stopping import milestones
-from jaxpfl.runs import inputs, results, run_folder
-from jaxpfl.runs.ahead import Ahead
+from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json
-from jaxpfl.runs.control import CompileClock, Interrupt, Interrupted, Pace, Patience
+from jaxpfl.runs.control import Ahead, CompileClock, Interrupt, Interrupted, Pace, Patience
 from jaxpfl.runs.run_folder import GRAPH
-from jaxpfl.runs.setup import Experiment, require
+from jaxpfl.runs.setup import Experiment, has_checksum, require, write_graph
 from jaxpfl.runs.stored_run import read_record
 from jaxpfl.runs.tracking import Tracker, end_trackers
 from jaxpfl.support import files, processes
@@ -85,7 +84,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         added = [name for name in methods if name not in old["methods"]]
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
-        if not inputs.has_checksum(old["data"], experiment.federation, experiment.unseen):
+        if not has_checksum(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data have changed")
         semantic += [reason for name, reason in _FIXED.items() if old.get(name) != new[name]]
         if old.get("graph") not in (None, new["graph"]):
@@ -113,7 +112,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:
-            inputs.write_graph(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
+            write_graph(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
     return allowed
 
 
@@ -158,7 +157,7 @@ def run_methods(
                     reporter.say(f"{name}: already finished")
                 else:
                     try:
-                        with end_trackers(trackers):
+                        with end_trackers(trackers) if trackers else nullcontext():
                             _run_method(experiment, ahead, name, folder, reporter, interrupt, clock, trackers, traced)
                     except JaxpflError:
                         if processes.is_first():

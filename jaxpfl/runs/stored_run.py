@@ -15,9 +15,8 @@ from jaxpfl.engine.model_files import one_method
 from jaxpfl.runs import results
 from jaxpfl.runs.checkpoint import Checkpoints
 from jaxpfl.runs.config import ConfigFile, DataConfig, RunConfig, fill_defaults, from_mapping, resolve, to_json
-from jaxpfl.runs.inputs import has_checksum
 from jaxpfl.runs.run_folder import GRAPH
-from jaxpfl.runs.setup import Experiment, prepare, require
+from jaxpfl.runs.setup import Experiment, has_checksum, prepare, require
 from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.runs.ahead import Ahead
 from jaxpfl.runs.config import RunConfig, resolve
+from jaxpfl.runs.control import Ahead
 from jaxpfl.runs.setup import prepare
 from jaxpfl.support.errors import JaxpflError
 

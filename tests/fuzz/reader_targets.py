@@ -21,7 +21,7 @@ from jaxpfl.data.sources import csv_text, idx, leaf, libsvm, npz, pickles, table
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.natural import ELECTIONS_FILE, load_elections, load_school
 from jaxpfl.engine import model_files
-from jaxpfl.runs import config, export, inputs
+from jaxpfl.runs import config, export, setup
 from jaxpfl.studies import normal_means, own_clients
 
 RNG = np.random.default_rng(0)
@@ -141,7 +141,7 @@ def summaries(path: Path) -> Any:
 
 
 def graph(path: Path) -> Any:
-    found = inputs.read_graph(path, np.arange(5))
+    found = setup.read_graph(path, np.arange(5))
     assert (np.stack([found.first, found.second]) < 5).all()
     assert (found.first != found.second).all()
     return found

@@ -8,9 +8,8 @@ from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.core.types import ClientData, Examples
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
 from jaxpfl.engine.tasks import make_task
-from jaxpfl.runs import inputs
 from jaxpfl.runs.config import RunConfig, resolve
-from jaxpfl.runs.setup import prepare
+from jaxpfl.runs.setup import prepare, read_graph, write_graph
 from jaxpfl.similarity import graphs
 from jaxpfl.support.errors import JaxpflWarning
 
@@ -117,22 +116,22 @@ def test_fit_takes_a_graph():
 def test_the_file(tmp_path):
     ids, path = np.array(IDS), tmp_path / "graph.csv"
     graph = graphs.from_edges([(0, 1), (1, 4)], 6)
-    inputs.write_graph(path, graph, ids)
+    write_graph(path, graph, ids)
     assert path.read_text().split() == ["client,neighbour", "7,3", "3,5"]
-    assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
+    assert pairs(read_graph(path, ids)) == pairs(graph)
     path.write_text("5, 3\n\n3,5\n7,3\n")
-    assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
+    assert pairs(read_graph(path, ids)) == pairs(graph)
     for text in ("client;neighbour\r\n5;3\r\n7;3", '"from","to"\n3,5\n3,7\n', "5\t3\n7\t3\n"):
         path.write_text(text)
-        assert pairs(inputs.read_graph(path, ids)) == pairs(graph)
+        assert pairs(read_graph(path, ids)) == pairs(graph)
     path.write_text("")
-    assert inputs.read_graph(path, ids).edges == 0
+    assert read_graph(path, ids).edges == 0
     for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 2), ("7,3,1.5", 1)):
         path.write_text(text)
         with pytest.raises(JaxpflError, match=f"line {line}: needs the ids of two different clients"):
-            inputs.read_graph(path, ids)
+            read_graph(path, ids)
     with pytest.raises(JaxpflError, match="cannot read"):
-        inputs.read_graph(tmp_path / "none.csv", ids)
+        read_graph(tmp_path / "none.csv", ids)
 
 
 def test_an_experiment_takes_data_unless_told():

@@ -158,8 +158,7 @@ def _costs(summary: dict[str, Any] | None, shown: dict[str, str], headline: Head
 def _split(run: StoredRun, data_dir: str | None) -> list[str]:
     """Picture of the clients' classes; the reason where there is none."""
     from jaxpfl import data
-    from jaxpfl.runs.inputs import has_checksum
-    from jaxpfl.runs.setup import clients_of, load_federation
+    from jaxpfl.runs.setup import clients_of, has_checksum, load_federation
 
     try:
         config = run.config if data_dir is None else replace(run.config, data_dir=data_dir)

@@ -28,10 +28,9 @@ from jaxpfl.runs import data_sets, export
 from jaxpfl.runs.checkpoint import Unfinished
 from jaxpfl.runs.config import RunConfig, resolve, spec_for, to_json
 from jaxpfl.runs.control import CompileClock, Pace
-from jaxpfl.runs.inputs import protection_of
 from jaxpfl.runs.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.runs.scores import over_clients, undefined
-from jaxpfl.runs.setup import Experiment, load_federation, prepare
+from jaxpfl.runs.setup import Experiment, load_federation, prepare, protection_of
 from jaxpfl.runs.sweep.grid import apply_settings, cohort_of
 from jaxpfl.runs.sweep.plan import Group, Run
 from jaxpfl.runs.sweep.selection import DATA_FIELDS

@@ -238,20 +238,20 @@ def named(grid: Grid, methods: Sequence[str]) -> Grid:
       JaxpflError: if a setting does not exist, if no sweep can vary it, if it belongs to a method that is not in the
         sweep, or if a value has another type.
     """
-    return dataclasses.replace(grid, axes=tuple(_named(axis, methods) for axis in grid.axes))
-
-
-def _named(axis: Axis, methods: Sequence[str]) -> Axis:
-    name = _name(axis.name, methods)
-    if not axis.values:
+    axes = []
+    for axis in grid.axes:
+        name = _name(axis.name, methods)
+        if axis.values:
+            values = distinct(name, tuple(_typed(name, value) for value in axis.values))
+            axes.append(dataclasses.replace(axis, name=name, values=values))
+            continue
         for end in (axis.low, axis.high):
             try:
                 _typed(name, end)
             except JaxpflError as error:
                 raise JaxpflError(f"{error}: list its values instead of a range, --grid {name}=V,V") from None
-        return dataclasses.replace(axis, name=name)
-    values = tuple(_typed(name, value) for value in axis.values)
-    return dataclasses.replace(axis, name=name, values=distinct(name, values))
+        axes.append(dataclasses.replace(axis, name=name))
+    return dataclasses.replace(grid, axes=tuple(axes))
 
 
 def _name(given: str, methods: Sequence[str]) -> str:

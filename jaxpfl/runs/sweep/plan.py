@@ -101,19 +101,14 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
         text = json.dumps([run.method, dict(sorted(static.items()))])
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         found.setdefault(name, (run, static, []))[2].append(run)
-    return tuple(
-        Group(name, first.method, _config(definition, first.method, static), static, definition.methods, tuple(own))
-        for name, (first, static, own) in found.items()
-    )
-
-
-def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
-    """The config of a group, with as many rounds as the budget allows."""
-    config = apply_settings(fill_privacy(definition.config, definition.grid), static)
-    if definition.search.budget == "rounds":
-        return config
-    rounds = rounds_of(config, method, definition.methods, share_of(static))
-    return dataclasses.replace(config, rounds=rounds)
+    groups = []
+    for name, (first, static, own) in found.items():
+        config = apply_settings(fill_privacy(definition.config, definition.grid), static)
+        if definition.search.budget != "rounds":  # as many rounds as the budget allows
+            rounds = rounds_of(config, first.method, definition.methods, share_of(static))
+            config = dataclasses.replace(config, rounds=rounds)
+        groups.append(Group(name, first.method, config, static, definition.methods, tuple(own)))
+    return tuple(groups)
 
 
 _Settings = Mapping[str, Value]

@@ -51,7 +51,9 @@ def _axis_plot(
     points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
 ) -> Any:
     """Score over one axis: on validation examples, and on test."""
-    series, headline = _series(points, axis, axes), _headline(points)
+    every = {method: along(own, axis, axes) for method, own in points.items()}
+    series = {method: own for method, own in every.items() if own.picked}  # of the methods that the axis concerns
+    headline = _headline(points)
     parts = [True]
     if any(math.isfinite(point.validation.mean) for method in series for point in points[method]):
         parts = [False, True]
@@ -68,12 +70,6 @@ def _axis_plot(
 
 
 _PARTS = {False: "validation, chosen by", True: "test"}
-
-
-def _series(points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis]) -> dict[str, Series]:
-    """The settings along an axis, of the methods that it concerns."""
-    found = {method: along(own, axis, axes) for method, own in points.items()}
-    return {method: series for method, series in found.items() if series.picked}
 
 
 def _about(
