@@ -180,7 +180,7 @@ _AT_ONCE = 2**28
 """Limit in bytes on all clients' uploads in the worlds of one call."""
 # Least number of worlds, and default for the largest number of canaries.
 _WORLDS, _CANARIES = 40, 500
-# Number of first rounds of which all pairs are compared, and of leaves; with more leaves only neighbours are compared.
+# The first rounds, up to this number, are compared in pairs. So are leaves; if there are more, only neighbouring ones.
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 

@@ -193,7 +193,7 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries], and their count.
+    """Sum the clipped changes of all clients whose upload arrived, by leaf, [S, entries]; also count norms up to C.
 
     Args:
       subject: private run.
@@ -230,6 +230,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
     if mechanism.noise == "central":
         return float(mechanism.noise_multiplier_of_sum) * limit
     least = mechanism.least_uploads(subject.run.cohorts.expected_cohort)
+    # Every upload contains a share of the noise, so uploads beyond K_min add to it.
     enough = np.where(uploads >= least, uploads, np.nan)
     return float(np.asarray(mechanism.noise_multiplier)) * limit * np.sqrt(enough / least)
 

@@ -503,7 +503,7 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
     # Initial guess: many rounds of a sampled Gaussian are nearly one Gaussian release with mu = sqrt(R) q / z, and its
     # epsilon is below mu^2/2 + mu sqrt(2 log(1/delta)). Epsilon is also at least the cost of one round with the user.
     log = -math.log(delta)
-    # 1 / mu, where mu = sqrt(2 (log + epsilon)) - sqrt(2 log). Computed directly, this difference would round to zero.
+    # 1 / mu, where mu = sqrt(2 (log + epsilon)) - sqrt(2 log): for a small epsilon this difference would round to zero.
     inverse = (math.sqrt(2 * (log + epsilon)) + math.sqrt(2 * log)) / (2 * epsilon)
     upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) * inverse, _MOST)
 

@@ -250,6 +250,7 @@ def one_run_lower_bound(
     tried = []
     for share in _SHARES:
         half = max(1, round(share * n / 2))
+        # With an odd number of canaries the two halves must not share one.
         low, high = order[:half], order[max(n - half, half) :]
         correct, guesses = int((~included[low]).sum() + included[high].sum()), len(low) + len(high)
         tried.append((_largest_refuted(n, guesses, correct, delta, error), guesses, correct))

@@ -129,7 +129,8 @@ def privatize(
         # Only banded noise needs shapes; functions that contain them are recompiled for data of another shape.
         changed = partial(_change, algorithm, splits)
     server = _server(algorithm.server, kind, changed)
-    # Compressors skip the same entries as without privacy. Clipping skips none, as all of them are released.
+    # Compressors leave out the same entries as without privacy, and the count. Clipping covers all entries, because all
+    # of them are released.
     increments = _Released(algorithm.increments, below=False)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream, increments=increments), hyper
 

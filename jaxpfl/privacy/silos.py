@@ -247,10 +247,12 @@ def _near(
     def demand(of: Silo) -> float:
         return of.rate * math.sqrt(mechanism.plan(of).rounds)
 
+    # At equal epsilon z is nearly proportional to q sqrt(number of mini-batches).
     z = like.noise_multiplier * demand(silo) / demand(like)
     for _ in range(_TRIES):
         got = mechanism.plan(replace(silo, noise_multiplier=z)).epsilon(delta, accountant)
         if epsilon * _CLOSE <= got <= epsilon:
             return z
+        # Epsilon is nearly proportional to 1 / z: aim at the middle of the accepted range.
         z *= got / (epsilon * (1 + _CLOSE) / 2)
     return None
