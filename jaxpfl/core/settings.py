@@ -95,9 +95,9 @@ NUMBER = Kind("a number", _is_number)
 NAME = Kind("a name", lambda value: isinstance(value, str))
 SWITCH = Kind("True or False", lambda value: isinstance(value, bool | np.bool_))
 RATE = Kind("a number, or one for each run", one_or_more(_is_number))
+_WHOLE_ONES = one_or_more(_is_whole)
 SEEDS = Kind(
-    "a number of runs, or a list of whole numbers",
-    lambda value: isinstance(value, range) or one_or_more(_is_whole)(value),
+    "a number of runs, or a list of whole numbers", lambda value: isinstance(value, range) or _WHOLE_ONES(value)
 )
 BY_NAME = Kind(
     "a dictionary of values by name",

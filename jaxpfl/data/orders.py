@@ -67,7 +67,7 @@ def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
     """
 
     def network() -> Array:
-        shifts, salts = _rounds(_words(key), size)
+        shifts, salts = _rounds(key, size)
         return lax.fori_loop(0, ROUNDS, lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
 
     # Under ``vmap`` this also runs for long orders, whose positions exceed the table; the result is then not used.
@@ -87,7 +87,7 @@ def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = A
     """
 
     def network() -> Array:
-        shifts, salts = jax.vmap(_rounds, (0, None), 1)(jax.vmap(_words)(keys), size)
+        shifts, salts = jax.vmap(_rounds, (0, None), 1)(keys, size)
 
         def row_values(row: Array) -> Array:
             return row.at[nth].get(mode="promise_in_bounds", wrap_negative_indices=False)
@@ -119,12 +119,9 @@ def _sorted(key: Key, size: Array, capacity: int) -> Array:
     return (lax.sort((words & ~last) | index, is_stable=False) & last).astype(jnp.int32)
 
 
-def _words(key: Key) -> Array:
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def _rounds(words: Array, size: Array) -> tuple[Array, Array]:
+def _rounds(key: Key, size: Array) -> tuple[Array, Array]:
     """Return each round's shift in [0, n), int32, and salt, uint32: two arrays [ROUNDS], hashed from two words."""
+    words = jax.random.bits(key, (2,), jnp.uint32)
     hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
     # The upper half of the 64-bit product hashed * n, computed byte by byte: sums stay below 2^32 for n <= 2^24.
     shift = jnp.zeros_like(hashed)

@@ -80,13 +80,11 @@ def single(federation: Federation, strict: bool = False) -> Federation:
                 strict=strict,
             )
 
-    def narrow_split(split: ClientData) -> ClientData:
-        def narrow_leaf(leaf: Any) -> Any:
-            return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
+    def narrow(leaf: Any) -> Any:
+        return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
 
-        return split.with_examples(x=jax.tree.map(narrow_leaf, split.examples.x))
-
-    return Federation(federation.client_ids, *map(narrow_split, federation.all_splits))
+    splits = (split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits)
+    return Federation(federation.client_ids, *splits)
 
 
 def check_standardizable(source: Source) -> None:

@@ -76,7 +76,7 @@ def assemble(spec: RunSpec, federation: Federation, unseen: Federation | None = 
     unseen = None if unseen is None else single(unseen)
     check_federation(federation, unseen, spec.task)
     task = task_of(spec, federation, unseen)
-    graph = graph_of(spec, federation, task)
+    graph = graph_of(spec, federation, task) if spec.method.graph else None
     return put_together(spec, federation, unseen, task, graph)
 
 
@@ -95,10 +95,13 @@ def put_together(
     Raises:
       JaxpflError: as `assemble`.
     """
-    _check_patience(spec, federation, task.kind)
+    if spec.patience is not None:
+        _check_patience(spec.patience, federation, task.kind)
     hp, cohorts = spec.hp, cohorts_of(spec, federation.num_clients)
-    attackers, federation = draw_attackers(spec, federation, task)
-    if spec.method.uploads and not spec.method.pooled:
+    attackers = None
+    if spec.attack is not None:
+        attackers, federation = draw_attackers(spec, spec.attack, federation, task)
+    if spec.is_robust and spec.method.uploads and not spec.method.pooled:
         robust.resolve(spec.aggregate).check(math.floor(cohorts.expected_cohort))
     mechanism = spec.privacy if spec.method.uploads else None
     work = dataclasses.replace(work_of(spec, federation, unseen), graph=graph if spec.method.graph else None)
@@ -127,20 +130,17 @@ def put_together(
     return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers, spec.availability)
 
 
-def _check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
+def _check_patience(patience: int, federation: Federation, kind: str) -> None:
     """Refuse early stopping without validation examples that define a score.
 
     Args:
-      spec: the run.
+      patience: the run's patience.
       federation: its clients.
       kind: name of its task.
 
     Raises:
       JaxpflError: with the remedy.
     """
-    patience = spec.patience
-    if patience is None:
-        return
     if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
             f"patience = {patience} needs validation examples, and no client has any: give a validation_share"
@@ -261,7 +261,7 @@ class Assembled:
           JaxpflError: if the method refuses the run.
         """
         spec, method = self.spec, self.spec.method
-        work, one = self.work, Splits(*map(_shapes_of_one, self.federation.splits))
+        work = self.work
         privacy, schedule = work.privacy, work.schedule
         work = dataclasses.replace(work, schedule=None)
         if _is_registered(method) and method.releases is None and work.step_noise is None:
@@ -273,7 +273,7 @@ class Assembled:
 
         algorithm, values = build(method, self.task, work, spec.options), self.hp
         if work.keeps_optimizer:
-            algorithm = descents.keeping(algorithm, one)
+            algorithm = descents.keeping(algorithm, self._one_client())
         if schedule is not None:
             algorithm, values = schedules.scheduled(algorithm, values, schedule)
         if isinstance(self.mechanism, SiloMechanism):
@@ -290,18 +290,28 @@ class Assembled:
         if privacy is not None and method.uploads:
             _check_private(method, algorithm, self.task, work, privacy)
             if method.releases is None:
-                algorithm, values = privatize(algorithm, values, privacy, one)
+                algorithm, values = privatize(algorithm, values, privacy, self._one_client())
         if lies and attack is not None and method.uploads:
             algorithm = robust.attacked(algorithm, attack, np.asarray(self.federation.client_ids)[self.attackers])
-        if method.uploads:
+        if spec.is_robust and method.uploads:
             algorithm = robust.robust(algorithm, robust.resolve(spec.aggregate), method.name)
         if compressor is not None and method.uploads:
             exclusions.check({"privacy": privacy is not None, "feedback": compressor.feedback})
             feedback = None if privacy is None else False
-            algorithm = compression.compressed(algorithm, compressor, one, feedback=feedback)
+            algorithm = compression.compressed(algorithm, compressor, self._one_client(), feedback=feedback)
         if algorithm.noise is not None:
             algorithm = noise_keys.add_method(algorithm, method, dict(spec.options), work, compressor)
         return algorithm, values
+
+    def _one_client(self) -> Splits:
+        """Shapes of one client's view of its data; made without a trace, as such a fit asks for them each time."""
+        number = jax.ShapeDtypeStruct((), np.int32)
+
+        def view(split: ClientData) -> ClientData:
+            examples = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), split.examples)
+            return dataclasses.replace(split, examples=examples, start=number, size=number)
+
+        return Splits(*map(view, self.federation.splits))
 
     def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
         """Privacy plans of so many runs, [S] (None for one without noise); None where nothing is private.
@@ -326,13 +336,6 @@ class Assembled:
             return None if z == 0 else plan_of(one, self.cohorts, **round)
 
         return tuple(map(plan, each("noise_multiplier"), each("clipping_norm")))
-
-
-def _shapes_of_one(split: ClientData) -> ClientData:
-    """Shapes of one client's view of its data; made without a trace, as every fit asks for them."""
-    number = jax.ShapeDtypeStruct((), np.int32)
-    examples = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), split.examples)
-    return dataclasses.replace(split, examples=examples, start=number, size=number)
 
 
 def _is_registered(method: Method) -> bool:
@@ -400,19 +403,17 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     return work if spec.local_epochs is None else work.replace_epochs(spec.local_epochs)
 
 
-def draw_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
-    """The clients that attack, [m] bool, and the data that all train on; None, and the same data, without an attack.
+def draw_attackers(spec: RunSpec, attack: str, federation: Federation, task: Task) -> tuple[np.ndarray, Federation]:
+    """The clients that attack, [m] bool, and the data that all train on.
 
     Raises:
       JaxpflError: for a share of the clients that is nobody or everybody, and flipped labels that are not classes.
     """
-    if spec.attack is None:
-        return None, federation
     chosen = robust.drawn(np.asarray(federation.client_ids), spec.attackers, spec.attack_seed)
-    if robust.attack_of(spec.attack).change is not None:
+    if robust.attack_of(attack).change is not None:
         return chosen, federation
     if not (task.has_classes or task.kind in ZERO_OR_ONE):
-        raise JaxpflError(f"attack = {spec.attack} flips class labels, but the task is {task.kind!r}")
+        raise JaxpflError(f"attack = {attack} flips class labels, but the task is {task.kind!r}")
     return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
 
 

@@ -362,7 +362,8 @@ def fit(
     starts_given = spec.warm_start is not None or isinstance(assembled.task.model.init, Given)
     private, patience, task = assembled.mechanism is not None, spec.patience, assembled.task
     caveats = (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and patience is not None)
-    processes.agree("fit's", _comparable(spec))
+    if processes.several():
+        processes.agree("fit's", _comparable(spec))
     state = simulation.init(spec.seeds)
     histories, evaluations, validations = [], [], []
     validates = bool(np.asarray(federation.validation.size).any())

@@ -57,7 +57,7 @@ def _free_here(devices: Sequence[Device]) -> int | None:
     """Bytes available to this process."""
     if devices[0].platform == "cpu":
         amount = host_memory.free()
-        return amount if amount is None else amount // distributed.on_this_host()
+        return amount // distributed.on_this_host() if amount is not None and processes.several() else amount
     own = [device for device in devices if device.process_index == jax.process_index()]
     stats = [device.memory_stats() for device in own]
     known = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]

@@ -49,8 +49,8 @@ def add_method(
 
 
 def add_task(algorithm: Algorithm, task: Task) -> Algorithm:
-    """The algorithm, whose noise also depends on the model, with given parameters, and the loss if it is private."""
-    return algorithm if algorithm.noise is None else _extend_name(algorithm, task.model, task.loss)
+    """A private algorithm whose noise also depends on the model, with given parameters, and the loss."""
+    return _extend_name(algorithm, task.model, task.loss)
 
 
 def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
@@ -62,14 +62,14 @@ def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
 
 
 def names_of(
-    noise: NoiseStream | None, federation: Federation, participation: Participation, availability: Availability
+    noise: NoiseStream, federation: Federation, participation: Participation, availability: Availability
 ) -> tuple[str, ...]:
     """Texts that identify the runs of a simulation: one, or one for each run whose failures have rates of their own.
 
-    Empty texts for an algorithm that is not private, or whose noise has no text.
+    Empty texts for noise that has no text.
     """
     each = availability.per_run
-    if noise is None or noise.secret:
+    if noise.secret:
         return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
     common, data = (noise, *part, participation.cycle), _checksum(federation)
@@ -78,8 +78,8 @@ def names_of(
     return tuple(repr((common, own, data)) for own in failures)
 
 
-def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], hp: PyTree) -> Key | None:
-    """Noise key of each run, [S]; None for an algorithm that is not private.
+def keys(noise: NoiseStream, names: Sequence[str], seeds: Sequence[int], hp: PyTree) -> Key:
+    """Noise key of each run, [S].
 
     Args:
       noise: the algorithm's noise.
@@ -87,8 +87,6 @@ def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], 
       seeds: the runs' seeds, [S].
       hp: the runs' hyper-parameters, leaves [S].
     """
-    if noise is None:
-        return None
     if noise.secret:
         shape = (len(seeds), *jax.random.key_data(jax.random.key(0)).shape)
         own = processes.on_first(lambda: os.urandom(4 * int(np.prod(shape))).hex())
@@ -123,10 +121,9 @@ def _checksum(federation: Federation) -> int:
 
 
 class Ours:
-    """Noise keys of a simulation's own runs, stored as digests: a secret key is held by its state alone."""
+    """Noise keys of a private simulation's own runs, stored as digests: a secret key is held by its state alone."""
 
-    def __init__(self, noise: NoiseStream | None):
-        self._private = noise is not None
+    def __init__(self) -> None:
         self._digests: set[bytes] = set()
         self._last: Key | None = None
 
@@ -144,18 +141,18 @@ class Ours:
         Raises:
           JaxpflError: with the remedy.
         """
-        if (keys is None and not self._private) or (keys is not None and keys is self._last):
-            return
-        if (keys is None) == self._private:
-            said = "belongs to a private run"
-            if self._private:
-                said = "does not belong to a private run, but this simulation is private"
-            raise JaxpflError(f"the state {said}: advance it by the simulation that started it")
-        if not _digests(keys) <= self._digests:
+        if keys is None:
+            raise foreign("does not belong to a private run, but this simulation is private")
+        if keys is not self._last and not _digests(keys) <= self._digests:
             raise JaxpflError(
                 "the state's noise belongs to another simulation, and this one's claim would not count its rounds: "
                 "advance it by the simulation that started it, or pass a stored state to adopt"
             )
+
+
+def foreign(what: str) -> JaxpflError:
+    """The error for a state that this simulation cannot advance."""
+    return JaxpflError(f"the state {what}: advance it by the simulation that started it")
 
 
 def _digests(keys: Key | None) -> set[bytes]:

@@ -111,7 +111,8 @@ class Simulation:
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
             in_flight.concurrency(algorithm, participation)
-        algorithm = noise_keys.add_task(algorithm, task)
+        if algorithm.noise is not None:
+            algorithm = noise_keys.add_task(algorithm, task)
         self.plan = plan or ExecutionPlan()
         trained, of_rounds = federation, self.plan
         if algorithm.pooled:
@@ -164,8 +165,10 @@ class Simulation:
             of_all = setting._replace(placement=self._scored.placement, groups=self._scored.groups)
             self._scoring = Programs(of_all, scoring)
         self._shapes: RunState | None = None
-        self._noise = noise_keys.Ours(algorithm.noise)
-        self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
+        self._noise: noise_keys.Ours | None = None
+        if algorithm.noise is not None:
+            self._noise = noise_keys.Ours()
+            self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
@@ -191,11 +194,12 @@ class Simulation:
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
-        rows = values.hp
-        noise = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, rows)
-        if noise is None:
+        noise = None
+        if self._noise is None or self.algorithm.noise is None:
             check_distinct(seeds, values)
-        self._noise.add(noise)
+        else:
+            noise = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, values.hp)
+            self._noise.add(noise)
         if processes.several():
             told = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)]
             processes.agree("the runs'", {"seeds": tuple(map(int, seeds)), "hyper-parameters": told})
@@ -215,7 +219,10 @@ class Simulation:
           JaxpflError: for a private run that another simulation started, and a round that does not fit into memory even
             with the smallest block of clients that the plan allows. Checked before anything runs.
         """
-        self._noise.check(state.noise)
+        if self._noise is not None:
+            self._noise.check(state.noise)
+        elif state.noise is not None:
+            raise noise_keys.foreign("belongs to a private run")
         state = put_states(state, self.placement)
         history: list[Metrics] = []
         lengths: list[int] = []
@@ -227,7 +234,8 @@ class Simulation:
             history.append(metrics)
             lengths.append(length)
             rounds -= length
-        self._noise.passed(state.noise)
+        if self._noise is not None:
+            self._noise.passed(state.noise)
         self.rounds_run = max(self.rounds_run, int(np.max(state.round)))
         names = history[0] if history else {}
         joined = {
@@ -346,7 +354,8 @@ class Simulation:
         data = processes.deal(given, wanted, layout)
         key, noise = jax.tree.map(jax.random.wrap_key_data, (data.key, data.noise))
         placed = data._replace(key=key, noise=noise)
-        self._noise.add(placed.noise)
+        if self._noise is not None:
+            self._noise.add(placed.noise)
         return placed
 
     def trimmed_shapes(self, runs: int) -> RunState:
@@ -384,7 +393,8 @@ class Simulation:
         A private state is assumed to be of a run of this simulation (a stored one, say), whatever the source of its
         noise; the caller is responsible for that.
         """
-        self._noise.add(state.noise)
+        if self._noise is not None:
+            self._noise.add(state.noise)
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:

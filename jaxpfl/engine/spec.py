@@ -262,14 +262,19 @@ class RunSpec(Settings):
 
     def __post_init__(self) -> None:
         check(self)
-        self._set("method", algorithms.get(self.method) if isinstance(self.method, str) else self.method)
-        self._set("hyper", dict(self.hyper or {}))
-        self._set("options", dict(self.options or {}))
-        self._set("plan", self.plan or ExecutionPlan())
+        resolved = {
+            "method": algorithms.get(self.method) if isinstance(self.method, str) else self.method,
+            "hyper": dict(self.hyper or {}),
+            "options": dict(self.options or {}),
+            "plan": self.plan or ExecutionPlan(),
+            "seeds": self.seeds,
+        }
         if isinstance(self.seeds, Integral):
-            self._set("seeds", range(int(self.seeds)))
+            resolved["seeds"] = range(int(self.seeds))
         elif not isinstance(self.seeds, range):  # of a run with as many seeds as there may be, none is written out
-            self._set("seeds", tuple(map(int, self.seeds)))
+            resolved["seeds"] = tuple(map(int, self.seeds))
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
         _ = self.availability
         if self.attack is not None:
             robust.attack_of(self.attack)
@@ -288,9 +293,6 @@ class RunSpec(Settings):
             self.privacy.check()
             if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
                 raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; use None for no privacy")
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     def _check_exclusions(self) -> None:
         private, replaced = self.privacy, self.participation in ("replacement", "with-replacement")
@@ -344,4 +346,4 @@ class RunSpec(Settings):
     @property
     def is_robust(self) -> bool:
         """True if uploads are aggregated by anything but the mean."""
-        return robust.resolve(self.aggregate).rule is not None
+        return self.aggregate != robust.MEAN and robust.resolve(self.aggregate).rule is not None

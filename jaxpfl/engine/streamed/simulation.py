@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.core import trees
 from jaxpfl.core.types import Array, Federation, PyTree
-from jaxpfl.engine import compiled, memory
+from jaxpfl.engine import compiled, memory, noise_keys
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.placement import check_states
 from jaxpfl.engine.programs import Name
@@ -200,7 +200,8 @@ class StreamedSimulation(Simulation):
         Raises:
           JaxpflError: if those on disk cannot.
         """
-        self._noise.add(state.noise)
+        if self._noise is not None:
+            self._noise.add(state.noise)
         clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
         if self._disk is not None:
             self._disk.recover(int(np.max(state.round)))
@@ -252,7 +253,10 @@ class StreamedSimulation(Simulation):
     # --- rounds and scores ------------------------------------------------------------------------
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        self._noise.check(state.noise)
+        if self._noise is not None:
+            self._noise.check(state.noise)
+        elif state.noise is not None:
+            raise noise_keys.foreign("belongs to a private run")
         self._check_current(state)
         if rounds <= 0:
             return state, {}
@@ -269,7 +273,8 @@ class StreamedSimulation(Simulation):
                 history.append(metrics)
         new = jax.tree.map(lambda *parts: jnp.concatenate(parts), *ends)
         new = self._written(new, state.clients, state.counts)
-        self._noise.passed(new.noise)
+        if self._noise is not None:
+            self._noise.passed(new.noise)
         self.rounds_run = max(self.rounds_run, int(np.max(new.round)))
         joined = {name: np.stack([metrics[name] for metrics in history]) for name in history[0]}
         if self.algorithm.counts_bits:
