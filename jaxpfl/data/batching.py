@@ -16,6 +16,7 @@ rounds in which the client has trained before:
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -161,8 +162,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
     size = jnp.asarray(size, jnp.int32)
     participations = jnp.asarray(participations).astype(jnp.uint32)
 
-    def alike() -> Array:
-        return _indices(batching, key, participations, size)
+    alike = partial(_indices, batching, key, participations, size)
 
     def class_indices(largest: int) -> Array:
         (of,) = (of for of in batching.classes if of.largest == largest)

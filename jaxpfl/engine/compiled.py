@@ -84,12 +84,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
-
-    def make() -> jax.stages.Compiled:
-        _make_room()
-        return _load_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile())
-
-    return _get_or_make(key, make)
+    return _get_or_make(key, lambda: jax.jit(function, **options).lower(*arguments).compile(), _load_or_make)
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
@@ -108,23 +103,20 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
 def cached(key: Key, make: Callable[[], Any]) -> Any:
     """Value that is kept under a key, made at the first request, in the folder too."""
-    path = _path("told", key)
-
-    def read_or_make() -> Any:
-        if path is None:
-            return make()
-        with _discarded(path):
-            return pickle.loads(files.own_contents(path))
-        value = make()
-        with suppress(Exception):
-            _write(path, pickle.dumps(value))
-        return value
-
-    return _get_or_make(key, read_or_make)
+    return _get_or_make(key, make, _read_or_make)
 
 
-def _get_or_make(key: Key, make: Callable[[], Any]) -> Any:
-    """Value kept under a key, made if there is none yet; threads that ask for one key wait for one making."""
+def _get_or_make(
+    key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None
+) -> Any:
+    """Value kept under a key, made if there is none yet; threads that ask for one key wait for one making.
+
+    Args:
+      key: identity of the value.
+      make: function that makes it.
+      stored: ``(key, make) -> value``, which reads the value from the folder, or makes it and writes it there; None for
+        a value that is kept in memory only.
+    """
     mine = Future[Any]()
     with _lock:
         held = _kept.setdefault(key, mine)
@@ -138,7 +130,9 @@ def _get_or_make(key: Key, make: Callable[[], Any]) -> Any:
             jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
         return value
     try:
-        made = make()
+        _make_room()
+        # Of something of the user's the text alone is no name in other processes.
+        made = stored(key, make) if stored is not None and _folder is not None and key.named else make()
     except BaseException as error:
         with _lock:
             _kept.pop(key, None)
@@ -185,11 +179,20 @@ def _place(leaf: Any) -> Any:
     return leaf.shape, str(leaf.dtype), leaf.aval.weak_type, leaf.sharding if committed else None
 
 
+def _read_or_make(key: Key, make: Callable[[], Any]) -> Any:
+    """The value of that key in the folder; made and written there if there is none."""
+    path = _path("told", key)
+    with _discarded(path):
+        return pickle.loads(files.own_contents(path))
+    value = make()
+    with suppress(Exception):
+        _write(path, pickle.dumps(value))
+    return value
+
+
 def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
     """The program of that key in the folder; made and written there if there is none."""
     path = _path("program", key)
-    if path is None:
-        return make()
     began = time.perf_counter()
     with _discarded(path):
         serialized, numbers = pickle.loads(files.own_contents(path))
@@ -238,9 +241,10 @@ def _hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(hear)
 
 
-def _path(kind: str, key: Key) -> Path | None:
-    """The file of a key; None without a folder, and for a key that holds something of the user's."""
-    return _folder / f"{kind}-{_versions()}-{key.text}-cache" if _folder is not None and key.named else None
+def _path(kind: str, key: Key) -> Path:
+    """The file of a key."""
+    assert _folder is not None
+    return _folder / f"{kind}-{_versions()}-{key.text}-cache"
 
 
 @functools.cache
@@ -302,9 +306,19 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key:
-    """Key of some values under JAX's current configuration."""
+    """Key of some values under JAX's current configuration, flags and devices, the implicit inputs of a program."""
+    config, defaults = jax.config, jax.config.values
+    names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
+    environment = (
+        repr([(name, getattr(config, name, defaults[name])) for name in names]),
+        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        jax.default_backend(),
+        [_device(one) for one in jax.devices()],
+        repr(jax.sharding.get_abstract_mesh()),
+        noise.recording(),
+    )
     reading = _Reading()
-    text = reading.text((*values, *_environment()))
+    text = reading.text((*values, *environment))
     return Key(text, tuple(reading.objects), reading.named)
 
 
@@ -315,35 +329,16 @@ def named(*values: Any) -> str | None:
     return text if reading.named else None
 
 
-def _environment() -> tuple[Any, ...]:
-    """Implicit inputs of a program: JAX's configuration, flags and devices."""
-    config, defaults = jax.config, jax.config.values
-    names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
-    return (
-        repr([(name, getattr(config, name, defaults[name])) for name in names]),
-        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
-        jax.default_backend(),
-        [_device(one) for one in jax.devices()],
-        repr(jax.sharding.get_abstract_mesh()),
-        noise.recording(),
-    )
-
-
 def _device(device: Device) -> tuple[Any, ...]:
     return device.platform, device.id, device.device_kind, device.process_index
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Same:
     """A value compared by its own equality, or by identity where it has no hash."""
 
-    __slots__ = ("hash", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        try:
-            self.hash = hash((type(value), value))
-        except Exception:  # whatever a class of the user's raises
-            self.hash = None
+    value: Any
+    hash: int | None
 
     def __hash__(self) -> int:
         return id(self.value) if self.hash is None else self.hash
@@ -361,6 +356,7 @@ class _Same:
             return False
 
 
+@dataclasses.dataclass(eq=False)
 class _Reading:
     """Values as text, as far as they have one, beside the objects that are compared themselves.
 
@@ -369,11 +365,10 @@ class _Reading:
       named: whether the text alone says what the values are.
     """
 
-    def __init__(self) -> None:
-        self.objects: dict[_Same, int] = {}
-        self.named = True
-        self._known: dict[int, tuple[str, Any]] = {}  # with the value, so that no other gets its address
-        self._depth = 0
+    objects: dict[_Same, int] = dataclasses.field(default_factory=dict)
+    named: bool = True
+    _known: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # the value, to keep its address
+    _depth: int = 0
 
     def text(self, value: Any) -> str:
         """Text of a value."""
@@ -408,7 +403,11 @@ class _Reading:
         if isinstance(value, functools.partial):
             return ["partial", kind, value.func, value.args, value.keywords]
         if isinstance(value, tuple) or (isinstance(value, _COLLECTIONS) and _is_known(kind)):
-            return ["collection", kind, *_items(value)]
+            if isinstance(value, dict | types.MappingProxyType):
+                items = [part for item in value.items() for part in item]
+            else:
+                items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+            return ["collection", kind, *items]
         if isinstance(value, jax.sharding.Mesh):
             return ["mesh", repr(value), *map(_device, value.devices.flat), *self._itself(value, True)]
         if isinstance(value, jax.sharding.Sharding):
@@ -433,7 +432,12 @@ class _Reading:
         home = value.__globals__.get("__name__", "")
         if not _is_library(home):
             return ["function", home, value.__qualname__, *self._itself(value, False)]
-        cells = [_content(cell) for cell in value.__closure__ or ()]
+        cells = []
+        for cell in value.__closure__ or ():
+            try:
+                cells.append((cell.cell_contents,))
+            except ValueError:  # not filled yet
+                cells.append(())
         code = value.__code__
         number = self._itself(code, True)  # another one after its module was loaded again
         return ["function", home, _position(code), *number, value.__defaults__, value.__kwdefaults__, cells]
@@ -457,7 +461,11 @@ class _Reading:
           value: the object.
           has_name: whether the text beside the number says what it is.
         """
-        same = _Same(value)
+        try:
+            hashed = hash((type(value), value))
+        except Exception:  # whatever a class of the user's raises
+            hashed = None
+        same = _Same(value, hashed)
         self.named &= has_name and same.hash is not None
         return [self.objects.setdefault(same, len(self.objects))]
 
@@ -470,20 +478,6 @@ def _is_known(kind: type) -> bool:
     """True for a class of a library; Python also says ``builtins`` of classes made where there is no ``__name__``."""
     module = sys.modules.get(kind.__module__) if _is_library(kind.__module__) else None
     return hasattr(module, kind.__qualname__.partition(".")[0])
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, dict | types.MappingProxyType):
-        return [part for item in value.items() for part in item]
-    return sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
-
-
-def _content(cell: types.CellType) -> tuple[Any, ...]:
-    """Content of a closure's cell; nothing if it is not filled yet."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
 
 
 @functools.lru_cache(maxsize=4096)

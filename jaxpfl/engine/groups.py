@@ -191,21 +191,43 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
     return tuple(Federation(np.asarray(ids)[g.members], *(view(one, g) for one in splits)) for g in groups)
 
 
-def messages(per_client: PyTree, among: Array | None) -> PyTree:
-    """Each client's own message for a stack of some clients.
-
-    Args:
-      per_client: leaves [m, ...].
-      among: the clients' rows, [size] int32, m for nobody (who gets some client's); None for all clients.
-    """
-    if among is None:
-        return per_client
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
-
-
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
     """Combine the values of all non-empty groups, [size, ...], in the stack order of all clients, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *values)
+
+
+class Clients(NamedTuple):
+    """Inputs that all runs share.
+
+    Attributes:
+      federations: the data of each group.
+      among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
+        nobody; None where the stacks hold all clients.
+      ids: all m clients' ids, [m], on every device, where each holds its own clients' data: a cohort is then drawn
+        without communication. Else None.
+    """
+
+    federations: tuple[Federation, ...]
+    among: Array | None = None
+    ids: Array | None = None
+
+    def all_ids(self, groups: tuple[Group, ...]) -> Array:
+        """Ids of all clients of the stack, [m]."""
+        if self.ids is not None:
+            return self.ids
+        given = zip(self.federations, groups, strict=True)
+        return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
+
+    def received(self, per_client: PyTree) -> PyTree:
+        """The messages, leaves [m, ...], to the clients of the stacks; a row that is nobody's gets some client's."""
+        among = self.among
+        if among is None:
+            return per_client
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
+
+    def places(self, rows: Array, num_clients: int) -> Array:
+        """Rows of the stacks -> rows of all m clients, m where a slot is empty."""
+        return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)

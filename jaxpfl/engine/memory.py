@@ -32,7 +32,16 @@ def free(devices: Sequence[Device]) -> int | None:
 
     Of several processes it is the least, the same in all of them: what is made of it must not differ.
     """
-    known = [amount for amount in processes.exchange(_free_here(devices)) if amount is not None]
+    if devices[0].platform == "cpu":
+        own = host_memory.free()
+        if own is not None and processes.several():
+            own //= distributed.on_this_host()
+    else:
+        here = [device for device in devices if device.process_index == jax.process_index()]
+        stats = [device.memory_stats() for device in here]
+        left = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
+        own = int(host_memory.USABLE * min(left)) if left else None
+    known = [amount for amount in processes.exchange(own) if amount is not None]
     return min(known, default=None)
 
 
@@ -51,14 +60,3 @@ def check(need: int, devices: Sequence[Device], what: str, advice: Callable[[], 
     left = free(devices)
     if left is not None and need > left:
         raise OutOfMemoryError(f"{what} need {readable(need)} of memory, {readable(left)} are free: {advice()}")
-
-
-def _free_here(devices: Sequence[Device]) -> int | None:
-    """Bytes available to this process."""
-    if devices[0].platform == "cpu":
-        amount = host_memory.free()
-        return amount // distributed.on_this_host() if amount is not None and processes.several() else amount
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    stats = [device.memory_stats() for device in own]
-    known = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
-    return int(host_memory.USABLE * min(known)) if known else None

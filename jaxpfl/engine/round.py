@@ -24,10 +24,10 @@ from jaxpfl.core.participation import (
 )
 from jaxpfl.core.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.core.types import Array, Key, Metrics, PyTree, Scalar, Splits
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.cohort import ModelAxis, Outcome, Spread, lay, run_cohort
-from jaxpfl.engine.groups import Group, gather, messages
+from jaxpfl.engine.groups import Clients, Group
 from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 
 BITS = ("upload_bits_high", "upload_bits_low")
@@ -59,37 +59,6 @@ class RunValues(NamedTuple):
 
     hp: PyTree
     rates: FailureRates
-
-
-class Clients(NamedTuple):
-    """Inputs that all runs share.
-
-    Attributes:
-      federations: the data of each group.
-      among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
-        nobody; None where the stacks hold all clients.
-      ids: all m clients' ids, [m], on every device, where each holds its own clients' data: a cohort is then drawn
-        without communication. Else None.
-    """
-
-    federations: tuple[Federation, ...]
-    among: Array | None = None
-    ids: Array | None = None
-
-    def all_ids(self, groups: tuple[Group, ...]) -> Array:
-        """Ids of all clients of the stack, [m]."""
-        if self.ids is not None:
-            return self.ids
-        given = zip(self.federations, groups, strict=True)
-        return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
-
-    def received(self, per_client: PyTree) -> PyTree:
-        """The messages, [m, ...], to the clients of the stacks."""
-        return messages(per_client, self.among)
-
-    def places(self, rows: Array, num_clients: int) -> Array:
-        """Rows of the stacks -> rows of all m clients, m where a slot is empty."""
-        return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)
 
 
 OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
@@ -145,7 +114,9 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 spread=plan.spread,
             )
             sums.append(outcome.summed)
-            uploads.append((outcome.kept, shared.places(group.clients(own_rows), participation.num_clients)))
+            if algorithm.reduction is Reduction.STACK:
+                of_slots = shared.places(group.clients(own_rows), participation.num_clients)
+                uploads.append((outcome.kept, of_slots))
             if idles:
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(

@@ -107,7 +107,8 @@ class Simulation:
             raise JaxpflError(
                 f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} occurs twice"
             )
-        agree_on(federation)
+        if processes.several():
+            agree_on(federation)
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
             in_flight.concurrency(algorithm, participation)
@@ -138,6 +139,7 @@ class Simulation:
         self.federations = self._place_data(parts)
         own_data, ids = self.placement.own_data, np.asarray(trained.client_ids)
         self._ids = processes.put(ids, self.placement.everywhere) if own_data else None
+        self._inputs = Clients(self.federations, ids=self._ids)
         self._rates = availability.rates
         if algorithm.pooled:
             scoring = self._resolve(self.plan, federation.num_clients)
@@ -179,7 +181,7 @@ class Simulation:
         """
         if len(seeds):
             self.check_room(len(seeds))
-        given = self._run_keys(seeds), rows_of(self.hp, len(seeds)), self._inputs()
+        given = self._run_keys(seeds), rows_of(self.hp, len(seeds)), self._inputs
         return self._programs.start(len(seeds), given)(*given)
 
     def _run_keys(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
@@ -230,7 +232,7 @@ class Simulation:
             length = min(rounds, self.plan.rounds_per_call)
             runs = state.round.shape[0]
             program = self._program("advance", runs)
-            state, metrics = program(state, self._values(runs), self._inputs(), jnp.int32(length))
+            state, metrics = program(state, self._values(runs), self._inputs, jnp.int32(length))
             history.append(metrics)
             lengths.append(length)
             rounds -= length
@@ -440,7 +442,7 @@ class Simulation:
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        given = (keys, None if self.algorithm.noise is None else keys), rows_of(self.hp, len(seeds)), self._inputs()
+        given = (keys, None if self.algorithm.noise is None else keys), rows_of(self.hp, len(seeds)), self._inputs
         self._programs.start(len(seeds), given)
         self._program("advance", len(seeds))
         for name in scores:
@@ -548,7 +550,7 @@ class Simulation:
             noise = None if self.algorithm.noise is None else keys
             # As shapes: runs that are too many are refused before they take memory.
             hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
-            given = (keys, noise), hp, self._inputs()
+            given = (keys, noise), hp, self._inputs
             self._shapes = compiled.shapes(self._programs.beginning(), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
@@ -567,15 +569,11 @@ class Simulation:
         """Arguments of the program; states as shapes."""
         state = _laid(self._state_shapes(runs), self.placement if name == "advance" else self._scored.placement)
         if name == "advance":
-            return state, self._values(runs), self._inputs(), jnp.int32(1)
+            return state, self._values(runs), self._inputs, jnp.int32(1)
         if name == "unseen":
             assert self._unseen is not None
             return state, rows_of(self.hp, runs), Clients(self._unseen), jnp.int32(1)
         return state, rows_of(self.hp, runs), Clients(self._scored.federations)
-
-    def _inputs(self) -> Clients:
-        """The inputs that all runs share, for the trained clients."""
-        return Clients(self.federations, ids=self._ids)
 
     def _values(self, runs: int) -> RunValues:
         """The traced values of every run, leaves [S]."""

@@ -17,7 +17,7 @@ from jaxpfl.core.randomness import Purpose, stream
 from jaxpfl.core.types import Array, Federation, Key, PyTree, Scalar
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.cohort import ModelAxis, lay
-from jaxpfl.engine.groups import Group, messages
+from jaxpfl.engine.groups import Clients, Group
 from jaxpfl.engine.in_flight import InFlight
 from jaxpfl.support.errors import JaxpflError
 
@@ -174,8 +174,7 @@ def init_state(
     groups: tuple[Group, ...],
     keys: tuple[Key, Key | None],
     hp: PyTree,
-    federations: tuple[Federation, ...],
-    among: Array | None,
+    clients: Clients,
     rows: int,
     block: int | None = None,
     model: ModelAxis | None = None,
@@ -183,14 +182,16 @@ def init_state(
     """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
     Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
-    ``among`` is as in `round.Clients`, ``model`` as in `RoundPlan`.
+    ``model`` is as in `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
     state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
-    protocol_checks.check_message(message, groups[0].num_clients if among is None else participation.num_clients)
-    per_client, start = messages(message.per_client, among), stream(key, Purpose.CLIENT_INIT)
+    protocol_checks.check_message(
+        message, groups[0].num_clients if clients.among is None else participation.num_clients
+    )
+    per_client, start = clients.received(message.per_client), stream(key, Purpose.CLIENT_INIT)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:
         def init_client(client_id: Array, own: PyTree) -> PyTree:
@@ -207,15 +208,15 @@ def init_state(
         every = jax.vmap(init_client)
         return every(*given) if block is None else _map_blocks(every, given, min(block, group.rows))
 
-    clients = tuple(
+    states = tuple(
         init_group(number, group, federation)
-        for number, (group, federation) in enumerate(zip(groups, federations, strict=True))
+        for number, (group, federation) in enumerate(zip(groups, clients.federations, strict=True))
     )
     flights = None
     if algorithm.in_flight is not None:
         at_once = in_flight.concurrency(algorithm, participation)
         flights = in_flight.nobody(at_once, groups[0].num_clients, message.shared)
-    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key, noise, flights)
+    return RunState(state, states, Counts.zeros(rows), jnp.int32(0), key, noise, flights)
 
 
 def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:

@@ -298,11 +298,11 @@ def run_steps(
     def run(plan: batching.Batching) -> tuple[PyTree, Metrics]:
         whole = _batch(data, beside, indices, valid, plan) if plan.full else None
 
-        def batch_of(t: Scalar) -> Batch:
-            return _batch(data, beside, indices[t], valid[t], plan) if whole is None else whole
-
         def batches_of(t: Scalar) -> tuple[Batch, ...]:
-            return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
+            if whole is not None:
+                return (whole,) * batches_each
+            places = (t * batches_each + nth for nth in range(batches_each))
+            return tuple(_batch(data, beside, indices[place], valid[place], plan) for place in places)
 
         def body(t: Array, loop: _Loop) -> _Loop:
             carry, sums, batches = loop
