@@ -11,7 +11,7 @@ import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.cli import main
 from jaxpfl.core.participation import Availability, TimeModel, resolve_time_model
-from jaxpfl.engine.stopping import first_time
+from jaxpfl.engine.evaluate import first_time
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.config import resolve as resolve_config
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl import algorithms
 from jaxpfl.algorithms import LocalWork, Method
-from jaxpfl.algorithms.parts import augmentation, descents, schedules
+from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
 from jaxpfl.algorithms.parts.augmentation import mixed_label_task
 from jaxpfl.core import exclusions
 from jaxpfl.core import participation as participations
@@ -273,7 +273,7 @@ class Assembled:
 
         algorithm, values = build(method, self.task, work, spec.options), self.hp
         if work.keeps_optimizer:
-            algorithm = descents.keeping(algorithm, self._one_client())
+            algorithm = optimizers.keeping(algorithm, self._one_client())
         if schedule is not None:
             algorithm, values = schedules.scheduled(algorithm, values, schedule)
         if isinstance(self.mechanism, SiloMechanism):
@@ -395,7 +395,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
         server_optimizer=spec.server_optimizer,
         weighting=spec.weighting or ("uniform" if spec.is_private or spec.is_robust else "examples"),
         unseen=0 if unseen is None else unseen.num_clients,
-        schedule=schedules.resolve(spec.lr_schedule, spec.rounds),
+        schedule=None if spec.lr_schedule == schedules.OWN else schedules.resolve(spec.lr_schedule, spec.rounds),
         clip=spec.clip_gradients,
         keeps_optimizer=spec.keep_optimizer,
         augment=None if spec.augment is None else augmentation.parse(spec.augment),

@@ -1,9 +1,12 @@
-"""Scoring: every client's examples under the global model and its own, before and after adaptation; means of scores."""
+"""Scoring: every client's examples under the global model and its own, before and after adaptation; means of scores.
+
+Behind it the rounds of evaluation, the best of them, and early stopping by validation scores: test scores have no part.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -61,8 +64,8 @@ class Today(NamedTuple):
     start: PyTree = None
 
 
-Work = Callable[[Today, PyTree, PyTree], PyTree]
-"""``(today, client's state, client's data) -> result``."""
+Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
+"""``(client's functions, today, client's state, client's data) -> result``."""
 
 
 def make_evaluate(
@@ -74,15 +77,12 @@ def make_evaluate(
     round or the split. Its batches are drawn as if the client took part for the first time.
     """
 
-    def work_of(client: Client) -> Work:
-        def score(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
-            splits, client_id, per_client, examples = data
-            personal = _personalize(plan.model, client, today, client_id, per_client, own, splits)
-            return _score(algorithm, client, task, today, personal, examples)
+    def score(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
+        splits, client_id, per_client, examples = data
+        personal = _personalize(plan.model, client, today, client_id, per_client, own, splits)
+        return _score(algorithm, client, task, today, personal, examples)
 
-        return score
-
-    read = _reader(algorithm, plan, work_of, split)
+    read = _reader(algorithm, plan, score, split)
     return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
 
 
@@ -92,29 +92,23 @@ def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
     `make_evaluate` scores them as ``after``.
     """
 
-    def work_of(client: Client) -> Work:
-        def adapted(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
-            splits, client_id, per_client = data
-            return _personalize(plan.model, client, today, client_id, per_client, own, splits).after
+    def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
+        splits, client_id, per_client = data
+        return _personalize(plan.model, client, today, client_id, per_client, own, splits).after
 
-        return adapted
-
-    read = _reader(algorithm, plan, work_of)
+    read = _reader(algorithm, plan, adapted)
     return lambda state, hp, clients: tuple(read(state, hp, clients))
 
 
 def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], Array]:
     """Build ``(state, hp, clients) -> each client's cluster, [m]``."""
 
-    def work_of(client: Client) -> Work:
-        def choose(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
-            assert client.cluster is not None
-            splits, _, per_client = data
-            return client.cluster(today.hp, Message(today.sent, per_client), own, splits)
+    def choose(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
+        assert client.cluster is not None
+        splits, _, per_client = data
+        return client.cluster(today.hp, Message(today.sent, per_client), own, splits)
 
-        return choose
-
-    read = _reader(algorithm, plan, work_of)
+    read = _reader(algorithm, plan, choose)
     return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
 
 
@@ -134,39 +128,36 @@ def make_adapt(
       plan: plan with the groups and the participation of the unseen clients.
     """
 
-    def work_of(client: Client) -> Work:
-        def arrive(today: Today, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Scores:
-            splits, examples, client_id = data
-            batch_key = stream(today.key, Purpose.BATCHES, client_id)
-            last_round = jnp.maximum(today.round - 1, 0)
-            message = Message(today.sent, today.welcome)
+    def arrive(client: Client, today: Today, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Scores:
+        splits, examples, client_id = data
+        batch_key = stream(today.key, Purpose.BATCHES, client_id)
+        last_round = jnp.maximum(today.round - 1, 0)
+        message = Message(today.sent, today.welcome)
 
-            own_steps = algorithm.own_steps
-            limit = ALL_STEPS if own_steps is None else own_steps.steps(splits.train.size)
+        own_steps = algorithm.own_steps
+        limit = ALL_STEPS if own_steps is None else own_steps.steps(splits.train.size)
 
-            def context(participations: Scalar) -> ClientContext:
-                return ClientContext(last_round, client_id, participations, limit, batch_key)
+        def context(participations: Scalar) -> ClientContext:
+            return ClientContext(last_round, client_id, participations, limit, batch_key)
 
-            start = own if algorithm.pooled else client.init(today.start, today.hp, context(jnp.int32(0)), message)
-            rounds = 0 if algorithm.pooled else today.rounds
+        start = own if algorithm.pooled else client.init(today.start, today.hp, context(jnp.int32(0)), message)
+        rounds = 0 if algorithm.pooled else today.rounds
 
-            def one(nth: Array, own: PyTree) -> PyTree:
-                key = stream(today.key, Purpose.ADAPT, client_id, nth)
-                new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
-                return trees.where(trees.all_finite(new), new, own)
+        def one(nth: Array, own: PyTree) -> PyTree:
+            key = stream(today.key, Purpose.ADAPT, client_id, nth)
+            new, _, _ = protocol_checks.call_update(client, key, today.hp, context(nth), message, own, splits)
+            return trees.where(trees.all_finite(new), new, own)
 
-            adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
-            personal = _personalize(plan.model, client, today, client_id, today.welcome, adapted, splits)
-            on_arrival = _personal(client, today, client_id, message, start, splits, 0)
-            scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
-            if client.gradients is not None:
-                in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
-                adapting = client.gradients.personalize
-                adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
-                scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
-            return scores
-
-        return arrive
+        adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
+        personal = _personalize(plan.model, client, today, client_id, today.welcome, adapted, splits)
+        on_arrival = _personal(client, today, client_id, message, start, splits, 0)
+        scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
+        if client.gradients is not None:
+            in_rounds = rounds * protocol_checks.call_gradients(client.gradients.update, limit, message)
+            adapting = client.gradients.personalize
+            adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
+            scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
+        return scores
 
     def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
         today, per_client = _today(algorithm, plan, state, unscheduled(hp), clients, newcomers=True)
@@ -177,7 +168,7 @@ def make_adapt(
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
         states = _per_scored_client(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
-        return gather(_each_group(algorithm, plan, work_of, today, states, data), plan.groups)
+        return gather(_each_group(algorithm, plan, arrive, today, states, data), plan.groups)
 
     return adapt
 
@@ -266,7 +257,7 @@ def _score(
 
 
 def _reader(
-    algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work], *scored: Part
+    algorithm: Algorithm, plan: RoundPlan, work: Work, *scored: Part
 ) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
     """Build ``(state, hp, clients) -> results of each group's clients``, which see the examples of ``scored`` too."""
 
@@ -277,7 +268,7 @@ def _reader(
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
         states = _per_scored_client(algorithm, plan, state.clients)
-        return _each_group(algorithm, plan, work_of, today, states, data)
+        return _each_group(algorithm, plan, work, today, states, data)
 
     return read
 
@@ -285,7 +276,7 @@ def _reader(
 def _each_group(
     algorithm: Algorithm,
     plan: RoundPlan,
-    work_of: Callable[[Client], Work],
+    work: Work,
     today: Today,
     states: tuple[PyTree, ...],
     data: list[PyTree],
@@ -295,10 +286,9 @@ def _each_group(
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
         if not group.size:
             continue
-        work = work_of(client)
 
-        def one(today: Today, present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:
-            return Outcome((), (), work(today, own, given))
+        def one(today: Today, present: Array, own: PyTree, given: PyTree, client: Client = client) -> Outcome:
+            return Outcome((), (), work(client, today, own, given))
 
         outcome = run_cohort(
             one,
@@ -401,3 +391,72 @@ def mean_over_clients(scores: np.ndarray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of a mean of nothing
         return np.nanmean(scores, axis=-1)
+
+
+class Chosen(NamedTuple):
+    """Choice of each of S runs among its evaluations.
+
+    Attributes:
+      best: [S] index of the best evaluation, the first of equal ones; 0 where no score is a number.
+      over: [S] bool, true if a run's patience has ended.
+    """
+
+    best: np.ndarray
+    over: np.ndarray
+
+
+def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool = False) -> Chosen:
+    """Best evaluation of each run, and whether its patience has ended.
+
+    A run's patience ends at the ``patience``-th evaluation in a row that is not better than the best before; later
+    ones, which the other runs of its program need, do not count. A score that is not a number is never better.
+
+    Examples:
+      >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)
+      Chosen(best=array([1]), over=array([ True]))
+
+    Args:
+      validation: mean validation scores, [E, S].
+      patience: number of evaluations; None for no end.
+      lower: less is better.
+    """
+    runs = validation.shape[1]
+    best, over = np.zeros(runs, int), np.zeros(runs, bool)
+    record, waited = np.full(runs, -np.inf), np.zeros(runs, int)
+    for nth, scores in enumerate(-validation if lower else validation):
+        better = ~over & (scores > record)
+        best, record = np.where(better, nth, best), np.where(better, scores, record)
+        waited = np.where(better, 0, waited + 1)
+        if patience is not None:
+            over = over | (waited >= patience)
+    return Chosen(best, over)
+
+
+def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: bool = False) -> np.ndarray:
+    """Time of each run's first evaluation that reaches a score, [S]; NaN for a run that never does.
+
+    Examples:
+      >>> first_time(np.array([[0.5, 0.9], [0.8, 0.7]]), np.array([[10.0, 20.0], [30.0, 40.0]]), 0.8)
+      array([30., 20.])
+
+    Args:
+      scores, seconds: score and time at each evaluation, [E, S].
+      score: the least score that counts, or the largest if ``lower``, where less is better.
+    """
+    there = scores <= score if lower else scores >= score
+    first = np.argmax(there, axis=0)[None]
+    return np.where(there.any(axis=0), np.take_along_axis(seconds, first, axis=0)[0], np.nan)
+
+
+def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
+    """The rounds in (start, rounds] that are a multiple of some ``every`` (0: none), and ``rounds`` itself, in order.
+
+    Multiples are absolute, so a resumed run stops where the uninterrupted one does.
+
+    Examples:
+      >>> list(milestones(3, 10, 4))
+      [4, 8, 10]
+    """
+    while start < rounds:
+        start = min([rounds, *((start // n + 1) * n for n in every if n)])
+        yield start

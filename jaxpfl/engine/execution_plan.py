@@ -25,18 +25,15 @@ _MOST_DEALT = 64  # clients per device up to which an uneven cohort costs more t
 _MOST_DEVICES = sys.maxsize  # that ``auto`` takes
 
 
-def _is_count(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.isdecimal() and 0 < len(value.lstrip("0")) < len(str(LARGEST))
-    return WHOLE.holds(value) and 0 < value <= LARGEST
-
-
 def _choice(*names: str, count: bool = False) -> Kind:
     """One of the names or, where it says so, a count, as a number or as text."""
     *others, last = *names, *(["a positive number"] if count else [])
 
     def holds(value: Any) -> bool:
-        return (isinstance(value, str) and value in names) or (count and _is_count(value))
+        if isinstance(value, str):
+            digits = len(value.lstrip("0")) if value.isdecimal() else 0
+            return value in names or (count and 0 < digits < len(str(LARGEST)))
+        return count and WHOLE.holds(value) and 0 < value <= LARGEST
 
     return Kind(f"{', '.join(others)} or {last}", holds)
 

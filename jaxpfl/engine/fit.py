@@ -13,13 +13,21 @@ from jaxpfl.core import exclusions
 from jaxpfl.core.settings import Kind, check_kind, documented, instance_of, part_of
 from jaxpfl.core.types import Federation, PyTree
 from jaxpfl.engine.build import assemble
-from jaxpfl.engine.evaluate import Scores, example_weights, is_root, mean_over_clients, mean_over_examples
+from jaxpfl.engine.evaluate import (
+    Scores,
+    chosen,
+    example_weights,
+    first_time,
+    is_root,
+    mean_over_clients,
+    mean_over_examples,
+    milestones,
+)
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec, Settings
 from jaxpfl.engine.state import GradientCounts
-from jaxpfl.engine.stopping import chosen, first_time, milestones
 from jaxpfl.models import Task
 from jaxpfl.models.modules import Given
 from jaxpfl.privacy import (

@@ -73,7 +73,12 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
       on: platform of the placement, if it is not that of the devices, which then stand for devices of this platform.
       model_shards: number of devices that hold one client's arrays together.
     """
-    used = _first_of_each(devices * model_shards // processes.count())
+    # The first devices of each process, in the order of the processes: a process then holds consecutive clients.
+    of_process: dict[int, list[Device]] = {}
+    for device in jax.devices():
+        of_process.setdefault(device.process_index, []).append(device)
+    share = devices * model_shards // processes.count()
+    used = tuple(device for number in sorted(of_process) for device in of_process[number][:share])
     rows = -(-num_clients // devices) * devices
     if len(used) == 1:
         here = SingleDeviceSharding(used[0])
@@ -113,14 +118,6 @@ def agree_on(federation: Federation, *, for_good: bool = False) -> None:
         processes.agree("the clients' data", trees.checksum(federation))
     if for_good:
         _compared[tuple(map(id, leaves))] = [weakref.ref(leaf) for leaf in leaves]
-
-
-def _first_of_each(share: int) -> tuple[Device, ...]:
-    """The first devices of each process, in the order of the processes: a process then holds consecutive clients."""
-    own: dict[int, list[Device]] = {}
-    for device in jax.devices():
-        own.setdefault(device.process_index, []).append(device)
-    return tuple(device for number in sorted(own) for device in own[number][:share])
 
 
 def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:

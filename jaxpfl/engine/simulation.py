@@ -107,8 +107,7 @@ class Simulation:
             raise JaxpflError(
                 f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} occurs twice"
             )
-        if processes.several():
-            agree_on(federation)
+        agree_on(federation)
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
             in_flight.concurrency(algorithm, participation)

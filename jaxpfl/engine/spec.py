@@ -285,7 +285,8 @@ class RunSpec(Settings):
         if self.patience is not None and self.eval_every is None:
             raise JaxpflError(f"patience = {self.patience} counts evaluations, but there is only one: set eval_every")
         metrics.parse_metrics(self.metrics)
-        schedules.resolve(self.lr_schedule, self.rounds)
+        if self.lr_schedule != schedules.OWN:
+            schedules.resolve(self.lr_schedule, self.rounds)
         if self.augment is not None:
             augmentation.parse(self.augment)
         self._check_exclusions()

@@ -14,9 +14,8 @@ from jaxpfl import __version__, data
 from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.evaluate import example_weights, is_root
+from jaxpfl.engine.evaluate import example_weights, first_time, is_root
 from jaxpfl.engine.state import Counts
-from jaxpfl.engine.stopping import first_time
 from jaxpfl.privacy import noise
 from jaxpfl.runs.config import RunConfig
 from jaxpfl.runs.scores import ACCURACY, Headline, best_on_validation, fraction_hurt, other_metrics, undefined

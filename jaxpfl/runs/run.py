@@ -23,8 +23,7 @@ import numpy as np
 
 from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation, noise_keys
-from jaxpfl.engine.evaluate import mean_over_clients
-from jaxpfl.engine.stopping import milestones
+from jaxpfl.engine.evaluate import mean_over_clients, milestones
 from jaxpfl.runs import results, run_folder
 from jaxpfl.runs.checkpoint import Checkpoints, restore, save
 from jaxpfl.runs.config import RunConfig, differences, to_json

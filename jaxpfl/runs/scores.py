@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.engine.evaluate import is_root, mean_over_examples
-from jaxpfl.engine.stopping import chosen
+from jaxpfl.engine.evaluate import chosen, is_root, mean_over_examples
 from jaxpfl.models import Task
 
 

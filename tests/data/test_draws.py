@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpfl.core.types import ClientData
-from jaxpfl.data import draw_batches, orders, plan_batches, take
-from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, Batching, Draw, Sizes, _cursor
-from jaxpfl.data.orders import order_at, orders_at
+from jaxpfl.data import batching, draw_batches, plan_batches, take
+from jaxpfl.data.batching import ANY, MAX_CLIENT_EXAMPLES, Batching, Draw, Sizes, _cursor, order_at, orders_at
 
 KEY = jax.random.key(11)
 DRAWS = get_args(Draw)
@@ -247,21 +246,19 @@ def test_take_gathers_and_zeroes_what_is_not_valid() -> None:
 
 FALSE_ALARM = 1e-6
 SIZES = (37, 64, 65, 1000, 4095, 4096, 4097, 60_000, 2**23)
-NETWORK = orders.Sizes(0, True)
+NETWORK = Sizes(0, True)
 """Bounds under which short orders are the network's too."""
 
 
 @partial(jax.jit, static_argnums=(1, 3, 4))
-def drawn(first: jax.Array, keys: int, size: jax.Array, places: int, sizes: orders.Sizes) -> jax.Array:
+def drawn(first: jax.Array, keys: int, size: jax.Array, places: int, sizes: Sizes) -> jax.Array:
     """Examples at the first places of as many orders, [keys, places]."""
     own = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(5), first + jnp.arange(keys))
     return jax.vmap(lambda key: order_at(key, size, jnp.arange(places), sizes))(own)
 
 
-def some(keys: int, size: int, places: int, first: int = 0, sizes: orders.Sizes | None = None) -> np.ndarray:
-    return np.asarray(
-        drawn(jnp.int32(first), keys, jnp.int32(size), places, sizes or orders.Sizes.cover(np.array([size])))
-    )
+def some(keys: int, size: int, places: int, first: int = 0, sizes: Sizes | None = None) -> np.ndarray:
+    return np.asarray(drawn(jnp.int32(first), keys, jnp.int32(size), places, sizes or Sizes.cover(np.array([size]))))
 
 
 def is_uniform(counts: np.ndarray) -> bool:
@@ -305,7 +302,7 @@ def test_the_largest_client_has_all_examples_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [None, NETWORK])
 @pytest.mark.parametrize("size", [3, 7])
-def test_all_orders_of_a_small_client_are_equally_likely_in_a_million(size: int, sizes: orders.Sizes | None) -> None:
+def test_all_orders_of_a_small_client_are_equally_likely_in_a_million(size: int, sizes: Sizes | None) -> None:
     counts = [order_counts(some(250_000, size, size, k, sizes)) for k in range(0, 10**6, 250_000)]
     assert is_uniform(np.sum(counts, axis=0))
 
@@ -359,7 +356,7 @@ def test_several_orders_are_those_of_their_keys() -> None:
 @pytest.mark.parametrize("size", [1, 37, 65])
 def test_bounds_of_sizes_change_no_order(size: int) -> None:
     keys, place = jax.random.split(jax.random.key(4), 3), jnp.arange(size)
-    bounds = {orders.ANY, orders.Sizes.cover(np.array([size])), orders.Sizes.cover(np.array([size, 50]))}
+    bounds = {ANY, Sizes.cover(np.array([size])), Sizes.cover(np.array([size, 50]))}
     found = [[order_at(key, jnp.int32(size), place, sizes) for key in keys] for sizes in bounds]
     several = orders_at(keys, jnp.int32(size), jnp.repeat(jnp.arange(3), size), jnp.tile(place, 3))
     for rows in found:
@@ -370,7 +367,7 @@ def test_bounds_of_sizes_change_no_order(size: int) -> None:
 @pytest.mark.parametrize("rounds", [3, 6])
 def test_too_few_rounds_are_found(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted defect: the tests above would see it."""
-    monkeypatch.setattr(orders, "ROUNDS", rounds)
+    monkeypatch.setattr(batching, "ROUNDS", rounds)
     keys = jax.random.split(jax.random.key(5), 60_000)
     rows = jax.jit(jax.vmap(lambda key: order_at(key, jnp.int32(5), jnp.arange(5), NETWORK)))(keys)
     assert not is_uniform(order_counts(np.asarray(rows)))
@@ -383,6 +380,6 @@ def test_a_bit_that_is_not_the_partners_is_found(monkeypatch: pytest.MonkeyPatch
         bits = (place.astype(jnp.uint32) ^ salt) * np.uint32(0x7FEB352D)
         return jnp.where(bits >> 31 == 1, (shift - place) % size, place)
 
-    monkeypatch.setattr(orders, "_swap_or_not", wrong)
+    monkeypatch.setattr(batching, "_swap_or_not", wrong)
     order = order_at(jax.random.key(0), jnp.int32(100), jnp.arange(100))
     assert len(np.unique(order)) < 100

@@ -7,7 +7,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl import JaxpflError
-from jaxpfl.engine.stopping import chosen
+from jaxpfl.engine.evaluate import chosen
 from jaxpfl.privacy import PrivacyConfig
 
 

@@ -30,7 +30,7 @@ from jaxpfl.core import trees
 from jaxpfl.core.participation import uniform
 from jaxpfl.core.protocol import Reduced
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.data.orders import order_at
+from jaxpfl.data.batching import order_at
 
 TUNE = 5
 

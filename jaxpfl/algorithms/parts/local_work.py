@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.parts import descents
+from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.algorithms.parts.augmentation import Augmentation
-from jaxpfl.algorithms.parts.descents import Descent
-from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
+from jaxpfl.algorithms.parts.optimizers import Descent, Optimizer, resolve
 from jaxpfl.algorithms.parts.schedules import Schedule
 from jaxpfl.core import trees
 from jaxpfl.core.protocol import ClientContext, Gradients, LocalEpochs
@@ -73,7 +72,7 @@ class LocalWork:
       schedule: factors on the learning rates over the run, which the engine applies around any method
         (`schedules.scheduled`); None if each method decays its rates itself.
       clip: the largest global norm of a step's gradient (`descent`); None for no limit.
-      keeps_optimizer: whether clients keep their optimizer states; the engine then applies `descents.keeping`.
+      keeps_optimizer: whether clients keep their optimizer states; the engine then applies `optimizers.keeping`.
       augment: augmentation of every batch; None for no augmentation.
 
     Raises:
@@ -277,9 +276,9 @@ def run_steps(
     limit = steps_within(steps, ctx.step_limit)
     if own is not None:
         limit = jnp.minimum(limit, own.steps(data.size))
-    zeros, carry = {name: jnp.zeros(()) for name in metrics}, descents.resume_memories(carry)
+    zeros, carry = {name: jnp.zeros(()) for name in metrics}, optimizers.resume_memories(carry)
     if isinstance(limit, int) and limit == 0:
-        return descents.record_memories(carry), zeros
+        return optimizers.record_memories(carry), zeros
     if isinstance(data, GuardedData):
         if beside is not None:
             data.refuse("holds a value for each example")
@@ -292,7 +291,7 @@ def run_steps(
 
         end, sums, losses = jax.lax.fori_loop(0, limit, private_body, (carry, zeros, jnp.zeros(())))
         data.report(losses / jnp.maximum(limit, 1))
-        return descents.record_memories(end), {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+        return optimizers.record_memories(end), {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
     indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.size)
 
     def run(plan: batching.Batching) -> tuple[PyTree, Metrics]:
@@ -326,7 +325,7 @@ def run_steps(
         # A full batch has the smallest length of `size_classes` that holds the client's examples.
         lengths = size_classes(work.sizes)
         end, means = switch_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
-    return descents.record_memories(end), means
+    return optimizers.record_memories(end), means
 
 
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
