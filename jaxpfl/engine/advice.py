@@ -36,7 +36,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
       JaxpflError: for hyper-parameters outside their range, and unknown names.
     """
     server_rates = [np.max(getattr(spec.hp, "server_lr", 0.0)) for spec in specs]
-    check_rate(specs[0].server_optimizer, max(server_rates), strict=strict)
+    if specs[0].server_optimizer != "sgd":
+        check_rate(specs[0].server_optimizer, max(server_rates), strict=strict)
     for spec in specs:
         if spec.method.asynchronous and spec.cohort is None:
             warn(
@@ -52,7 +53,8 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
                 "them all",
                 strict=strict,
             )
-        _check_seeds(spec, strict=strict)
+        if len(spec.seeds) > 1:
+            _check_seeds(spec, strict=strict)
     if idle := unused(specs, newcomers=newcomers):
         warn("; ".join(idle), strict=strict)
 

@@ -196,11 +196,11 @@ class Simulation:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
         noise = None
-        if self._noise is None or self.algorithm.noise is None:
-            check_distinct(seeds, values)
-        else:
+        if self._noise is not None and self.algorithm.noise is not None:
             noise = noise_keys.keys(self.algorithm.noise, self._noise_names, seeds, values.hp)
             self._noise.add(noise)
+        elif len(seeds) > 1:
+            check_distinct(seeds, values)
         if processes.several():
             told = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)]
             processes.agree("the runs'", {"seeds": tuple(map(int, seeds)), "hyper-parameters": told})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,9 @@ from flax import struct
 
 from jaxpfl.core import protocol_checks
 from jaxpfl.core.participation import Participation
-from jaxpfl.core.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
+from jaxpfl.core.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message, ServerContext
 from jaxpfl.core.randomness import Purpose, stream
-from jaxpfl.core.types import Array, Federation, Key, PyTree, Scalar
+from jaxpfl.core.types import Array, Key, PyTree, Scalar
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.cohort import ModelAxis, lay
 from jaxpfl.engine.groups import Clients, Group
@@ -193,30 +194,25 @@ def init_state(
     )
     per_client, start = clients.received(message.per_client), stream(key, Purpose.CLIENT_INIT)
 
-    def init_group(number: int, group: Group, federation: Federation) -> PyTree:
-        def init_client(client_id: Array, own: PyTree) -> PyTree:
-            client_ctx = ClientContext(
-                jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
-            )
-            received = Message(message.shared, own)
-            return lay(model, algorithm.clients[number].init(start, hp, client_ctx, received))
+    def init_client(client: Client, client_id: Array, own: PyTree) -> PyTree:
+        client_ctx = ClientContext(
+            jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
+        )
+        return lay(model, client.init(start, hp, client_ctx, Message(message.shared, own)))
 
+    states = []
+    for client, group, federation in zip(algorithm.clients, groups, clients.federations, strict=True):
         ids = jnp.asarray(federation.client_ids)
         if group.places is None:
             ids = jnp.pad(ids[: group.size], (0, group.rows - group.size), mode="edge")
         given = ids, group.take(per_client)
-        every = jax.vmap(init_client)
-        return every(*given) if block is None else _map_blocks(every, given, min(block, group.rows))
-
-    states = tuple(
-        init_group(number, group, federation)
-        for number, (group, federation) in enumerate(zip(groups, clients.federations, strict=True))
-    )
+        every = jax.vmap(partial(init_client, client))
+        states.append(every(*given) if block is None else _map_blocks(every, given, min(block, group.rows)))
     flights = None
     if algorithm.in_flight is not None:
         at_once = in_flight.concurrency(algorithm, participation)
         flights = in_flight.nobody(at_once, groups[0].num_clients, message.shared)
-    return RunState(state, states, Counts.zeros(rows), jnp.int32(0), key, noise, flights)
+    return RunState(state, tuple(states), Counts.zeros(rows), jnp.int32(0), key, noise, flights)
 
 
 def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
