@@ -7,6 +7,7 @@ in NumPy on the host. `draw_batches` and `take` run inside the compiled round, f
 from jaxpfl.data.batching import draw_batches, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.federate import Split, federate, federate_unseen, set_apart, true_clusters
+from jaxpfl.data.labels import single
 from jaxpfl.data.plot import plot_split, split_figure
 from jaxpfl.data.sources.base import Entry, Source, data_directory, pooled, seen, unseen
 from jaxpfl.data.sources.natural import Elections, load_elections
@@ -14,7 +15,7 @@ from jaxpfl.data.sources.planted import PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, load
 from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.data.stack import check_batch_size, stack_clients
-from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of, single
+from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
 from jaxpfl.data.stored import open_federation, open_stored, read_manifest, save_federation
 
 __all__ = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.core.types import NO_LABEL, ClientData
+from jaxpfl.core.types import NO_LABEL, ClientData, Federation
 from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, warn
 
@@ -169,3 +170,28 @@ def narrowed(x: np.ndarray, *, wide: bool | None = None) -> np.ndarray:
         return x
     wide = digit_loss(x) is not None if wide is None else wide
     return host_memory.converted(x, np.float64 if wide else np.float32, lambda part: part)
+
+
+def single(federation: Federation, strict: bool = False) -> Federation:
+    """Convert a federation's float64 inputs to float32, and warn if this loses digits.
+
+    Nothing changes if JAX computes in double precision.
+
+    Raises:
+      JaxpflError: instead of the warning, if ``strict``.
+    """
+    if jnp.result_type(float) == np.float64:
+        return federation
+    for leaf in jax.tree.leaves(federation.train.examples.x):
+        if isinstance(leaf, np.ndarray) and (lost := digit_loss(leaf)) is not None:
+            warn(
+                f"feature {lost.feature}: {lost}: use --standardize, or federate(standardize=True), which subtracts "
+                "the mean first",
+                strict=strict,
+            )
+
+    def narrow(leaf: Any) -> Any:
+        return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
+
+    splits = (split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits)
+    return Federation(federation.client_ids, *splits)

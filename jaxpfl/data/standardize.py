@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.core.types import ClientData, Federation
-from jaxpfl.data.labels import digit_loss, moments, narrowed
+from jaxpfl.data.labels import moments
 from jaxpfl.data.sources.base import Source
 from jaxpfl.support import host_memory
-from jaxpfl.support.errors import JaxpflError, warn
+from jaxpfl.support.errors import JaxpflError
 
 
 class Scaling(NamedTuple):
@@ -60,31 +59,6 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
         return split.with_examples(x=jax.tree.map(scale_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
     return Federation(federation.client_ids, *map(scale_split, federation.all_splits))
-
-
-def single(federation: Federation, strict: bool = False) -> Federation:
-    """Convert a federation's float64 inputs to float32, and warn if this loses digits.
-
-    Nothing changes if JAX computes in double precision.
-
-    Raises:
-      JaxpflError: instead of the warning, if ``strict``.
-    """
-    if jnp.result_type(float) == np.float64:
-        return federation
-    for leaf in jax.tree.leaves(federation.train.examples.x):
-        if isinstance(leaf, np.ndarray) and (lost := digit_loss(leaf)) is not None:
-            warn(
-                f"feature {lost.feature}: {lost}: use --standardize, or federate(standardize=True), which subtracts "
-                "the mean first",
-                strict=strict,
-            )
-
-    def narrow(leaf: Any) -> Any:
-        return narrowed(leaf, wide=False) if leaf.dtype == np.float64 and isinstance(leaf, np.ndarray) else leaf
-
-    splits = (split.with_examples(x=jax.tree.map(narrow, split.examples.x)) for split in federation.all_splits)
-    return Federation(federation.client_ids, *splits)
 
 
 def check_standardizable(source: Source) -> None:
