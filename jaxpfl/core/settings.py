@@ -213,12 +213,12 @@ def check(settings: Any, *names: str, prefix: str = "") -> None:
       JaxpflError: if a setting is refused; the message gives its name, its value and the allowed values.
     """
     for field in dataclasses.fields(settings):
-        value: Any = getattr(settings, field.name)
+        value = getattr(settings, field.name)
         if "help" not in field.metadata or (names and field.name not in names):
             continue
         if value is None and (field.default is None or "None" in str(field.type).split(" | ")):
             continue
-        name, kind = prefix + field.name, _kind(field)
+        name, kind, value = prefix + field.name, _kind(field), cast(Any, value)  # without the cast, None is inferred
         within: Range | None = field.metadata["range"]
         if kind is not None:
             check_kind(name, value, kind)

@@ -178,12 +178,18 @@ class Programs:
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
         """Function that a program other than ``start`` is compiled from."""
+        chosen = self.execution if name == "advance" else self._of.scoring
+        apart = self._of.placement.model is not None
+        return traced_as(self._function(name, block), chosen.form, chosen.matmul, apart=apart)
+
+    def _function(self, name: Name, block: int) -> Callable[..., Any]:
         of, algorithm = self._of, part_used(self._of.algorithm, name)
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "advance":
             plan = plan._replace(availability=of.availability)
-            one = make_rounds(make_round(algorithm, plan), of.plan.rounds_per_call)
-        elif name == "personal":
+            rounds = make_rounds(make_round(algorithm, plan), of.plan.rounds_per_call)
+            return over_runs(rounds, vectorised=self.execution.vmap_runs, in_place=True)
+        if name == "personal":
             one = make_personal(algorithm, plan)
         elif name == "clusters":
             one = make_clusters(algorithm, plan)
@@ -192,9 +198,7 @@ class Programs:
         else:
             assert name in ("test", "validation")
             one = make_evaluate(algorithm, of.task, plan, split=name)
-        every = over_runs(one, vectorised=self.execution.vmap_runs, in_place=name == "advance")
-        chosen = self.execution if name == "advance" else of.scoring
-        return traced_as(every, chosen.form, chosen.matmul, apart=of.placement.model is not None)
+        return over_runs(one, vectorised=self.execution.vmap_runs)
 
 
 def traced_as(
