@@ -1,4 +1,4 @@
-r"""Client and server optimizers by name, of optax and of adaptive federated optimization; optimizer states that are kept.
+r"""Client and server optimizers by name, of optax and of adaptive federated optimization; states that a client keeps.
 
 ``adam`` is ``optax.adam`` with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets some arguments. The
 learning rate is not an argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer.
