@@ -44,7 +44,7 @@ class Silo:
       threshold: number below which an example's score must lie for the example to be in a batch; `WORD` to include all
         examples.
       per_round: mini-batches per round.
-      once: mini-batches in addition to those of the rounds, for the personalised model.
+      once: mini-batches that train the personalised model outside the rounds.
       noise_multiplier: noise multiplier z_i.
     """
 
@@ -181,7 +181,7 @@ def mechanism_of(
       sizes: number of examples in each silo, [m]; silos without examples are left out.
       batch_size: expected number of examples b in a mini-batch.
       per_round: function from n_i to the number of mini-batches in a round.
-      once: function from n_i to the number of mini-batches in addition to those of the rounds.
+      once: function from n_i to the number of mini-batches that train the personalised model outside the rounds.
       releases: gradients per mini-batch.
       rounds: number of rounds R.
       clipping_norm: clipping norm C.
