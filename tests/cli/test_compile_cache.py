@@ -60,8 +60,6 @@ def test_a_second_process_loads_what_the_first_compiled_and_a_broken_entry_heals
     now = {path: path.stat().st_mtime_ns for path in folder.glob("program-*-cache")}
     assert now.keys() == held.keys()
     assert [path for path in now if now[path] != held[path]] == [broken[0]]
-    seconds = [one["methods"]["adaped"]["compile_seconds"] for one in (cold, warm)]
-    assert seconds[1] < 0.8 * seconds[0]
     for path, entries in zip(broken, kinds, strict=True):
         assert path.stat().st_size == pytest.approx(entries[path], rel=0.1)
     assert not any(word in said for word in ("cache entry", "Warning", "cpu_aot_loader", "E0000", "Traceback"))
