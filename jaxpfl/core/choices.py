@@ -11,14 +11,14 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """Split a choice into its name and its arguments, without converting the arguments' values.
+    """Split a choice into its name and its arguments, whose values remain text.
 
     Examples:
       >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
       ('adam', {'b1': '0.8'})
 
     Raises:
-      JaxpflError: if the name is unknown or the text has another form.
+      JaxpflError: if the name is unknown, or the text is not ``NAME`` or ``NAME:argument=value,argument=value``.
     """
     name, colon, rest = text.partition(":")
     known = list(known)
@@ -40,16 +40,17 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
 def arguments(
     kind: str, text: str, makers: Mapping[str, Callable[..., Any]], **more: type
 ) -> tuple[str, dict[str, Any]]:
-    """Split a choice into its name and its arguments, converted to the types of its maker's parameters.
+    """Split a choice into its name and its arguments, converted to the parameter types of its factory function.
 
     Args:
       kind: noun for these choices in error messages.
       text: the choice, as ``NAME`` or ``NAME:argument=value,...``.
-      makers: name -> maker, for all choices.
-      more: types of the arguments that every choice accepts in addition.
+      makers: name -> factory function, for all choices.
+      more: name -> type, for arguments that every choice accepts in addition to its factory function's parameters.
 
     Raises:
-      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value has another type.
+      JaxpflError: if the name or an argument is unknown, a required argument is missing, or a value does not have its
+        parameter's type.
     """
     name, given = parse(kind, text, makers)
     known = inspect.signature(makers[name], eval_str=True).parameters
@@ -64,7 +65,7 @@ def arguments(
 
 
 def literal(text: str) -> Any:
-    """Parse a Python literal, such as a number, or a switch (true, false); return any other text unchanged."""
+    """Parse a Python literal (such as a number), ``true`` or ``false``; return any other text unchanged."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # deeply nested brackets raise the last two
@@ -77,10 +78,10 @@ _FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.
 def typed(what: str, text: str, kind: type) -> Any:
     """Parse a text as a value of type ``kind``.
 
-    Whole numbers and inf are accepted as floats. A single number is accepted as a tuple of length one.
+    Integers and inf are accepted as floats. A single number is accepted as a tuple of length one.
 
     Raises:
-      JaxpflError: if the text denotes a value of another type.
+      JaxpflError: if the text cannot be parsed as this type, or is NaN.
     """
     try:
         value = float(text) if kind is float else literal(text)  # literal does not parse "inf"

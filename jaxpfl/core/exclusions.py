@@ -1,4 +1,4 @@
-"""Table of incompatible settings, from which the refusals, their documentation and their tests are made."""
+"""Table of incompatible settings. The error messages, their documentation and their tests are generated from it."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ EXCLUSIONS: Mapping[tuple[str, str], str] = {
         "an audit assumes users' uploads, and independent noise and cohorts"
     ),
 }
-"""Combinations that cannot be accounted or computed: (setting, incompatible settings) -> the reason and the remedy. An
-entry is the name of a setting that is on (``compress``), a name with a value (``noise = central``), or a property of
-the run in words (``asynchronous rounds``). Several incompatible settings are separated by commas."""
+"""Combinations of settings that are refused: (setting, incompatible settings) -> the reason, and what to do instead. A
+setting is written as its name if it is on (``compress``), as a name with a value (``noise = central``), or as a
+property of the run in words (``asynchronous rounds``). Several incompatible settings are separated by commas."""
 
 NO_NOISE = EXCLUSIONS["noise_multiplier = 0", "a claim"]
 """Reason why no epsilon can be claimed for a mechanism without noise."""
@@ -151,6 +151,6 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def table() -> str:
-    """`EXCLUSIONS` as a Markdown table."""
+    """Format `EXCLUSIONS` as a Markdown table."""
     lines = [f"| {what} | {others} | {why} |" for (what, others), why in EXCLUSIONS.items()]
     return "\n".join(["| setting | not with | why |", "|---|---|---|", *lines])

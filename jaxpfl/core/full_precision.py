@@ -1,4 +1,4 @@
-"""Accurate arithmetic: products in the precision of their operands, and compensated sums of many trees."""
+"""Accurate arithmetic: matrix products in the precision of their operands, and compensated sums of many pytrees."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ROUNDING = 1e-3
 
 
 def users_own() -> bool:
-    """True if the user has set JAX's matmul precision, other than to the value that `products` sets."""
-    # The value of `products` does not count as the user's, because an enclosing `products` may have set it.
+    """True if the user has set JAX's matmul precision to a value that `products` does not set."""
+    # The value that `products` sets does not count, because an enclosing `products` may have set it.
     return jax.config.jax_default_matmul_precision not in (None, _FULL)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -31,8 +31,8 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Wrap a function such that its matrix products keep the precision of float32 and float64 operands.
 
     By default JAX rounds the operands of a float32 product to 10 bits of mantissa on recent GPUs (tf32) and to 7 bits
-    on TPUs (bfloat16), so that a sum of squares is wrong by one part in 1000. On a CPU nothing changes. A value of
-    ``jax_default_matmul_precision`` that the user has set is kept.
+    on TPUs (bfloat16). A sum of squares is then wrong by one part in 1000. On a CPU, the wrapper has no effect. If the
+    user has set ``jax_default_matmul_precision``, that value is kept.
 
     Args:
       function: function of arrays that is not yet jitted; apply ``jit`` to the wrapped function.
@@ -52,15 +52,16 @@ def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
 
 
 class RunningSum(NamedTuple):
-    r"""Compensated sum of trees, whose error hardly grows with their number.
+    r"""Compensated sum of pytrees, with an error that hardly grows with the number of terms.
 
-    Each addition's rounding error is computed and subtracted from the next term (Kahan 1965). For n terms of one sign
-    and unit roundoff u, the relative error is :math:`2 u + O(n u^2)`. Plain addition in a loop has an error of up to
-    :math:`n u`, which is six per cent for a million float32 terms. Integers and Booleans are added without correction.
+    Each addition's rounding error is computed and subtracted from the next term (Kahan 1965). For n terms of the same
+    sign and unit roundoff u, the relative error is :math:`2 u + O(n u^2)`. Plain addition in a loop has a relative
+    error of up to :math:`n u`, which is six per cent for a million float32 terms. Integer and Boolean leaves are added
+    without correction.
 
     Attributes:
       total: the sum.
-      excess: amount by which each floating-point leaf of ``total`` is too large, in the order of the leaves.
+      excess: for each floating-point leaf of ``total`` in order, the amount by which it is too large.
 
     Examples:
       >>> terms = jnp.full(100_000, 0.1)
@@ -74,12 +75,12 @@ class RunningSum(NamedTuple):
 
     @classmethod
     def zero(cls, like: PyTree) -> Self:
-        """Start the sum of trees with the shapes and dtypes of ``like``."""
+        """Return a sum of zero for trees with the shapes and dtypes of ``like``."""
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return cls(total, tuple(jnp.zeros_like(leaf) for leaf in jax.tree.leaves(total) if _rounds(leaf)))
 
     def plus(self, tree: PyTree) -> Self:
-        """Add a tree to the sum."""
+        """Return the sum after adding a tree."""
         leaves, structure = jax.tree.flatten(self.total)
         totals, excess = [], iter(self.excess)
         left = []
@@ -100,14 +101,14 @@ def _rounds(leaf: Array) -> bool:
 
 
 def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> None:
-    """Refuse values whose rounding error in JAX's floating-point type is not small relative to their range.
+    """Refuse values whose rounding error in JAX's default float type is not small relative to their variation.
 
     Args:
-      largest: largest absolute value of each entry of a sample.
-      spread: range of a client's values, with the shape of ``largest``. A range of zero is never refused.
+      largest: largest absolute value, one for each coordinate of the data.
+      spread: variation of the values, such as their range, with the shape of ``largest``; zero is never refused.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if a coordinate's rounding error exceeds a thousandth of its variation.
     """
     kind = jnp.result_type(float)
     for size, differ in zip(np.ravel(largest), np.ravel(spread), strict=True):

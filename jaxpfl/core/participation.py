@@ -1,9 +1,10 @@
-r"""Client participation: cohort sampling, stragglers and dropout. These change results, not only speed.
+r"""Client participation: cohort sampling, stragglers and dropout. All three change the results, not only the speed.
 
-A `Participation` draws the cohort as sorted row numbers of the stack, [capacity] int32; an empty slot has the row
-number m. An `Availability` decides which clients of the cohort take fewer local steps, and which uploads are lost.
+A `Participation` draws the cohort as sorted row numbers of the stack of clients, [capacity] int32. An empty slot has
+the row number m. An `Availability` decides which clients of the cohort take fewer local steps, and which uploads are
+lost.
 
-A client's score in these draws depends on its id, not on the order of the stack.
+A client's random numbers in these draws depend on the client's id, not on its row in the stack.
 
 **Simulated time.** A client that evaluates :math:`g` gradients in a round, receives :math:`B_d` bytes and uploads
 :math:`B_u` bytes takes
@@ -11,10 +12,10 @@ A client's score in these draws depends on its id, not on the order of the stack
 .. math:: t_i = g\, s\, c_i + \frac{B_d}{d\, l_i} + \frac{B_u}{u\, k_i}
 
 seconds. A gradient takes s seconds, and the downlink and the uplink transfer d and u bytes per second. The client's
-factors :math:`c_i, l_i, k_i` are the same in all rounds. They are 1, or log-normal with median 1 and standard deviation
-sigma of their logarithms. A synchronous round lasts until the slowest client of the cohort has finished, even if that
-client's upload is lost. An asynchronous round (FedBuff) lasts until as many uploads have arrived as a cohort has
-clients.
+factors :math:`c_i, l_i, k_i` are the same in all rounds. They are either all 1, or log-normal with median 1, where
+sigma is the standard deviation of their logarithms. A synchronous round lasts until the slowest client of the cohort
+has finished, even if that client's upload is lost. An asynchronous round (FedBuff) lasts until as many uploads have
+arrived as a cohort has clients.
 
 ``--time-model`` and ``jaxpfl.fit(time_model=)`` accept ``equal:step=0.1,up=1e6,down=1e7``, or ``lognormal`` with the
 additional arguments ``sigma=0.5,seed=0``. In synchronous rounds, only the reported time depends on the time model.
@@ -45,8 +46,9 @@ class TimeModel(NamedTuple):
     """Speeds of the clients.
 
     Attributes:
-      step: s, median seconds per gradient.
-      up, down: u and d, median bytes per second of the uplink and the downlink; infinite if transfers take no time.
+      step: time s that a client of median speed needs for a gradient, in seconds.
+      up, down: median speeds u and d of the uplink and the downlink, in bytes per second; infinite if transfers take no
+        time.
       sigma: standard deviation of the logarithms of the clients' factors.
       seed: seed of the factors.
     """
@@ -68,9 +70,9 @@ class TimeModel(NamedTuple):
         """Duration of each client's round in seconds, [m].
 
         Args:
-          client_ids: [m].
-          gradients: gradients evaluated in the round, [m].
-          up, down: sizes of a client's upload and of its message in bytes, [] or [m].
+          client_ids: ids of the clients, [m].
+          gradients: number of gradients that each client evaluates in the round, [m].
+          up, down: number of bytes that a client uploads, and number of bytes that it receives, [] or [m].
         """
         compute, received, sent = jax.vmap(self.factors)(client_ids).T
         return gradients * self.step * compute + down / (self.down * received) + up / (self.up * sent)
@@ -109,7 +111,7 @@ def _lognormal(
 
 
 TIME_MODELS: Mapping[str, Callable[..., TimeModel]] = {"equal": _equal, "lognormal": _lognormal}
-"""Name -> ``**arguments -> TimeModel``."""
+"""Name -> factory function ``**arguments -> TimeModel``."""
 
 
 class Participation(NamedTuple):
@@ -117,20 +119,20 @@ class Participation(NamedTuple):
 
     Attributes:
       name: name in config files and reports.
-      num_clients: m.
+      num_clients: number m of clients.
       capacity: number of slots of the cohort, static.
-      expected_cohort: the expected number of clients in a round (public).
-      everyone: static; true if the cohort is always all m clients in order (the engine then needs no gather).
-      sample: ``(key, client_ids [m]) -> rows [capacity] int32``, sorted; m for an empty slot.
+      expected_cohort: expected number of clients in a round (public).
+      everyone: whether the cohort always consists of all m clients in order, static; the engine then gathers nothing.
+      sample: ``(key, client_ids [m]) -> rows [capacity] int32``, the cohort's row numbers, sorted; m for an empty slot.
       left_out: ``(key, client_ids [m]) -> [] int32``, the number of clients that the same draw selects beyond the
         capacity; None if that cannot happen.
-      rate: probability that a client takes part, if clients do so independently; otherwise None.
-      fixed_size: whether the cohort is always ``capacity`` clients, drawn uniformly without replacement. If ``rate`` is
-        None and neither this nor ``everyone`` is true, no privacy guarantee can be claimed.
+      rate: probability that a client takes part, if clients take part independently; otherwise None.
+      fixed_size: whether the cohort always has ``capacity`` clients, drawn uniformly without replacement. No privacy
+        guarantee can be claimed if ``rate`` is None and both ``fixed_size`` and ``everyone`` are false.
       cycle: number of rounds from one turn of a client to its next, if clients take turns; otherwise None. With turns,
         ``rate`` applies to the clients whose turn it is.
-      turns: replacement for ``sample`` if clients take turns: ``(key of the run, key of the round, round,
-        client_ids [m]) -> rows [capacity] int32``.
+      turns: function that is used instead of ``sample`` if clients take turns: ``(key of the run, key of the round,
+        round, client_ids [m]) -> rows [capacity] int32``.
     """
 
     name: str
@@ -146,12 +148,12 @@ class Participation(NamedTuple):
     turns: Callable[[Key, Key, Array, Array], Array] | None = None
 
     def rows(self, released: Key, round: Array, client_ids: Array) -> Array:
-        """Draw the cohort of a round, sorted row numbers [capacity] int32.
+        """Draw the cohort of a round; return its sorted row numbers, [capacity] int32.
 
         Args:
           released: the run's key for cohorts and noise.
-          round: [] int32, the number of finished rounds.
-          client_ids: [m].
+          round: number of finished rounds, [] int32.
+          client_ids: ids of all clients in the order of the stack, [m].
         """
         key = stream(released, Purpose.PARTICIPATION, round)
         if self.turns is None:
@@ -160,7 +162,7 @@ class Participation(NamedTuple):
 
 
 def full(num_clients: int) -> Participation:
-    """Every client in every round."""
+    """Full participation: every client takes part in every round."""
     _check(num_clients, num_clients)
 
     def sample(key: Key, client_ids: Array) -> Array:
@@ -171,7 +173,7 @@ def full(num_clients: int) -> Participation:
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
-    """Uniform sampling of K clients without replacement: the K largest of m independent uniform scores."""
+    """Uniform sampling without replacement: the K clients with the largest of m independent uniform scores."""
     _check(num_clients, cohort)
 
     def sample(key: Key, client_ids: Array) -> Array:
@@ -188,12 +190,13 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     others are counted as left out. Privacy accounting must account for this truncation.
 
     Args:
-      num_clients: m.
-      rate: q, rounded up to a multiple of 2^-23. As scores are such multiples too, `Participation.rate` is then exact.
+      num_clients: number m of clients.
+      rate: probability q, rounded up to a multiple of 2^-23. Scores are multiples of 2^-23 too, so `Participation.rate`
+        is exactly the probability that a client takes part.
       cap: number of slots; by default m, which leaves no client out.
 
     Raises:
-      JaxpflError: for a rate outside (0, 1], or a cap outside 1 ... m.
+      JaxpflError: if the rate is outside (0, 1], or the cap is outside 1 ... m.
     """
     checks.rate("the rate of Poisson participation", rate)
     expected = rate * num_clients
@@ -214,7 +217,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 
 
 def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
-    """Blocks of clients that take turns: a client takes part at most once in any ``cycle`` consecutive rounds.
+    """Cyclic participation: blocks of clients take turns, each block once in ``cycle`` consecutive rounds.
 
     Clients are divided at random into ``cycle`` blocks, whose sizes differ by at most one client. Round t is the turn
     of block t mod ``cycle``. Each client of this block takes part with probability ``rate``, independently.
@@ -222,12 +225,12 @@ def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
     Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Algorithm 2.
 
     Args:
-      num_clients: m.
+      num_clients: number m of clients.
       cycle: number of rounds from one turn of a client to its next, at most m.
-      rate: probability that a client takes part when it is its turn, rounded up to a multiple of 2^-23.
+      rate: probability that a client takes part when its turn comes, rounded up to a multiple of 2^-23.
 
     Raises:
-      JaxpflError: for a cycle outside 1 ... m, or a rate outside (0, 1].
+      JaxpflError: if the cycle is outside 1 ... m, or the rate is outside (0, 1].
     """
     if not 1 <= cycle <= num_clients:
         raise JaxpflError(f"the cycle of cohorts must be between 1 and {num_clients} clients, got {cycle}")
@@ -261,8 +264,8 @@ def of(
     """Make the participation scheme for a cohort of the given expected size.
 
     Args:
-      num_clients: m.
-      cohort: K; None for all clients.
+      num_clients: number m of clients.
+      cohort: expected number K of clients in a round; None for all clients.
       kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client with probability K / m) or
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
@@ -271,7 +274,7 @@ def of(
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation has a cohort below m, a cap
-        is given without Poisson cohorts, or a cycle is given without cyclic cohorts or is too long for K.
+        is given without Poisson cohorts, a cycle is given without cyclic cohorts, or K times the cycle exceeds m.
     """
     cohort = num_clients if cohort is None else cohort
     _check(num_clients, cohort)
@@ -300,7 +303,9 @@ def of(
 
 
 class FailureRates(NamedTuple):
-    """Probabilities of an `Availability` as arguments of a program, [] or [S]; None for a failure that never occurs."""
+    """Probabilities of an `Availability`, [] or [S], as a compiled program takes them; None for a failure that never
+    occurs.
+    """
 
     dropout: Scalar | None = None
     stragglers: Scalar | None = None
@@ -309,37 +314,37 @@ class FailureRates(NamedTuple):
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Failures in the cohort. Draws are independent, and a client's draws do not depend on the other clients.
+    """Random failures of clients in the cohort, drawn independently for each client.
 
-    A probability is one number for all runs, [], or one for each run, [S]. In a run with probability 0, nothing fails,
-    whatever the probabilities of the other runs.
+    A probability is one number for all runs, [], or one number for each of S runs, [S]. In a run with probability 0,
+    nothing fails, whatever the probabilities of the other runs.
 
     Slow clients follow Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems heterogeneity).
     """
 
     dropout: Scalar = setting(0.0, range=SHARE, kind=RATE, text=float)
-    """Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.
+    """Probability that a client of the cohort trains and keeps its new state, but its upload is lost.
 
-    Also a list, one for each run of a sweep.
+    Also a list with one probability for each run of a sweep.
     """
     stragglers: Scalar = setting(0.0, range=PROBABILITY, kind=RATE, text=float)
-    """Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS.
+    """Probability that a client takes fewer local steps in a round, a uniformly random number from 1 to LOCAL_STEPS.
 
-    Also a list, one for each run of a sweep.
+    Also a list with one probability for each run of a sweep.
     """
     same_stragglers: bool = setting(False)
-    """The same clients are slow in every round, with fixed numbers of steps; otherwise both are drawn in each round."""
+    """The same clients are slow in every round, with fixed numbers of steps; otherwise they are drawn in each round."""
     time_model: str | None = setting(None, unless_given="none unless given")
     """Simulated time of a client's round: equal:step=0.1,up=1e6,down=1e7 (seconds per gradient, bytes per second) or
-    lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its slowest
-    client, or until the next clients arrive (fedbuff). Results include the time."""
+    lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts until its slowest client
+    has finished or, for fedbuff, until enough uploads have arrived. Results include the time."""
 
     def checked(self) -> Availability:
         """Check the settings and convert lists of probabilities to tuples.
 
         Raises:
-          JaxpflError: for a value outside its range, for ``same_stragglers`` without stragglers, and for lists of
-            different lengths.
+          JaxpflError: if a value is outside its range, ``same_stragglers`` is set without stragglers, or the two lists
+            have different lengths.
         """
         check(self)
         if self.time_model is not None:
@@ -357,13 +362,13 @@ class Availability:
 
     @property
     def rates(self) -> FailureRates:
-        """The probabilities as arguments of a program that was built with `without_rates`."""
+        """Probabilities to pass to a program that was compiled for `without_rates`."""
         given = (None if _never(rate) else np.asarray(rate, np.float32) for rate in (self.dropout, self.stragglers))
         return FailureRates(*given)
 
     @property
     def per_run(self) -> tuple[Availability, ...]:
-        """The availability of each run, [S]; a single one, [1], if no probability is given per run."""
+        """Availability of each run, S in all, or of length 1 if no probability is a list."""
         if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
             return (self,)
         dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))
@@ -376,7 +381,7 @@ class Availability:
         return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
     def replace_rates(self, rates: FailureRates) -> Availability:
-        """The same availability with these probabilities, traced or not."""
+        """Return the same availability with other probabilities, traced or not."""
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
         return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)
 
@@ -393,7 +398,7 @@ class Availability:
         return jnp.where(slow < self.stragglers, some, ALL_STEPS)
 
     def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
-        """True if a client's upload of a round is lost, [] bool."""
+        """True if a client's upload is lost in a round, [] bool."""
         if _never(self.dropout):
             return jnp.array(False)
         key = stream(run_key, Purpose.DROPOUT, round, client_id)

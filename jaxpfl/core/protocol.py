@@ -1,9 +1,10 @@
 """Algorithm protocol: pure functions of ONE client, and of a server that sees only uploads.
 
-The engine owns the client axis: it gathers the cohort, maps the client's functions over it, masks, sums the uploads,
-calls the server and scatters the clients' states back. Neither this file nor an algorithm mentions that axis.
+Only the engine handles the axis over clients: it gathers the cohort, maps the client's functions over the cohort, masks
+empty slots, sums the uploads, calls the server, and scatters the clients' new states back. A client's functions are
+written without this axis.
 
-Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
+In the signatures, ``hp`` are the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
 
 `wrapped_server` and `wrapped_client` wrap a method and forward every function that the wrapper does not change. The
 wrapper's state contains the method's state. The wrapper may add to messages and hyper-parameters, and the method does
@@ -25,14 +26,14 @@ from jaxpfl.core.types import Array, Federation, Key, Metrics, PyTree, Scalar, S
 
 
 class LocalEpochs(NamedTuple):
-    """Local work of a round in passes over a client's examples, rounded up to whole mini-batches.
+    """Local work of a round, given as passes over a client's examples and rounded up to whole mini-batches.
 
-    With n_i examples a client takes ``ceil(epochs n_i / b_i)`` steps of ``b_i = min(batch_size, n_i)`` examples.
+    A client with n_i examples takes ``ceil(epochs n_i / b_i)`` steps of ``b_i = min(batch_size, n_i)`` examples.
 
     Attributes:
-      epochs: E, number of passes in a round.
-      batch_size: b.
-      batches: number of mini-batches in a step.
+      epochs: number E of passes in a round.
+      batch_size: number b of examples in a mini-batch; a client with fewer examples uses all of them.
+      batches: number of mini-batches that each step uses.
     """
 
     epochs: int
@@ -40,7 +41,7 @@ class LocalEpochs(NamedTuple):
     batches: int = 1
 
     def steps(self, size: Array) -> Array:
-        """Number of steps that a client takes in a round, [] int32; a client without examples takes one.
+        """Number of steps that a client takes in a round, [] int32; without examples, as many as with one example.
 
         Examples:
           >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
@@ -55,7 +56,7 @@ class LocalEpochs(NamedTuple):
         return self.batches * self.steps(size)
 
     def on_host(self, sizes: np.ndarray) -> np.ndarray:
-        """Compute on the host how many steps clients with these numbers of examples take, [m]."""
+        """Compute `steps` on the host for clients with the given numbers of examples, [m]."""
         sizes = np.maximum(np.asarray(sizes, np.int64), 1)
         used = np.minimum(sizes, self.batch_size)
         return -(-self.epochs * sizes // used)
@@ -66,18 +67,18 @@ ALL_STEPS = 2**31 - 1
 
 
 class ClientContext(NamedTuple):
-    """Information that a client's functions receive about the run.
+    """Information about the run that a client's functions receive.
 
     Attributes:
-      round: [] int32, the number of finished rounds.
+      round: [] int32, number of finished rounds.
       client_id: [] int32, the client's id.
-      participations: [] int32, the number of the client's previous rounds in the cohort.
-      step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
-        static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
+      participations: [] int32, number of earlier rounds in which the client was in the cohort.
+      step_limit: largest number of steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is
+        then static) or a traced scalar. In ``personalize``, 0 requests the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
-      idle_rounds: [] int32, the number of the client's previous training rounds outside the cohort (`Client.idle`).
-      staleness: [] int32, the number of rounds that ended between the message and the client's upload; 0 in synchronous
-        rounds. A method may weight the upload by it.
+      idle_rounds: [] int32, number of earlier rounds in which the client trained outside the cohort (`Client.idle`).
+      staleness: [] int32, number of rounds that ended between the message and the client's upload; 0 in synchronous
+        rounds. A method may weight uploads by their staleness.
     """
 
     round: Array
@@ -90,8 +91,8 @@ class ClientContext(NamedTuple):
 
 
 class ServerContext(NamedTuple):
-    """Information that the server's functions receive: the number of finished rounds ([] int32), the number of
-    clients m, and the expected cohort size (a float, public).
+    """Information about the run that the server's functions receive: the number of finished rounds ([] int32), the
+    number m of clients, and the expected cohort size (a float, public).
     """
 
     round: Scalar
@@ -100,12 +101,12 @@ class ServerContext(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Broadcast of the server in a round.
+    """The server's broadcast in a round.
 
     Attributes:
       shared: the tree that every client receives.
       per_client: individual messages, with leaves [m, ...] at the server and [...] at a client. None if there are no
-        individual messages; new clients can then be served too.
+        individual messages; a new client can then receive the same broadcast.
     """
 
     shared: PyTree
@@ -116,11 +117,12 @@ class Upload(NamedTuple):
     """Upload of a client.
 
     Attributes:
-      total: a tree of increments relative to the message (a model update, say), already multiplied by the weight.
-      weight: a tree prefix of ``total`` with leaves [] or [k]. A weight of zero means no contribution.
-      failed: [] bool, for a method that handles failures itself: true if the client's work was not finite. The client
-        then counts as diverged and keeps its earlier state, but its upload is used (its share of the noise, say). If
-        None, the engine detects failures, and a failed client uploads nothing.
+      total: tree of increments relative to the message (a model update, say), already multiplied by the weight.
+      weight: tree prefix of ``total`` with leaves [] or [k]. With weight zero, the client contributes nothing.
+      failed: [] bool, for a method that handles failures itself: true if the client's results were not finite. The
+        client then counts as diverged and keeps its earlier state, but its upload is still used, for example because it
+        contains the client's share of the noise. If None, the engine detects failures, and a failed client uploads
+        nothing.
       bits: [] int32, the length in bits of the coded upload, if uploads are compressed (`Algorithm.counts_bits`).
     """
 
@@ -146,7 +148,7 @@ class Stacked(NamedTuple):
     """Stack of the cohort's uploads in C slots; slots without an upload are zero.
 
     Attributes:
-      total, weight: the uploads, leaves [C, ...].
+      total, weight: stacks of the uploads' totals and weights, with leaves [C, ...].
       valid: [C] bool, mask of the slots with an upload.
       rows: [C] int32, the row of each slot's client in stacks over clients (`Message.per_client`); m for a slot without
         an upload, so that writing with mode "drop" skips the slot.
@@ -171,9 +173,9 @@ class Stacked(NamedTuple):
 class Reduction(Enum):
     """Form in which the server receives the cohort's uploads.
 
-    ``SUM``: a `Reduced`, which needs the memory of one upload. ``STACK``: a `Stacked`, for servers that need individual
-    uploads (mixtures, medians, graphs), which needs the memory of one upload for each slot of the cohort, on every
-    device.
+    With ``SUM``, the server receives a `Reduced`, which takes the memory of one upload. With ``STACK``, it receives a
+    `Stacked`, for servers that need individual uploads (mixtures, medians, graphs). A `Stacked` takes the memory of one
+    upload for each slot of the cohort, on every device.
     """
 
     SUM = "sum"
@@ -183,14 +185,15 @@ class Reduction(Enum):
 class Gradients(NamedTuple):
     """Numbers of gradient evaluations in a client's functions, as the method declares them.
 
-    The unit is one backward pass through one model on one mini-batch. An objective with several terms of one model
-    counts once, and a step on k models counts k times. Forward passes are not counted; such passes compute the losses
-    that choose a cluster or weight examples, evaluation metrics, and AdaPeD's derivative with respect to psi.
+    The unit is one backward pass through one model on one mini-batch. An objective with several terms in one model
+    counts once, and a step on k models counts k times. Forward passes alone are not counted. They compute, for example,
+    the losses by which a client chooses a cluster or weights examples, evaluation metrics, and AdaPeD's derivative with
+    respect to psi.
 
     Attributes:
       update: ``(limit, message) -> [] int32``, the count for a round in the cohort with ``ctx.step_limit`` = limit, in
-        which ``jnp.minimum(work.steps, limit)`` steps are taken. The limit is `ALL_STEPS` if there is none.
-      personalize: the count for the whole personalisation, a number; a `LocalEpochs` if the count depends on a client's
+        which ``jnp.minimum(work.steps, limit)`` steps are taken. A limit of `ALL_STEPS` means no limit.
+      personalize: count for the whole personalisation: a number, or a `LocalEpochs` if the count depends on a client's
         number of examples.
       idle: ``limit -> [] int32``, the count for a round outside the cohort (`Client.idle`).
     """
@@ -205,17 +208,17 @@ class Client(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx, message) -> state``, where the message is the broadcast of round 0. A stateless client
-        returns ``()``. The key is the same for all clients, so that models drawn with it have the same parameters;
-        fold in ``ctx.client_id`` for a key that differs between clients.
+        returns ``()``. The key is the same for all clients, so all clients draw the same initial parameters. Fold in
+        ``ctx.client_id`` for a key that differs between clients.
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round of a client in the cohort.
         Metrics are a dict of scalars. Progress displays show ``train_loss``.
-      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; the client's
-        state does not change. With ``ctx.step_limit == 0`` no step is taken.
+      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, the model that ``predict`` takes.
+        The client's state does not change. With ``ctx.step_limit == 0`` no step is taken.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
       idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None if
         clients do not train outside the cohort.
-      cluster: ``(hp, message, state, splits) -> [] int32``, the client's choice of a cluster. None if clients choose no
-        cluster.
+      cluster: ``(hp, message, state, splits) -> [] int32``, the cluster that the client chooses. None if clients choose
+        no cluster.
       gradients: numbers of gradient evaluations. If None, the numbers are not reported.
     """
 
@@ -233,11 +236,11 @@ class Server(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx) -> state``.
-      broadcast: ``(key, hp, ctx, state) -> Message``, to the cohort.
+      broadcast: ``(key, hp, ctx, state) -> Message``, the message to the cohort.
       update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
-      welcome: ``(key, hp, ctx, state) -> Message``, to a new client; leaves of ``per_client`` are [...]. If None, a new
-        client receives the message of ``broadcast``.
+      welcome: ``(key, hp, ctx, state) -> Message``, the message to a new client, in which the leaves of ``per_client``
+        are [...]. If None, a new client receives the message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
@@ -257,12 +260,12 @@ def any_data(federation: Federation) -> None:
 
 
 class NoiseStream(NamedTuple):
-    """Source of a private algorithm's noise, in addition to the run's seed, data and hyper-parameters.
+    """Identity of a private algorithm's random noise; the noise key also depends on the run's seed, data and settings.
 
     Attributes:
       name: text that identifies the algorithm's method, settings and mechanism. Different algorithms must not share
         noise, because shared noise would cancel in the difference of their releases.
-      secret: whether the noise key is instead drawn from the operating system and stored only in the run's state.
+      secret: whether the noise key is drawn from the operating system instead, and stored only in the run's state.
     """
 
     name: str
@@ -273,29 +276,29 @@ class Algorithm(NamedTuple):
     """Federated algorithm: functions of the clients and of the server.
 
     Attributes:
-      clients: one entry for each group of clients that have their own functions (another architecture, say). States may
-        differ in structure between groups; uploads, messages and metrics have one structure.
+      clients: one `Client` for each group of clients that share functions, such as a group with its own architecture.
+        Only the structure of the states may differ between groups; uploads, messages and metrics have one structure.
       server: the server.
-      local_steps: tau, the full number of local steps in a round.
+      local_steps: number tau of local steps in a round of a client without a limit.
       reduction: form in which the server receives the uploads.
-      idle_cap: the most rounds in a row that a client trains outside the cohort (``Client.idle``).
+      idle_cap: largest number of consecutive rounds in which a client trains outside the cohort (``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; called on the host.
       check_data: function that refuses an unsuitable federation before compilation; called on the host.
       counts_bits: whether uploads have ``Upload.bits``, which are then counted.
-      clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method whose server
-        finds clusters; called on the host with the state of one run. For clusters that clients choose, see
+      clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method in which the
+        server forms the clusters; called on the host with the state of one run. For clusters that clients choose, see
         `Client.cluster`.
       noise: noise stream of a private algorithm; None for any other algorithm. Cohorts are drawn from this stream too,
         because guarantees over several runs need independent cohorts.
-      pooled: whether a single client, which never fails, holds the training examples of all clients and takes part in
-        every round; nothing is exchanged. Every client is scored with this single client's state, without training
-        examples, and a new client does not adapt.
+      pooled: whether one model is trained on the training examples of all clients, as if a single client had them all.
+        This client takes part in every round and never fails; nothing is exchanged. All clients are evaluated with its
+        state, and new clients do not adapt.
       own_steps: number of steps as a function of a client's number of examples, at most tau; None if all clients take
         tau steps.
-      guarded: whether clients draw the noise that protects their examples, in personalisation too.
-      in_flight: number of clients at work at once, for asynchronous rounds; None for synchronous rounds. A round takes
-        the uploads that arrive next, as many as a cohort has clients. 0 means twice the size of the cohort, but at most
-        all clients. Uploads have the length of ``Message.shared``, and there are no individual messages.
+      guarded: whether each client's noise protects its single examples, in training and in personalisation.
+      in_flight: number of clients that train concurrently in asynchronous rounds; None for synchronous rounds. A round
+        ends when as many uploads have arrived as a cohort has clients. 0 means twice the size of the cohort, but at
+        most all clients. Uploads have the length of ``Message.shared``, and there are no individual messages.
       increments: tree prefix of ``Upload.total``, true for increments; false for numbers of steps, moments, running
         statistics and the like, which neither attacks nor compressors may change.
       has_server_optimizer: whether the server's update applies ``server_lr`` (`algorithms.with_server_optimizer`).
@@ -346,14 +349,14 @@ def wrapped_server(
     hyper: Callable[[PyTree], PyTree] = _identity,
     send: Callable[[Message, PyTree], Message] = _unchanged,
 ) -> Server:
-    """Return a server whose state contains the state of the method's server.
+    """Wrap a method's server. The wrapper's ("outer") state contains the state of the method's server.
 
     Args:
       inner: the method's server.
       init, update: functions as in `Server`, but with the outer state.
       state: ``outer state -> the method's state``.
       hyper: ``outer hyper-parameters -> the method's hyper-parameters``.
-      send: ``(message, outer state) -> message``, which adds to every message of the method.
+      send: ``(message, outer state) -> message``, a function that may add to every message of the method.
     """
 
     def broadcast(key: Key, hp: PyTree, ctx: ServerContext, outer: PyTree) -> Message:
@@ -382,12 +385,12 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _identity,
     received: Callable[[Message], Message] = _identity,
 ) -> Client:
-    """Return a client whose state, message or hyper-parameters contain those of the method's client.
+    """Wrap a method's client. The wrapper's ("outer") state, message and hyper-parameters contain the method's ones.
 
     Args:
       inner: the method's client.
       update: function as in `Client`, but with the outer state, message and hyper-parameters.
-      init: function as in `Client`, likewise with the outer state; if None, the state is the method's state.
+      init: function as in `Client`, but with the outer state; if None, the outer state is the method's state.
       state: ``outer state -> the method's state``.
       keep: ``(outer state, the method's new state) -> outer state``, called after a round outside the cohort.
       hyper: ``outer hyper-parameters -> the method's hyper-parameters``.

@@ -23,7 +23,8 @@ def call_update(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     """Call ``client.update(key, hp, ctx, message, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: if the result is not a triple of a state like the given state, an `Upload`, and metrics.
+      JaxpflError: if the result is not (state, `Upload`, metrics), or the new state differs from the old state in
+        structure, shape or dtype.
     """
     new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
     if not isinstance(upload, Upload):
@@ -40,7 +41,8 @@ def call_idle(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
     """Call ``client.idle(key, hp, ctx, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: if the result is not a pair of a state like the given state, and metrics.
+      JaxpflError: if the result is not (state, metrics), or the new state differs from the old state in structure,
+        shape or dtype.
     """
     assert client.idle is not None
     new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
@@ -56,10 +58,10 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
       shared: `Message.shared`, the part of the message that all clients receive.
 
     Raises:
-      JaxpflError: if the result is not a pair of a state like the given state, and metrics. Also if the call fails and
-        the uploads differ from the message in structure or (if uploads are summed) in shape: the error then names this
-        difference as the likely cause. If the call succeeds, such a difference is allowed, because a method may upload
-        another tree than it receives.
+      JaxpflError: if the result is not (state, metrics), or the new state differs from the old state in structure,
+        shape or dtype. Also if the call fails and the uploads differ from the message in structure or (if uploads are
+        summed) in shape; the error then names this difference as the likely cause. Such a difference alone is allowed,
+        because a method may upload a tree that differs from the message.
     """
     try:
         result = server.update(*given)
@@ -80,13 +82,15 @@ def call_server(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Me
 
 
 def call_gradients(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
-    """Call a function of `protocol.Gradients` and check its count.
+    """Call a function of `protocol.Gradients` and check the count that it returns.
 
     Args:
+      count: the function.
       limit: `ClientContext.step_limit`; the count can be checked only if the limit is static.
+      given: further arguments of the function.
 
     Raises:
-      JaxpflError: if the count is below zero, or was computed from `ALL_STEPS` as if that were a number of steps.
+      JaxpflError: if the count is negative, or so large that `ALL_STEPS` was used as if it were a number of steps.
     """
     found = count(limit, *given)
     if isinstance(found, int) and not 0 <= found < ALL_STEPS:
@@ -101,7 +105,7 @@ def check_message(message: Any, num_clients: int) -> None:
     """Check that a broadcast is a `Message`, and that its individual messages have a row for each client.
 
     Raises:
-      JaxpflError: if a leaf has another number of rows; the message names the leaf.
+      JaxpflError: if it is not a `Message`, or a leaf has another number of rows; the error names the leaf.
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
@@ -118,20 +122,25 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
     """Check that a prediction is an array with a row for each example.
 
     Raises:
-      JaxpflError: if it is not; the message gives the shape.
+      JaxpflError: if it is not; the error gives the shape.
     """
     if getattr(logits, "shape", ())[:1] != (examples,):
         raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}")
 
 
 def check_metric(name: str, values: Any, *examples: int) -> None:
-    """Check that a task's metric is one number for each of a client's examples.
+    """Check that a task's metric has the right shape.
 
-    The metric must not be a mean over the examples, because such a mean would include padding. Without ``examples``,
-    the metric must be one number for the client.
+    A metric of examples has one number for each example. It must not be a mean over the examples, because such a mean
+    would include padding.
+
+    Args:
+      name: the metric's name, for the error.
+      values: the metric's value.
+      examples: expected shape, the number of examples; omit it for a metric that is one number for each client.
 
     Raises:
-      JaxpflError: if it is not; the message gives the shape.
+      JaxpflError: if the shape is wrong; the error gives it.
     """
     if not _is_number(values, examples):
         each = f"each of {examples[0]} examples" if examples else "a client"
@@ -139,14 +148,17 @@ def check_metric(name: str, values: Any, *examples: int) -> None:
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str, dtypes: bool = True) -> None:
-    """Check that a tree has the structure, the shapes and (with ``dtypes``) the dtypes of the tree that it replaces.
+    """Check that two trees have the same structure, shapes and (with ``dtypes``) dtypes.
 
     Args:
-      what: the tree's name in the message, such as ``"client.update: state"``.
-      like: name of the other tree.
+      what: name of the tree ``got`` in the error, such as ``"client.update: state"``.
+      got: the tree to check.
+      want: tree with the expected structure, shapes and dtypes.
+      like: name of the tree ``want`` in the error.
+      dtypes: whether dtypes are compared too.
 
     Raises:
-      JaxpflError: if the trees differ; the message names the first leaf that does.
+      JaxpflError: if the trees differ; the error names the first leaf that differs.
     """
     got, want = _described(what, got), _described(like, want)
     if jax.tree.structure(got) != jax.tree.structure(want):
@@ -160,7 +172,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
     """Check that metrics are a dict of scalars.
 
     Raises:
-      JaxpflError: if a metric is not a scalar; the message names the metric.
+      JaxpflError: if they are not; the error names the first metric that is not a scalar.
     """
     if not isinstance(metrics, dict):
         raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
@@ -170,11 +182,12 @@ def _check_metrics(what: str, metrics: Any) -> None:
 
 
 def _check_upload(upload: Upload) -> None:
-    """Check that an upload consists of arrays, and that its weight is a tree prefix of its total, with the leading axes
-    of the total's leaves.
+    """Check that an upload consists of arrays, and that its weight is a tree prefix of its total.
+
+    The shape of each weight must be the leading axes of the total's leaves below it.
 
     Raises:
-      JaxpflError: if a part of the upload is not as required; the message names the part.
+      JaxpflError: if a part of the upload does not pass; the error names the part.
     """
     for name in ("total", "weight"):
         _described(f"client.update: Upload.{name}", getattr(upload, name))
@@ -197,7 +210,7 @@ def _check_upload(upload: Upload) -> None:
 
 
 def _returned(what: str, result: Any, *names: str) -> Any:
-    """Return the result of a function, which must have as many values as there are names."""
+    """Return a function's result after checking that it is a tuple with one value for each name."""
     if not isinstance(result, tuple) or len(result) != len(names):
         kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")
@@ -227,7 +240,7 @@ def _structures(got: PyTree, want: PyTree) -> str:
 
 
 def _is_number(value: Any, shape: tuple[int, ...] = ()) -> bool:
-    """True for a number, or for an array of this shape."""
+    """True for an array of this shape; a Python number has the shape ()."""
     return getattr(value, "shape", () if isinstance(value, Number) else None) == shape
 
 

@@ -95,5 +95,5 @@ def numbered(key: Key, *numbers: Scalar) -> Key:
 
 
 def client_scores(key: Key, client_ids: Array) -> Array:
-    """Uniform score in [0, 1) for each client, [m], which depends only on the key and the client's id."""
+    """Draw a uniform score in [0, 1) for each client, [m]; a score depends only on the key and the client's id."""
     return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(client_ids)

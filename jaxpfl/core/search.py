@@ -91,7 +91,10 @@ def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Arr
 
 
 def bisect(below: Callable[[Array], Array], low: Array, high: Array, halvings: int = _HALVINGS) -> Array:
-    """Find the point where ``below`` turns from true to false, to within (high - low) / 2^halvings."""
+    """Find the point between low and high where ``below`` turns from true to false, by ``halvings`` bisections.
+
+    The error is at most (high - low) / 2^halvings.
+    """
     low, high = jnp.broadcast_arrays(low, high)
 
     def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:

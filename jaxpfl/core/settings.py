@@ -1,7 +1,8 @@
 """Settings: fields of frozen dataclasses that carry their help, type, range and unit.
 
 A setting is declared once. Flags, config files, ``config.json``, Python keywords and their documentation are derived
-from the declaration. Wherever a value was given, `check` refuses it if its type is wrong or it is out of range.
+from the declaration. `check` refuses a value of a wrong type or outside its range, whether the value was given as a
+flag, in a file or in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 LARGEST = 2**31 - 1
-"""Largest value of a count, because compiled programs use int32."""
+"""Largest value of an integer setting, because compiled programs use int32."""
 
 
 class Kind(NamedTuple):
@@ -86,7 +87,7 @@ def one_or_more(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def instance_of(words: str, *types: type) -> Kind:
-    """Kind that accepts instances of some types."""
+    """Make a kind that accepts instances of the given types; ``words`` is its name in error messages."""
     return Kind(words, lambda value: isinstance(value, types))
 
 
@@ -105,7 +106,7 @@ BY_NAME = Kind(
 )
 
 _KINDS = {"int": WHOLE, "float": NUMBER, "str": NAME, "bool": SWITCH}
-"""Annotation -> kind; for any other annotation, the setting must give its kind."""
+"""Annotation -> kind. A setting with another annotation must declare its kind."""
 
 
 def about(
@@ -117,17 +118,20 @@ def about(
     kind: Kind | None = None,
     text: Any = None,
 ) -> dict[str, Any]:
-    """Metadata of a `setting`; declare a required setting as ``name: kind = field(metadata=about(...))``.
+    """Make the metadata of a setting.
+
+    `setting` uses it for a setting with a default. Declare a required setting as
+    ``name: kind = field(metadata=about(...))``.
 
     Args:
       help: one sentence for ``--help`` and the documentation of the Python keyword; by default the docstring below the
         field (`read_help`).
-      unless_given: meaning of a default that is None.
+      unless_given: text that says what the default None means.
       range: allowed values of a number.
       unit: unit of a number, such as "clients".
       kind: type of the values; by default derived from the annotation (int, float, str or bool).
-      text: annotation for flags and files, if Python accepts further types (``str | None`` for a setting that may also
-        be a function).
+      text: annotation for flags and config files, if Python accepts more types than they do (``str | None`` for a
+        setting that may also be a function in Python).
     """
     more: dict[str, Any] = {
         "unless_given": unless_given,
@@ -175,7 +179,7 @@ def restated(settings: type, name: str, default: Any, unless_given: str = "") ->
       settings: dataclass that declares the setting.
       name: name of the field.
       default: the new default.
-      unless_given: meaning of a default that is None.
+      unless_given: text that says what the default None means.
     """
     field = _fields(settings)[name]
     text = text_type(settings, field)
@@ -200,7 +204,7 @@ def text_words(field: dataclasses.Field[Any]) -> str:
 
 
 def check(settings: Any, *names: str, prefix: str = "") -> None:
-    """Refuse settings of the wrong type or outside their range, and whole numbers above `LARGEST`.
+    """Refuse settings of the wrong type or outside their range, and integers above `LARGEST`.
 
     None is accepted if it is the default or if the annotation allows it.
 
@@ -210,7 +214,7 @@ def check(settings: Any, *names: str, prefix: str = "") -> None:
       prefix: prefix of the names in messages, such as "plan.".
 
     Raises:
-      JaxpflError: if a setting is refused; the message gives its name, its value and the allowed values.
+      JaxpflError: if a setting is refused; the error gives its name, its value and the allowed values.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -238,7 +242,7 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
     """Refuse a value that is not of the given kind.
 
     Raises:
-      JaxpflError: if it is not; the message gives the name, the value and the kind.
+      JaxpflError: if the value is not of this kind; the error gives the name, the value and the kind.
     """
     if not kind.holds(value):
         raise JaxpflError(f"{name} must be {kind.words}, got {_shown(value)}")
@@ -251,12 +255,12 @@ def is_default(settings: Any, name: str) -> bool:
 
 
 def part_of(part: type[T], flat: Any) -> T:
-    """Build a settings dataclass from an object that has attributes of the same names."""
+    """Build the settings dataclass ``part`` from an object that has attributes with the names of its fields."""
     return part(**{name: getattr(flat, name) for name in _fields(part)})
 
 
 def keywords_of(settings: type) -> Callable[[F], F]:
-    """Decorate a function of ``**settings`` with the signature and the documentation of a dataclass's fields.
+    """Decorate a function that takes ``**kwargs`` such that its signature and documentation list a dataclass's fields.
 
     A keyword that is not a field raises Python's usual TypeError.
     """
@@ -288,9 +292,9 @@ def documents_itself(settings: type[T]) -> type[T]:
 
 
 def documented(doc: str, settings: type) -> str:
-    """Add the settings that a docstring does not describe to its section ``Args``.
+    """Add a description of each setting to a docstring's section ``Args``, unless the setting is described already.
 
-    If the docstring has no such section, one is added, before ``Raises`` if there is such a section.
+    If the docstring has no section ``Args``, one is added, before the section ``Raises`` if there is one.
     """
     doc, fields = inspect.cleandoc(doc), _fields(settings)
     lines = [] if "\nArgs:\n" in doc else ["", "Args:"]

@@ -23,7 +23,7 @@ PathPredicate = Callable[[tuple[str, ...]], bool]
 
 
 def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
-    """Select one of two trees by a scalar condition; NaN in the other tree has no effect."""
+    """Select one of two trees by a scalar condition; NaN in the tree that is not selected has no effect."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
@@ -172,7 +172,7 @@ def sum_products(weights: Array, rows: Array) -> Array:
     """Weighted sums over many rows, ``sum_i weights_i rows_i``.
 
     A plain matrix product adds the m terms sequentially if k or the rows are narrow, which loses three of the seven
-    digits for a million float32 terms. This function multiplies blocks of rows and adds the blocks' sums in a tree.
+    digits for a million float32 terms. This function multiplies blocks of rows, and then adds the blocks' sums.
 
     Args:
       weights: [m] or [m, k].

@@ -32,9 +32,10 @@ NO_LABEL = -1
 MOST_EXAMPLES = 2**31 - 1
 """Largest number of examples in a split, as positions in the store are int32."""
 EQUAL = 1.25
-"""Clients count as equally large if m times the largest size is at most this multiple of their total size."""
+"""Clients count as equally large if m times the largest number of examples is at most this multiple of the total."""
 CHUNK = 2
-"""Overhead of a chunk, as a number of examples; larger for a small model, which however runs several chunks at once."""
+"""Overhead of processing a chunk, measured in examples. It is larger for a small model, but the chunks of a small model
+run concurrently."""
 
 
 class Examples(NamedTuple):
@@ -73,14 +74,14 @@ class ClientData:
 
     @classmethod
     def stacked(cls, examples: Examples, sizes: Sequence[int] | np.ndarray) -> ClientData:
-        """Stack the clients of a store on the host, in the order of the store.
+        """Stack the clients of a store on the host.
 
         Args:
-          examples: NumPy arrays, in the order of the clients.
-          sizes: [m], each client's number of examples; the sum is N.
+          examples: NumPy arrays with the examples of the first client, then of the second, and so on.
+          sizes: each client's number of examples, [m]; the sum is N.
 
         Raises:
-          JaxpflError: for 2**31 examples or more.
+          JaxpflError: if there are 2**31 examples or more.
         """
         size = np.asarray(sizes, np.int64)
         total = int(size.sum())
@@ -144,7 +145,7 @@ class ClientData:
         return view
 
     def client(self, row: Any) -> ClientData:
-        """View of the client in one row of the stack."""
+        """Return the view of the client in one row of the stack."""
         return replace(self, start=self.start[row], size=self.size[row])
 
     def rows(self, places: Any) -> ClientData:
@@ -179,7 +180,7 @@ class ClientData:
         """Concatenate the clients' examples on the host, in the order of the stack.
 
         Raises:
-          JaxpflError: as `check`.
+          JaxpflError: if a client's examples do not lie in the store, as in `check`.
         """
         self.check()
         start, size = np.atleast_1d(np.asarray(self.start)), np.atleast_1d(np.asarray(self.size))
@@ -194,16 +195,16 @@ class ClientData:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[places], self.examples)
 
     def with_examples(self, x: PyTree | None = None, y: Any = None) -> ClientData:
-        """The same clients with other inputs or labels, [N, ...] in the order of the store."""
+        """Return the same clients with other inputs or labels, [N, ...] in the order of the store."""
         old = self.examples
         return replace(self, examples=Examples(old.x if x is None else x, old.y if y is None else y))
 
     def bounded(self, capacity: int) -> ClientData:
-        """The same clients with another capacity. Results must not depend on the capacity."""
+        """Return the same clients with another capacity. Results must not depend on the capacity."""
         return replace(self, capacity=capacity)
 
     def emptied(self) -> ClientData:
-        """The same clients without examples, on the host."""
+        """Return the same clients without examples, on the host."""
         examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:0], self.examples)
         return ClientData.stacked(examples, np.zeros(len(np.asarray(self.size)), np.int32))
 
@@ -242,7 +243,7 @@ class Federation(NamedTuple):
     """All m clients stacked on axis 0: the data argument of every compiled program.
 
     Attributes:
-      client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its place in the stack.
+      client_ids: [m] int32, distinct; a client's random streams depend on its id, not on its row in the stack.
       train, validation, test: stacked `ClientData`, each with its own store; a split may have no examples.
     """
 
@@ -277,7 +278,7 @@ class Federation(NamedTuple):
             (``_replace(client_ids=...)``) before training, because equal ids have equal random streams.
 
         Raises:
-          JaxpflError: for rows outside the stack.
+          JaxpflError: if ``places`` are not row numbers of the stack or a mask.
         """
         places, m = np.asarray(places), self.num_clients
         if places.dtype == bool and places.shape == (m,):
