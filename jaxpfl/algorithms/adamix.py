@@ -1,6 +1,7 @@
 r"""AdaMix: personalisation by a Gaussian-mixture prior that the server fits (Ozkara et al. 2023, Algorithm 1).
 
-The personalised models are theta_i. Component l = 1 ... k of the prior has share p_l, center mu_l and variance s_l^2.
+The personalised models are theta_i, with losses f_i. Component l = 1 ... k of the prior has probability p_l, center
+mu_l and variance s_l^2.
 
 .. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
    \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
@@ -28,19 +29,22 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 20, scaling: str = "sum") -> Algorithm:
-    """AdaMix (Ozkara et al. 2023, Algorithm 1). Models: personalised theta_i, the client's own; no global model.
+    """AdaMix: personalisation with a Gaussian-mixture prior that the server fits to the clients' models.
+
+    Each client keeps its own model theta_i, which is its personalised model. There is no global model.
+    Reference: Ozkara et al. 2023, Algorithm 1.
 
     Args:
-      task: any model; theta_i consists of all its parameters.
+      task: task with any model; theta_i consists of all parameters of the model.
       work: the local work in a round.
-      components: k, at most the number of clients in a round; with more centers than models, each center would fit a
-        single model with the least variance.
+      components: number k of mixture components, at most the number of clients in a round. With more centers than
+        models, each center would fit a single model with the smallest allowed variance.
       em_steps: number of EM steps in a round.
       scaling: whether f_i is the "sum" of the losses or their "mean".
 
     Raises:
-      JaxpflError: for fewer than one component, and for a privacy mechanism other than central noise with a fixed
-        clipping norm. When a run starts, also for more components than clients in a round.
+      JaxpflError: if there is no component, or the privacy mechanism is not central noise with a fixed clipping norm.
+        When a run starts, also if there are more components than clients in a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")

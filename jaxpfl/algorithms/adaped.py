@@ -4,10 +4,10 @@ The objective of client i is
 
 .. math:: f_i(\theta_i) + \tfrac12 \log(2\psi) + \frac{f^{KD}(\theta_i, \mu)}{2 \psi}
 
-where f_i is its cross-entropy CE, and f^KD the mean Kullback-Leibler divergence between the predictions of the two
-models. The client minimises over its personal model theta_i, and all clients jointly minimise over the global model mu
-and the scale psi. A large psi means heterogeneous clients and weak regularisation of theta. Each local step, in this
-order, is
+where f_i is the client's cross-entropy CE, and f^KD is the mean Kullback-Leibler divergence between the predictions of
+the two models. The client minimises over its personal model theta_i, and all clients jointly minimise over the global
+model mu and the scale psi. A large psi means that the clients are heterogeneous and theta is weakly regularised. Each
+local step makes three updates, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + f^{KD}(\theta, \mu) / (2\psi) ] \\
@@ -15,25 +15,26 @@ order, is
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f^{KD}(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
 Weight decay is added to the gradients of theta and mu. The clients of a cohort keep their own theta and start from the
-server's (mu, psi). The server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; with 1,
-the step uses the exact derivative. In the paper's main text, the floor of psi is 0.5.
+server's (mu, psi). The server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; with
+c = 1, the step uses the exact derivative. In the paper's main text, the floor of psi is 0.5.
 
 Clients outside the cohort can also train (Algorithm 7), for at most ``idle_rounds`` rounds in a row. Such a client
-takes only the first of the three steps, with the last (mu, psi) that it received, and uploads nothing. Before its first
-round in a cohort, it uses the initial (mu, psi). Only the logits of mu and theta are compared, so that theta may have
-another architecture.
+makes only the update of theta, with the last (mu, psi) that it received, and uploads nothing. Before its first round in
+a cohort, it uses the initial (mu, psi). Only the logits of mu and theta are compared, so theta may have another
+architecture than mu.
 
-If the client optimizer is not plain SGD, it takes the steps on theta and mu, with separate optimizer states; the step
-on psi does not change. A server optimizer acts on mu only. psi is always averaged, so that it stays above the floor.
+If the client optimizer is not plain SGD, it takes the steps on theta and mu, with separate optimizer states. psi is
+still updated as above. A server optimizer acts on mu only. The server always averages psi, which therefore stays above
+the floor.
 
-Under the noise of differential privacy, mu may mislead theta. psi is noisy too and rises slowly, so that it does not
-switch off the distillation term. With ``gate``, a client weights this term by how well mu predicts the client's own
-labels, and ignores a mu that is no better than a uniform guess. This has no privacy cost, because theta is not
-uploaded. The gate is not in the paper.
+Under the noise of differential privacy, distillation from mu may harm theta. psi is noisy too and rises slowly, so it
+does not weaken the distillation term enough. With ``gate``, a client weights this term by how well mu predicts the
+client's own labels, and ignores mu if mu is no better than a uniform guess. The gate has no privacy cost, because theta
+is not uploaded. It is not in the paper.
 
-With noise in every step (`StepNoise`), the gradients of mu and psi are clipped and noised one after the other, as in
-the paper, or jointly. The joint version evaluates psi's gradient at mu before the step on mu, because both gradients
-are released at once.
+With noise in every step (`StepNoise`), the gradients with respect to mu and psi are clipped and noised one after the
+other, as in the paper, or jointly. The joint version releases both gradients together. It therefore evaluates psi's
+gradient at the mu before the step.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -54,7 +55,7 @@ from jaxpfl.priors.distillation import Shared
 
 
 class Remembering(NamedTuple):
-    """State of a client with idle rounds: the client's model, and the last (mu, psi) that the client received."""
+    """State of a client that trains outside the cohort: its model theta, and the last (mu, psi) that it received."""
 
     theta: PyTree
     received: Shared
@@ -63,24 +64,27 @@ class Remembering(NamedTuple):
 def adaped(
     task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "", gate: bool = False
 ) -> Algorithm:
-    """Adaptive personalisation by distillation. Models: personalised theta_i, the client's own; global mu, distilled.
+    """AdaPeD: adaptive personalisation by distillation, with a distillation weight that is learnt.
+
+    Each client keeps its own model theta_i, which is its personalised model. The global model mu is distilled from the
+    personal models.
 
     Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.
 
     Args:
-      task: task whose model mu has, and theta too unless ``architectures`` is given.
+      task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round.
-      idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none. If
-        positive, clients also keep a copy of mu, and a round costs the steps of all m clients.
+      idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains alone (Algorithm 7);
+        0 for none. If positive, clients also keep a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, assigned to the clients in
-        turn by their ids; "same" is the task's model. Clients with the task's model start from mu. All clients with
-        the same other architecture start from one common model.
+        turn by their ids; "same" is the task's model. Clients with the task's model start from mu. Clients with another
+        architecture start from a random model, the same for all clients with this architecture.
       gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
         classes. The factor is zero if mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, unknown models, a gate if the task has no classes, and a task without
-        a distance between predictions.
+      JaxpflError: if ``idle_rounds`` is negative, a model is unknown, the task has no distance between predictions, or
+        there is a gate and the task has fewer than two classes.
     """
     check_options("adaped", task, idle_rounds, gate)
     own_tasks = personal_tasks(task, architectures)

@@ -1,44 +1,44 @@
-r"""AdaPeD-plus: AdaPeD whose global model learns from labels, and whose personal models are fine-tuned from it.
+r"""AdaPeD-plus: a variant of AdaPeD with a global model trained on labels, from which personal models are fine-tuned.
 
-This is a variant of `adaped` whose ingredients are all options; none of them is in the paper. The notation is that of
-`adaped`: theta_i is the personal model, mu the global model, CE the cross-entropy, and f the mean Kullback-Leibler
-divergence of theta's predictions from mu's. Each local step of a client in the cohort is, in this order,
+All changes to `adaped` are options, and none of them is in the paper. As in `adaped`, theta_i is the personal model, mu
+the global model, CE the cross-entropy, and f the mean Kullback-Leibler divergence of theta's predictions from mu's
+predictions. Each local step of a client in the cohort makes three updates, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 a \nabla_\theta [ CE(\theta) + g f(\theta, \mu) / (2\tilde\psi) ] \\
    \mu^+ &= \mu - \eta_2 \nabla_\mu [ \kappa CE(\mu) + \delta f(\theta^+, \mu) / (2\tilde\psi) ] \\
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
-The scale in the first two steps is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`; the options ``gate`` and
-``normalize`` define g and a. The server averages mu and psi, weighted by examples. With distillation alone (kappa = 0,
-delta = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a single client's
-examples. With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
+The scale in the first two updates is :math:`\tilde\psi = \psi \cdot anneal^{epoch}`. The factors g and a are 1, unless
+the options ``gate`` and ``normalize`` are set. The server averages mu and psi, weighted by examples. With distillation
+alone (kappa = 0, delta = 1, as in AdaPeD), mu learns labels only from personal models, each of which was trained on a
+single client's examples. With the defaults kappa = 1 and delta = 0, mu is the global model of FedAvg.
 
-By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so that the divergence vanishes
-and a step changes only mu, with one gradient instead of two. The personal model is computed when it is needed: starting
-from theta = mu, the client takes ``fine_tune_steps`` of the first step, with mu fixed and eta_1 of the last round. This
-is fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's terms, it is descent
-on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated beforehand. With ``keep=True``, theta_i
-stays with the client and is trained in every round, as in AdaPeD.
+By default a client keeps no model (``keep=False``). During its rounds theta equals mu, so the divergence is zero, and a
+step changes only mu and needs one gradient instead of two. The personal model is computed when it is needed: starting
+from theta = mu, the client makes the update of theta ``fine_tune_steps`` times, with mu fixed and eta_1 of the last
+round. This is fine-tuned FedAvg with a regularisation towards the global model's predictions. In the paper's terms, it
+is descent on the negative log posterior of theta_i under AdaPeD's prior, with mu estimated beforehand. With
+``keep=True``, theta_i stays with the client and is trained in every round, as in AdaPeD.
 
-The ingredients, which are all options, are
+The options are
 
-- the weights kappa and delta of the global model's loss (``ce_global``, ``kd_global``);
-- a kept theta that starts from mu in the client's first round in a cohort, instead of round 0 (``start``);
+- the weights kappa and delta of the two terms in mu's loss (``ce_global``, ``kd_global``);
+- starting a kept theta from the mu of the client's first round in a cohort instead of the mu of round 0 (``start``);
 - fine-tuning before a prediction (``fine_tune_steps``);
-- a psi with another initial value (``psi_init``), annealed (``anneal``) or estimated by each client (``own_psi``);
-- weights 1 and 1/(2 psi) that are normalised to sum to one, so that a small psi does not raise the effective learning
-  rate (``normalize``);
-- the gate, and iterations of clients outside the cohort.
+- another initial psi (``psi_init``), annealing of psi (``anneal``), and a psi that each client estimates (``own_psi``);
+- normalising the weights 1 and 1/(2 psi) to sum to one, so that a small psi does not raise the effective learning rate
+  (``normalize``);
+- the gate (``gate``), and training outside the cohort (``idle_rounds``).
 
 With ``keep=True``, ``start="init"``, ``fine_tune_steps=0``, kappa = 0 and delta = 1, the method is AdaPeD with weights
 by examples.
 
 The distillation term in fine-tuning had no benefit in the measured cases (``docs/records/adaped-plus.md``). Without
 this term, or with a large psi, the method is FedAvg fine-tuned with a separate learning rate. As in fine-tuned FedAvg,
-all personal steps are taken again whenever the personal model is needed. If no single mu suits all clients (permuted
-labels, say), both the start and the regulariser of theta are wrong, and `local` or `ifca` are better; the gate removes
-the regulariser. All clients have the architecture of mu.
+all fine-tuning steps are taken again whenever the personal model is needed. If no single mu suits all clients (permuted
+labels, say), theta starts from a wrong model and is regularised towards it, and `local` or `ifca` are better; the gate
+removes only the regularisation. All clients have the architecture of mu.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o, of which this is a variant.
@@ -115,28 +115,31 @@ def adaped_plus(
     gate: bool = False,
     idle_rounds: int = 0,
 ) -> Algorithm:
-    """AdaPeD-plus. Models: personalised theta_i, fine-tuned from mu or kept by the client; global mu.
+    """AdaPeD-plus: AdaPeD with a global model mu trained on labels, and personal models fine-tuned from mu.
+
+    The personalised model theta_i is fine-tuned from mu or, with ``keep``, kept by the client. The global model is mu.
 
     Args:
       task: the model and its loss.
       work: the local work in a round.
       keep: whether theta_i stays with the client and is trained in every round, with two gradients per step.
-      fine_tune_steps: number of steps on theta whenever a personal model is needed, from mu or from the kept theta; 0
-        for none.
+      fine_tune_steps: number of steps on theta whenever a personal model is needed, starting from mu or from the kept
+        theta; 0 for none.
       start: initial value of a kept theta: ``"mu"`` for mu in the client's first round in a cohort, or ``"init"`` for
         mu in round 0.
-      own_psi: whether each client estimates its own psi. In its first round, such a client starts from the server's
-        psi, and later from its own last value; fine-tuning continues the estimate. The server's psi is the mean over
-        clients. If false, clients start every round from the server's psi, and fine-tuning does not change psi; if
-        additionally no theta is kept, psi stays at ``psi_init``.
+      own_psi: whether each client estimates its own psi. A client then starts its first round from the server's psi and
+        later rounds from its own last value, and fine-tuning updates this value too. The server's psi is the mean over
+        clients. If false, clients start every round from the server's psi, and fine-tuning does not change psi. If
+        ``keep`` is false too, psi stays at ``psi_init``.
       normalize: whether to multiply theta's gradient by a = 2 psi / (1 + 2 psi).
       gate: whether to multiply the distillation term of theta by ``g = max(1 - CE(mu) / log K, 0)`` on the batch, with
         K classes.
-      idle_rounds: the most rounds in a row that a client outside the cohort trains a kept theta alone (Algorithm 7).
+      idle_rounds: largest number of consecutive rounds in which a client outside the cohort trains a kept theta alone
+        (Algorithm 7).
 
     Raises:
-      JaxpflError: for negative numbers, an unknown start, options for a kept theta if none is kept, and a gate if the
-        task has no classes.
+      JaxpflError: if a number is negative, the start is unknown, ``start`` or ``idle_rounds`` is set without ``keep``,
+        the task has no distance between predictions, or there is a gate and the task has fewer than two classes.
     """
     check_options("adaped-plus", task, idle_rounds, gate)
     if fine_tune_steps < 0:
@@ -153,7 +156,7 @@ def adaped_plus(
 
 
 class _Plus(NamedTuple):
-    """Steps and options that clients with and without a kept theta share."""
+    """Steps and options that both kinds of clients use, with and without a kept theta."""
 
     steps: Distilled
     fine_tune_steps: int
@@ -167,7 +170,7 @@ class _Plus(NamedTuple):
     def tuned(
         self, key: Key, hp: AdaPeDPlusHyper, ctx: ClientContext, splits: Splits, theta: PyTree, gamma: Shared
     ) -> PyTree:
-        """Fine-tune theta towards the fixed mu; return the personal model."""
+        """Fine-tune theta with mu fixed, and return the personal model."""
         if not self.fine_tune_steps:
             return theta
         ctx = ctx._replace(round=jnp.maximum(ctx.round - 1, 0))  # rates and annealing of the last finished round
@@ -177,12 +180,12 @@ class _Plus(NamedTuple):
 
 
 def _normalized(psi: Array) -> Array:
-    """Factor that makes the weights 1 and 1/(2 psi) sum to one."""
+    """Factor ``2 psi / (1 + 2 psi)``, which makes the weights 1 and 1/(2 psi) sum to one."""
     return 2 * psi / (1 + 2 * psi)
 
 
 def _tuned(plus: _Plus) -> Client:
-    """Client that keeps no model between rounds."""
+    """Make the client that keeps no model between rounds."""
     work, task = plus.steps.work, plus.steps.task
     loss = batch_loss(task)
 
@@ -212,12 +215,15 @@ def _tuned(plus: _Plus) -> Client:
 
 
 def _keeping(plus: _Plus, *, at_first: bool, idles: bool) -> Client:
-    """Client that keeps theta; with ``at_first``, theta starts from mu in the client's first round in a cohort."""
+    """Make the client that keeps theta.
+
+    With ``at_first``, theta starts from the mu of the client's first round in a cohort; otherwise from round 0's mu.
+    """
     steps = plus.steps
     work, task = steps.work, steps.task
 
     def start_values(state: Kept, received: Shared) -> tuple[PyTree, Array]:
-        """Model and scale from which a client continues."""
+        """Return the model and the scale psi from which a client starts its steps."""
         theta = trees.where(state.met > 0, state.theta, received.mu) if at_first else state.theta
         psi = jnp.where(state.met > 0, state.psi, received.psi) if plus.own_psi else received.psi
         return theta, psi

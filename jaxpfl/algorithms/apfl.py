@@ -1,19 +1,19 @@
-r"""APFL: personalised models whose parameters are mixtures of a local and the global model's parameters.
+r"""APFL: personalised models whose parameters are mixtures of a local model's and the global model's parameters.
 
-A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Each of
-the tau steps, with :math:`\bar v = \alpha v + (1 - \alpha) w` from the values before the step, is
+A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. Let
+:math:`\bar v = \alpha v + (1 - \alpha) w` with the values before a step. Each of the tau steps is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\
    v &\leftarrow v - \eta_v \nabla_v f_i(\bar v) = v - \eta_v \alpha \nabla f_i(\bar v), \\
    \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
 
-on one mini-batch. The server averages w uniformly. The personalised model mixes the parameters v and mu, rather than
-the predictions of two models. The paper has a single rate for all three steps, and its experiments update alpha once in
-a round. Weight decay is added to the gradients of w and v.
+on one mini-batch. The server averages w uniformly. The personalised model is one model, whose parameters mix v and mu;
+predictions are not mixed. The paper has a single learning rate for w, v and alpha, and its experiments update alpha
+once in a round. Weight decay is added to the gradients of w and v.
 
-v was trained in a mixture with the client's own w, from which mu is far away if clients differ much. The mixture with
-mu can then be worse than v alone, or than local training. With ``--set apfl.keep_w=true``, a client keeps the w that it
+v is trained in a mixture with the client's own w. If clients differ much, mu is far from this w, and the mixture of v
+with mu can be worse than v alone or than local training. With ``--set apfl.keep_w=true``, a client keeps the w that it
 uploaded last, and the personalised model is the mixture of v and this w, as in PFLlib's evaluation.
 
 Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning",
@@ -53,8 +53,8 @@ class Own(NamedTuple):
     Attributes:
       v: the client's local model.
       alpha: the mixture weight of v, [].
-      w: the client's copy of the global model at the end of its last round, and a flag [], 1 if there was such a round
-        and 0 otherwise; () if the copy is not kept.
+      w: the client's copy of the global model at the end of its last round, and a flag [], which is 0 before the first
+        round and 1 later; () if the copy is not kept.
     """
 
     v: PyTree
@@ -68,7 +68,9 @@ def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
 
 
 def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool = False) -> Algorithm:
-    """Adaptive personalised FL. Models: personalised ``alpha_i v_i + (1 - alpha_i) mu``; global mu, by averaging.
+    """APFL: adaptive personalised FL, which mixes each client's local model with the averaged global model.
+
+    The personalised model is ``alpha_i v_i + (1 - alpha_i) mu``. The global model mu is the average of the w.
 
     Args:
       task: the model and its loss.

@@ -1,30 +1,30 @@
-r"""Clustered federated learning: clusters that are split when the mean of their clients' updates vanishes.
+r"""Clustered federated learning: a cluster is split when the mean of its clients' updates vanishes.
 
-All clients begin in one cluster. In a round every client takes tau steps from its cluster's model theta_c, which then
-moves by the uniform mean of the updates :math:`\Delta_i`. A cluster is split if its mean update is short although some
-client's update is long,
+All clients begin in one cluster. In each round every client takes tau steps from its cluster's model theta_c. The
+uniform mean of the cluster's updates :math:`\Delta_i` is then added to theta_c. A cluster is split if its mean update
+is short although some client's update is long,
 
 .. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
    \max_{i \in c} \|\Delta_i\| > \varepsilon_2,
 
-since theta_c is then a stationary point of the mean loss, but not of the clients' own losses. The two new clusters
-minimise the largest cosine :math:`\alpha_{ij}` between updates of clients in different clusters,
+because theta_c is then a stationary point of the mean loss, but not of the clients' own losses. The two new clusters
+are chosen to minimise the largest cosine :math:`\alpha_{ij}` between updates of clients in different clusters,
 
 .. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \; \max_{i \in c_1, j \in c_2} \alpha_{ij}.
 
 The cluster is split only if this largest cosine, :math:`\alpha_\text{cross}`, satisfies
-:math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`, the paper's bound on the noise of the updates. Both new clusters
-start from theta_c, and each moves by the mean of its own clients.
+:math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`, where gamma is the paper's bound on the noise of the updates. The
+models of both new clusters start from theta_c, and the mean update of each cluster's clients is added.
 
-The exact bipartition is single linkage on the cosines: their maximum spanning tree without its weakest edge. There are
-at most ``max_clusters`` clusters, after which no cluster is split. Clusters are never merged. A cluster is not split in
-a round in which one of its clients dropped out or diverged.
+The exact bipartition is single linkage on the cosines, which removes the weakest edge from a maximum spanning tree.
+Clusters are split until there are ``max_clusters`` clusters, and are never merged. A cluster is not split in a round in
+which one of its clients dropped out or diverged.
 
 The method performs poorly if the two thresholds do not fit the lengths of the updates, which grow with the learning
 rate, the number of steps and the size of the model. The metrics ``mean_update`` and ``largest_update`` show these
-lengths. With too large an eps1, noise splits clusters permanently, and each part learns from fewer clients. Single
-linkage tends to split off outlying clients one at a time. The server stores the updates of all clients, and compares
-every pair of them.
+lengths. If eps1 is too large, noise splits clusters permanently, and each new cluster learns from fewer clients. Single
+linkage tends to split off outlying clients one at a time. The server stores the updates of all clients, and computes
+the cosine of every pair.
 
 The defaults of the thresholds are from the authors' code, which splits only clusters of more than two clients, only
 after round 20, by complete linkage and without gamma.
@@ -89,9 +89,9 @@ class Offered(NamedTuple):
 def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
     """Split the members into two parts such that the largest similarity between the parts is as small as possible.
 
-    Prim's algorithm adds the members one by one to a maximum spanning tree, each time the member with the largest
-    similarity to those in the tree. The weakest edge is added only when its first side is complete, so that all members
-    that are added later form the other side.
+    Prim's algorithm builds a maximum spanning tree. It adds one member at a time, the member with the largest
+    similarity to any member in the tree. When it adds the weakest edge, the tree contains exactly one of the two parts;
+    the members that it adds from then on form the other part.
 
     Args:
       similarity: [m, m], finite.
@@ -119,7 +119,7 @@ def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
 
 
 def cosines(updates: PyTree) -> tuple[Array, Array]:
-    """Cosine for each pair of updates, [m, m], and lengths of the updates, [m]; the cosine is zero for zero length."""
+    """Cosine of each pair of updates, [m, m], and length of each update, [m]; cosines with a zero update are zero."""
     rows = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(updates)]
     lengths = jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows[1:]), jnp.square(rows[0]).sum(axis=1)))
     inverse = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1), 0)
@@ -129,19 +129,21 @@ def cosines(updates: PyTree) -> tuple[Array, Array]:
 
 
 def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
-    """Clustered federated learning. Models: personalised, the model of the client's cluster; no global model.
+    """Clustered federated learning (CFL): clusters of clients are split by the directions of their updates.
+
+    The personalised model is the model of the client's cluster. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. Every client must take part in
-    every round. A new client uses the cluster model with the least loss on its training examples. (The paper assigns it
-    by its updates at all earlier splits, for which the server would have to store all clients' updates.)
+    every round. A new client uses the cluster model with the smallest loss on its training examples. (The paper assigns
+    a new client by its updates at all earlier splits, for which the server would have to store all clients' updates.)
 
     Args:
-      task: any model without running statistics.
+      task: task with any model without running statistics.
       work: the local work in a round.
-      max_clusters: k, at least 2.
+      max_clusters: largest number k of clusters, at least 2.
 
     Raises:
-      JaxpflError: for fewer than two clusters; when traced, also if not all clients take part in every round.
+      JaxpflError: if ``max_clusters`` is below two; when traced, also if not all clients take part in every round.
     """
     if max_clusters < 2:
         raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: with one cluster it is fedavg")
@@ -227,7 +229,7 @@ def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
 
 
 def _means(updates: PyTree, cluster: Array, present: Array, k: int) -> PyTree:
-    """Mean update of each cluster over its clients that are present, leaves [k, ...]; zero if there are none."""
+    """Mean update over the clients of each cluster that uploaded, leaves [k, ...]; zero if none of them did."""
     members = (jnp.arange(k)[:, None] == cluster) & present
     shares = members / jnp.maximum(members.sum(axis=1, keepdims=True), 1)
     return jax.tree.map(lambda a: jnp.tensordot(shares.astype(a.dtype), a, axes=1), updates)

@@ -1,7 +1,7 @@
 r"""Ditto: a global model by FedAvg, and personal models that are regularised towards it.
 
-The global model mu is fixed during the round. A client takes tau FedAvg steps from w = mu, and s steps on its personal
-model v_i,
+A client takes tau FedAvg steps from w = mu, the global model. It also takes s steps on its personal model v_i, during
+which mu is fixed:
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
@@ -36,7 +36,9 @@ class DittoHyper(AveragingHyper):
 
 
 def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
-    """Ditto. Models: personalised v_i, the client's own; global mu, by FedAvg.
+    """Ditto: personal models that are regularised towards a global model, which is trained by FedAvg.
+
+    The personalised model is the client's own v_i. The global model is FedAvg's mu.
 
     Args:
       task: the model and its loss.

@@ -1,8 +1,8 @@
-r"""FedALA: each client starts a round from a mixture of the global model and its own, with learnt weights.
+r"""FedALA: each client starts a round from a mixture of the global model and its own model, with learnt weights.
 
 Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, initially 1. In a round it
-mixes the head of the global model theta with its own, and takes the body of the global model unchanged. It learns the
-weights on mini-batches by the steps
+mixes the head of the global model theta with its own head, and uses the body of the global model unchanged. It learns
+the weights on mini-batches by the steps
 
 .. math:: \hat\theta_i = \theta_i + (\theta - \theta_i) \odot W_i, \qquad
    W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
@@ -12,11 +12,11 @@ weighted by the numbers of examples.
 
 The paper learns the weights until convergence in a client's first round, and for one pass over 80 % of its examples in
 later rounds. Here every round has ``weight_steps`` such steps, on the same mini-batches as the local steps. A client's
-own model is from its last round in the cohort. Before its first round, it is the global model of round 0, so that in
-round 0 there is nothing to mix.
+own model is its model at the end of its last round in the cohort. Before a client's first round, its own model is the
+global model of round 0, so the mixture in round 0 is the global model.
 
-The method performs poorly with small cohorts: a client's own head is then old, and does not fit the global body, which
-has changed since.
+The method performs poorly with small cohorts. A client's own head is then many rounds old, and does not fit the global
+body, which has changed meanwhile.
 
 Reference: Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
 https://arxiv.org/abs/2212.01197.
@@ -56,7 +56,9 @@ class Own(NamedTuple):
 
 
 def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
-    """FedALA. Models: personalised, the mixture with weights learnt for the current models; global theta.
+    """FedALA: FedAvg in which each client starts from a learnt mixture of the global head and its own head.
+
+    The personalised model is this mixture, with weights learnt for the current global model. The global model is theta.
 
     Args:
       task: task whose model is split into body and head.
@@ -64,7 +66,7 @@ def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
       weight_steps: number of steps on the weights, before the local steps and in personalisation; at least 1.
 
     Raises:
-      JaxpflError: for a model without a head or without a body, or fewer than one step.
+      JaxpflError: if the model has no head or no body, or ``weight_steps`` is below one.
     """
     if weight_steps < 1:
         raise JaxpflError(f"fedala.weight_steps must be >= 1, got {weight_steps}")

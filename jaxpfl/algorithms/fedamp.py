@@ -1,24 +1,25 @@
-r"""FedAMP: each client is regularised towards a cloud model, a mean that gives similar clients more weight.
+r"""FedAMP: each client is regularised towards its cloud model, a mean in which similar clients have more weight.
 
 The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d^2 / \sigma}`, client i's cloud model is
 
 .. math:: u_i = \Big(1 - \sum_{j \ne i} \xi_{ij}\Big) w_i + \sum_{j \ne i} \xi_{ij} w_j, \qquad
    \xi_{ij} = \alpha A'(\|w_i - w_j\|^2) = \frac{\alpha}{\sigma} e^{-\|w_i - w_j\|^2 / \sigma}
 
-Client i takes tau steps, from its own model to the new w_i, to minimise
+Client i takes tau steps from its own model to minimise
 
 .. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-and uploads the difference w_i - u_i, to which the server adds u_i.
+The result is its new w_i. The client uploads the difference w_i - u_i, and the server adds u_i.
 
-The weights must not be negative, for which the paper relies on a small alpha. Here, if the other clients' weights sum
-to more than one, they are divided by their sum. All models are equal at first. Clients outside the cohort keep the
-models of their last rounds, and these models still enter the cloud models of others.
+The weights must not be negative, which the paper ensures by a small alpha. Here, if the weights of the other clients
+sum to more than one, they are divided by their sum. All models are equal at first. The server keeps the last model of a
+client outside the cohort and uses it in the cloud models of other clients.
 
 The method performs poorly if sigma does not fit the distances between the models, which grow with the size of the model
-and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are drawn to
-nearly the same model. With small cohorts, clients are drawn to the initial model, which all clients that have not taken
-part still have. The server stores m models, and compares every pair of them in every round.
+and with the learning rate. With a small sigma each client trains alone; with a large sigma all clients are regularised
+towards nearly the same model. With small cohorts, clients are regularised towards the initial model, because the
+clients that have not yet taken part still have this model. The server stores m models, and computes the distance of
+every pair in every round.
 
 The defaults of sigma and lambda are PFLlib's, which uses the norm of w - u_i instead of its square. PFLlib's alpha of 1
 keeps each client near its old model. The default alpha was the best on held-out examples of three data sets
@@ -91,13 +92,15 @@ def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
 
 
 def fedamp(task: Task, work: LocalWork) -> Algorithm:
-    """FedAMP. Models: personalised w_i, the client's own; no global model.
+    """FedAMP: personal models that are regularised towards weighted means, in which similar clients have more weight.
+
+    The personalised model is the client's own w_i. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. A new client starts from the mean
     of the clients' models, which is also its cloud model.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work in a round.
     """
 

@@ -1,4 +1,4 @@
-r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: one global model mu by averaging locally trained models.
+r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: a global model mu, the average of locally trained models.
 
 Client i of the cohort S, with n_i training examples, trains w_i starting from mu. The server then computes
 
@@ -35,10 +35,10 @@ class FedProxHyper(AveragingHyper):
 def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
 
-    Models: personalised mu (the same as the global model); global mu.
+    The global model is mu, which is also every client's personalised model.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work in a round.
       fednova: whether to normalise each update by the client's number of steps (`parts.servers.normalized`).
 
@@ -53,18 +53,19 @@ def fedavg_ft(
 ) -> Algorithm:
     """FedAvg+: FedAvg, then ``fine_tune_steps`` SGD steps from mu by each client before it predicts.
 
-    Fine-tuning uses the learning rate of the last round.
-    Models: personalised, mu after the client's own steps; global mu.
+    Fine-tuning uses the learning rate of the last round. The personalised model is mu after fine-tuning. The global
+    model is mu.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work in a round.
       fine_tune_steps: number of local steps for personalisation.
-      fine_tune_epochs: number of passes over the client's own examples instead; 0 for ``fine_tune_steps``.
-      fednova: normalised averaging, as in `fedavg`.
+      fine_tune_epochs: number of passes over the client's own examples, used instead of ``fine_tune_steps`` if it is
+        not 0.
+      fednova: whether to normalise each update by the client's number of steps, as in `fedavg`.
 
     Raises:
-      JaxpflError: for a negative number of steps or epochs.
+      JaxpflError: if a number of steps or epochs is negative.
     """
     tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)
@@ -74,7 +75,7 @@ def fedavg_ft(
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
     """FedProx: local steps on ``f_i(w) + (prox/2) |w - mu|^2`` with mu fixed in the round, then the uniform mean.
 
-    Models: personalised mu (the same as the global model); global mu.
+    The global model is mu, which is also every client's personalised model.
     """
     return _averaging(task, work, proximal=True)
 

@@ -1,16 +1,17 @@
 r"""FedBABU: a body that clients train with a fixed random head, followed by fine-tuning of the whole model.
 
-The server draws the head h once, and all clients use it in all rounds. Client i of the cohort S, with n_i training
-examples, takes tau steps on the body alone, from the server's phi:
+The server draws the head h once at random, and all clients use it in all rounds. Client i of the cohort S, with n_i
+training examples, takes tau steps on the body alone, starting from the server's body phi:
 
 .. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
 
 Before it predicts, a client fine-tunes (phi, h) by local steps on both parts, as in the paper, or on one of them. By
-default the learning rate of fine-tuning is a tenth of the training rate. The authors' code also uses a smaller rate.
+default the learning rate of fine-tuning is a tenth of the training rate. The authors' code also uses a smaller rate for
+fine-tuning.
 
-The method performs poorly without fine-tuning, or with few examples for it, because the head has not been trained
-before.
+The method performs poorly without fine-tuning, or if clients have few examples, because the head is trained only in
+fine-tuning.
 
 Reference: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
 https://arxiv.org/abs/2106.06042.
@@ -56,7 +57,7 @@ def fedbabu(
 ) -> Algorithm:
     """FedBABU: federated training of the body under a fixed head, then fine-tuning.
 
-    Models: personalised, (phi, h) after the client's own steps; global (phi, h), whose head is random.
+    The personalised model is (phi, h) after fine-tuning. The global model is (phi, h), with the random head.
 
     Every message contains the head, because clients keep no state. Uploads contain only the body.
 
@@ -64,12 +65,12 @@ def fedbabu(
       task: task whose model is split into body and head.
       work: the local work in a round.
       fine_tune_steps: number of local steps for personalisation.
-      fine_tune_epochs: number of passes over the client's own examples instead; 0 for ``fine_tune_steps``.
+      fine_tune_epochs: number of passes over the client's own examples, used instead of ``fine_tune_steps`` if it is
+        not 0.
       fine_tune: part of the model that fine-tuning changes: "all", "head" or "body".
 
     Raises:
-      JaxpflError: for a model without a head or without a body, a negative number of steps or epochs, or an unknown
-        part.
+      JaxpflError: if the model has no head or no body, a number of steps or epochs is negative, or the part is unknown.
     """
     tuning = fine_tuning.planned("fedbabu", work, fine_tune_steps, fine_tune_epochs)
     if fine_tune not in PARTS:

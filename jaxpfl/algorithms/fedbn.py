@@ -1,18 +1,18 @@
-r"""FedBN: FedAvg of all parameters except those of the normalisation layers, which stay with the client.
+r"""FedBN: FedAvg of all parameters except the normalisation layers' parameters, which stay with the client.
 
 Client i's model is (mu, nu_i): mu is shared, and nu_i are the scales and biases of the client's normalisation layers.
-Both are trained on the client's n_i examples, and only mu is exchanged:
+Both parts are trained on the client's n_i examples, and only mu is exchanged:
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
 The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``). Its running
 means and variances also stay with the client: only the client's local steps update them, and they are never uploaded.
-Group and layer normalisation have no running statistics, so that only the scales and biases are personal.
+Group and layer normalisation have no running statistics, so only the scales and biases are personal.
 
-The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1, and
-has its own only after rounds of adaptation (``adapt_rounds``). With small batches, the statistics are estimated from
-few examples.
+The method performs poorly for new clients. A new client starts with the initial statistics, mean 0 and variance 1,
+until it has adapted (``adapt_rounds``). The method also performs poorly with small batches, from which the statistics
+are estimated inaccurately.
 
 Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 https://arxiv.org/abs/2102.07623.
@@ -32,10 +32,16 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
-    """FedBN. Models: personalised (mu, nu_i), nu_i the normalisation layers; no global model, as mu is incomplete.
+    """FedBN: FedAvg in which each client keeps its own normalisation layers.
+
+    The personalised model is (mu, nu_i), where nu_i are the client's normalisation layers. There is no global model,
+    because mu lacks these layers.
 
     New clients have the initial normalisation parameters and statistics. If the model does not name its normalisation
     layers, the layers with running statistics are personal.
+
+    Raises:
+      JaxpflError: if the model has no normalisation parameters.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     own = _own(task, shapes)
@@ -52,7 +58,7 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
-    """Predicate that selects the client's own leaves: normalisation parameters and running statistics."""
+    """Return the predicate that selects the client's own leaves: normalisation parameters and running statistics."""
     norm, statistics = task.model.norm, task.statistics
     if statistics is None:
         return norm or (lambda path: False)

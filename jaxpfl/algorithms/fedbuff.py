@@ -1,20 +1,21 @@
 r"""FedBuff: FedAvg in asynchronous rounds, where the server takes a step whenever its buffer holds K uploads.
 
-M clients are at work at once, each from the model that it received when it began. A round ends when K of them have
-uploaded; then K clients that are not at work begin from the new model (`engine.in_flight`, whose clock follows the time
-model).
-Suppose that :math:`\tau_i` rounds have ended while client i was at work. It has then trained :math:`w_i` from the model
-:math:`\mu_{t - \tau_i}`, and the server's step is
+M clients train concurrently, each starting from the model that it received when it began. A round ends when K of them
+have uploaded. Then K clients that are not training begin with the new model (`engine.in_flight`, which simulates the
+time by the time model).
+
+Suppose that :math:`\tau_i` rounds ended while client i was training. The client has then trained :math:`w_i` from the
+model :math:`\mu_{t - \tau_i}`, and the server's step is
 
 .. math:: \mu_{t+1} = \mu_t + \frac{\sum_i n_i\, s(\tau_i) (w_i - \mu_{t - \tau_i})}{\sum_i n_i}, \qquad
    s(\tau) = (1 + \tau)^{-a}
 
-with sums over the K clients. The staleness weights s are not normalised, so that they shorten the step. The paper's
-mean is uniform (``weighting``). A server optimizer treats the negative mean as a gradient.
+with sums over the K clients. The staleness weights s are not normalised, so they shorten the step. The paper's mean is
+uniform (set ``weighting``). A server optimizer treats the negative mean as a gradient.
 
-The method performs poorly if fast clients have other data than slow clients: fast clients upload more often, and the
-model fits their data. It also performs poorly if M is many times K, because updates are then relative to old models.
-Without a time model all clients take the same time, and asynchronous rounds have no advantage.
+The method performs poorly if the data of fast and slow clients differ: fast clients upload more often, and the model
+fits their data. It also performs poorly if M is many times K, because clients then train from old models. Without a
+time model all clients take the same time, and asynchronous rounds have no advantage.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639, Algorithm 1; its experiments have a = 1/2 and K = 10.
@@ -42,16 +43,16 @@ class FedBuffHyper(AveragingHyper):
 
 
 def fedbuff(task: Task, work: LocalWork, *, in_flight: int = 0) -> Algorithm:
-    """FedBuff: a round averages the next K uploads that arrive, weighted by staleness; K is the cohort size.
+    """FedBuff: asynchronous FedAvg, where a round averages the next K uploads that arrive, weighted by staleness.
 
-    The metric ``staleness`` is the mean over the round's clients.
-    Models: personalised mu (the same as the global model); global mu.
+    K is the cohort size. The metric ``staleness`` is the mean over the round's clients. The global model is mu, which
+    is also every client's personalised model.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work of a client between its download and its upload.
-      in_flight: M, number of clients at work at once, at least the cohort size; 0 for the smaller of twice the cohort
-        size and the number of clients.
+      in_flight: number M of clients that train concurrently, at least the cohort size; 0 for the smaller of twice the
+        cohort size and the number of clients.
     """
     algorithm = fedavg(task, work)
     return algorithm._replace(clients=tuple(map(_weighted, algorithm.clients)), in_flight=in_flight)

@@ -1,20 +1,20 @@
-r"""FedDBE: FedAvg with a personal shift of the features, and a penalty that draws mean features to a global mean.
+r"""FedDBE: FedAvg with a personal shift of the features, and a penalty that pulls mean features to a global mean.
 
 The shared model has the body phi and the head h. Client i adds its own vector v_i to the features and predicts with
-:math:`h(f_\phi(x) + v_i)`. With the global mean feature :math:`\bar z`, a step on a mini-batch B changes phi, h and v_i
-by the gradient of
+:math:`h(f_\phi(x) + v_i)`. Let :math:`\bar z` be the global mean feature. A step on a mini-batch B is a gradient step
+on phi, h and v_i for the objective
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \ell(h(f_\phi(x) + v_i), y) + \frac{\kappa}{2 F} \|m_B - \bar z\|^2, \qquad
    m_B = (1 - \mu) m + \mu \frac1{|B|} \sum_{x \in B} f_\phi(x)
 
-where m is m_B of the previous step, treated as a constant, and zero in a round's first step. The server's mean of phi
-and h is weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the number of
+where m is the m_B of the previous step, treated as a constant, and zero in a round's first step. The server averages
+phi and h, weighted by the numbers of examples. v_i is initially zero and stays with the client. F is the number of
 features; the factor 1 / (2 F) is from the authors' code.
 
 The mean :math:`\bar z` is computed once and then fixed. In the paper, every client first trains alone for a round and
-sends the mean of its features. Here only the clients of the first round send their mean features, over all training
-examples and under the model at the end of their steps; the server's mean is weighted by the numbers of examples. In the
-first round kappa and v_i have no effect.
+sends the mean of its features. Here only the clients of the first round send their mean features. They compute these
+means over all training examples, with the model at the end of their steps, and the server weights the means by the
+numbers of examples. In the first round kappa and v_i have no effect.
 
 The method performs poorly if the relation between features and classes differs between clients by more than a shift. It
 also performs poorly with small cohorts, because the global mean is estimated from the first cohort.
@@ -46,9 +46,9 @@ from jaxpfl.models.features import halves
 class FedDBEHyper(AveragingHyper):
     """Hyper-parameters of FedDBE; the paper's kappa and mu are for its 4-layer CNN (for ResNet-18 they are 1 and 0.1).
 
-    The paper uses its kappa with a small learning rate. With the default learning rate here, it would keep the features
-    fixed for most of a run. The default kappa is the best of 1, 5 and 50 on held-out examples of MNIST (99.01, 99.43
-    and 96.79 %). On digits there was no clear difference.
+    The paper uses its kappa with a small learning rate. With the default learning rate here, the paper's kappa would
+    keep the features fixed for most of a run. The default kappa was the best of 1, 5 and 50 on held-out examples of
+    MNIST (accuracies of 99.01, 99.43 and 96.79 %). On digits there was no clear difference.
     """
 
     kappa: Scalar = hyper(5.0, "weight of |moving mean feature - global mean feature|^2 / (2 F)", paper=50.0)
@@ -77,7 +77,9 @@ class Personal(NamedTuple):
 
 
 def feddbe(task: Task, work: LocalWork) -> Algorithm:
-    """FedDBE. Models: personalised, h(f(x) + v_i); global h(f(x)), without a shift.
+    """FedDBE: FedAvg with a personal shift of the features, which removes each client's bias from the shared model.
+
+    The personalised model is h(f(x) + v_i). The global model is h(f(x)), without a shift.
 
     The metric ``mean_distance`` is the squared distance from the moving mean to the global mean, divided by 2 F.
 
@@ -86,7 +88,7 @@ def feddbe(task: Task, work: LocalWork) -> Algorithm:
       work: the local work in a round.
 
     Raises:
-      JaxpflError: for a model without a head or without a body.
+      JaxpflError: if the model has no head or no body.
     """
     parts = halves("feddbe", task)
 

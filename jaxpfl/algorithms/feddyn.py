@@ -12,14 +12,14 @@ The server averages uniformly over the cohort S of the m clients:
 .. math:: h \leftarrow h - \frac{\alpha}{m} \sum_{k \in S} (w_k - \theta), \qquad
    \theta \leftarrow \frac{1}{|S|} \sum_{k \in S} w_k - \frac{h}{\alpha}
 
-so that h remains the mean of g_k over all m clients, except for clients that drop out after updating g_k. At a fixed
-point every g_k is the gradient of f_k at theta, and the mean of all g_k is zero.
+so h remains the mean of g_k over all m clients, except for clients that drop out after updating g_k. At a fixed point
+every g_k is the gradient of f_k at theta, and the mean of all g_k is zero.
 
 PFLlib regularises with :math:`\tfrac\alpha2 \|w - \theta\|`, whose gradient has the length alpha / 2 at any distance
-from theta. The paper and this module use the square of the norm. PFLlib's server is the same.
+from theta. The paper and this module use the square of the norm. The server's update is the same as in PFLlib.
 
-The method performs poorly if a round's steps do not come close to the minimum of the regularised loss (small alpha, few
-steps). The sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should balance it.
+The method performs poorly if a round's steps do not nearly minimise the regularised loss (small alpha, few steps). The
+sum of past model updates, :math:`-h/\alpha`, then grows faster than the g_k that should balance this sum.
 
 Reference: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", https://arxiv.org/abs/2111.04263.
 """
@@ -56,7 +56,10 @@ class Regularised(NamedTuple):
 
 
 def feddyn(task: Task, work: LocalWork) -> Algorithm:
-    """FedDyn. Models: personalised theta, the same for all; global theta."""
+    """FedDyn: a global model trained with dynamic regularisation, which makes local and global optima agree.
+
+    Every client's personalised model is the global model theta.
+    """
     loss = loss_gradient(task)
 
     def update(

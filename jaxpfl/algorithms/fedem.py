@@ -1,7 +1,7 @@
 r"""FedEM: EM for clients whose data are mixtures of k shared distributions, with client-specific proportions.
 
-Each distribution l has a model theta_l, with loss ell. In a round, client i computes the responsibilities q for its
-examples s = 1 ... n_i and its proportions pi. It then trains every model on mini-batches B:
+Each distribution l has a model theta_l, with loss ell. In a round, client i first computes the responsibilities q of
+its examples s = 1 ... n_i, and its mixture proportions pi. It then trains every model on mini-batches B:
 
 .. math::
    q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad
@@ -53,22 +53,23 @@ class Mixture(NamedTuple):
 
 
 def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
-    """FedEM: responsibilities and proportions once a round, then tau weighted steps on every component.
+    """FedEM: a mixture of k models, which all clients train together and each client mixes with its own proportions.
 
-    Models: personalised, the mixture of the components' predictions, with the client's proportions from its last round
-    (initially uniform); no global model.
+    Each round, a client computes its responsibilities and mixture proportions once, and then takes tau
+    responsibility-weighted steps on every component. The personalised model mixes the components' predictions with the
+    client's proportions from its last round (uniform before the first round). There is no global model.
 
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
     Args:
-      task: a classification task, or a task whose loss is the negative log-likelihood of a density, such as squared.
-        Every component has a copy of its model.
+      task: a classification task, or a task whose loss is a negative log-likelihood, such as the squared loss. Every
+        component is a copy of the task's model.
       work: the local work in a round.
-      components: k, at least 2 and at most the number of clients.
+      components: number k of components, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of components, for an initialisation that ignores its key, and for a task whose
-        loss is not a negative log-likelihood (`Task.mixture`).
+      JaxpflError: if the number of components is out of range, the model's initialisation ignores its key, or the
+        task's loss is not a negative log-likelihood (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
     if not task.has_classes and task.mixture is None:
@@ -80,7 +81,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
 
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
-        """Responsibilities q, [n, k]; arbitrary for padding."""
+        """Responsibilities q of the components for each example, [n, k]; arbitrary for padding."""
 
         def chunk_responsibilities(x: PyTree, y: Array, valid: Array) -> Array:
             return jax.nn.softmax(jnp.log(proportions) - several_models.losses(task, models, x, y).T, axis=-1)

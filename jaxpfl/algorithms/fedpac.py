@@ -1,31 +1,32 @@
-r"""FedPAC: features that are aligned to class means, and personal heads that are combinations of the cohort's heads.
+r"""FedPAC: features are aligned to class means, and each personal head is a combination of the cohort's heads.
 
 The server keeps the shared body phi, the mean feature c_y of each class, and a head h_i for every client. A client of
-the cohort S takes ``head_steps`` steps on its head with the body fixed. It then takes tau steps on the body, with this
-head fixed, to minimise
+the cohort S takes ``head_steps`` steps on its head with the body fixed. It then takes tau steps on the body, with the
+new head fixed, to minimise
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac1F \|f_\phi(x) - c_y\|^2 \Big]
 
 where the second term is zero for a class that has no mean yet. The server averages the bodies, weighted by the clients'
-numbers of examples, and the class means, weighted by the clients' numbers of examples of the class.
+numbers of examples. It averages a class's mean features, weighted by the clients' numbers of examples in the class.
 
-Let :math:`p_{ik}` be the share of class k among the n_i examples of client i. The following means are over these
-examples, with features from the body that the client received. The client also sends
+Let :math:`p_{ik}` be the share of class k among the n_i examples of client i. Let :math:`\bar f_{ik}` and
+:math:`\overline{\|f\|^2}_{ik}` be the means of the features and of their squared norms over the client's examples of
+class k, computed with the body that the client received. The client also sends
 
 .. math:: V_i = \frac1{n_i} \Big( \sum_k p_{ik} \overline{\|f\|^2}_{ik} - \sum_k p_{ik}^2 \|\bar f_{ik}\|^2 \Big),
    \qquad m_{ik} = p_{ik} \bar f_{ik}
 
-and its new head is the combination :math:`\sum_j a_{ij} h_j` of the cohort's heads, with the weights that solve the
+The client's new head is the combination :math:`\sum_j a_{ij} h_j` of the cohort's heads. Its weights solve the
 quadratic program
 
 .. math:: \min_a \; \sum_{j \in S} a_j^2 V_j + \sum_{j, l \in S} a_j a_l \sum_k (m_{ik} - m_{jk})^T (m_{ik} - m_{lk}),
    \qquad a \ge 0, \; \sum_j a_j = 1
 
-which is solved exactly by principal pivoting. A ten-thousandth of the mean diagonal entry is added to the diagonal, so
-that the solution is unique even if a client's V is zero. Clients outside the cohort keep their heads. As in the
-authors' code, the feature distance is computed for each example and is a mean over the F features.
+This program is solved exactly by principal pivoting. A ten-thousandth of the mean diagonal entry is added to the
+diagonal, so that the solution is unique even if a client's V is zero. Clients outside the cohort keep their heads. As
+in the authors' code, the feature distance is computed for each example and is a mean over the F features.
 
-The method performs poorly in small cohorts, because the heads that it combines belong to unlike clients. In every
+The method performs poorly in small cohorts, because it then combines heads of clients with different data. In every
 round, a client makes three passes over all its examples to compute its statistics.
 
 Reference: Xu, Tong and Huang 2023, "Personalized Federated Learning with Feature Alignment and Classifier
@@ -80,7 +81,9 @@ class FedPACHyper(SgdHyper):
 
 
 class Shared(NamedTuple):
-    """Message to all clients: the body, class means [K, F], and [K], 1 for a class with a mean and 0 for others."""
+    """Message to all clients: the body, class means [K, F], and ``known`` [K], which is 1 for a class that has a mean
+    and 0 otherwise.
+    """
 
     body: PyTree
     means: Array
@@ -95,7 +98,7 @@ class State(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's upload, or the weights of its parts.
+    """A client's upload; also the weights of the upload's parts.
 
     The weight of the body is the client's weight, the weights of the means are the class counts [K], and the other
     parts have weight 1.
@@ -116,12 +119,14 @@ class Sent(NamedTuple):
 
 
 def weights(variances: Array, moments: Array, valid: Array) -> Array:
-    """Compute the weights a_ij of all heads for each of C slots, [C, C]; zero for invalid slots.
+    """Compute the weights a_ij with which the head of slot i combines the heads of all slots j, [C, C].
+
+    Heads of invalid slots have weight zero.
 
     Args:
-      variances: V, [C].
-      moments: m, [C, K, F].
-      valid: [C] bool.
+      variances: the V of each slot, [C].
+      moments: the m of each slot, [C, K, F].
+      valid: mask of the slots with an upload, [C] bool.
     """
 
     def client_weights(own: Array) -> Array:
@@ -134,19 +139,19 @@ def weights(variances: Array, moments: Array, valid: Array) -> Array:
 
 
 def least_on_simplex(matrix: Array, valid: Array) -> Array:
-    """Minimise ``a^T Q a`` over a >= 0 with sum 1, where a is zero for invalid slots.
+    """Minimise ``a^T Q a`` over vectors a >= 0 that sum to 1 and are zero at invalid slots.
 
-    The solution is a = y / sum(y), where y >= 0, the slacks ``s = Q y - 1`` are non-negative, and ``s y = 0``. The
-    method is Murty's principal pivoting, which terminates for every positive definite Q. It starts with all entries of
-    y at zero. As long as a sign is violated, the first entry with a violation moves between the entries that are zero
-    and the entries that may be positive.
+    The solution is a = y / sum(y), where y >= 0, the slacks ``s = Q y - 1`` are non-negative, and ``s y = 0`` for each
+    entry. The method is Murty's principal pivoting, which terminates for every positive definite Q. Each entry of y is
+    either fixed at zero or free; at first all entries are fixed. While an entry of y or s is negative, the first such
+    entry is switched between the fixed set and the free set.
 
     Args:
       matrix: Q, [C, C], symmetric and positive definite.
-      valid: [C] bool.
+      valid: mask of the slots that may have weight, [C] bool.
 
     Returns:
-      a, [C]; all zero if no slot is valid.
+      The vector a, [C]; all zero if no slot is valid.
     """
     size = len(matrix)
     # Q is scaled to a unit diagonal, so that a single rounding tolerance suits all entries.
@@ -156,7 +161,7 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
     slight = _ROUNDING * size * jnp.finfo(matrix.dtype).eps * jnp.max(one)
 
     def solved(free: Array) -> tuple[Array, Array]:
-        """Solve for y and its slacks if only the free entries may be positive."""
+        """Solve for y and its slacks, where all entries that are not free are zero."""
         part = jnp.where(free[:, None] & free, scaled, jnp.eye(size))
         y = jnp.where(free, jnp.linalg.solve(part, jnp.where(free, one, 0)), 0)
         return y, jnp.where(free | ~valid, 0, scaled @ y - one)
@@ -171,7 +176,7 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
         return free, wrong(free), steps + 1
 
     def going_on(carry: tuple[Array, Array, Array]) -> Array:
-        return carry[1].any() & (carry[2] < 20 * size)  # a limit in case rounding makes the pivots cycle
+        return carry[1].any() & (carry[2] < 20 * size)  # stops if rounding makes the pivots cycle
 
     nothing = jnp.zeros(size, bool)
     free, _, _ = jax.lax.while_loop(going_on, changed, (nothing, wrong(nothing), jnp.int32(0)))
@@ -180,7 +185,9 @@ def least_on_simplex(matrix: Array, valid: Array) -> Array:
 
 
 def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
-    """FedPAC. Models: personalised, the shared body with the client's combined head; no global model.
+    """FedPAC: features aligned to class means, and personal heads that combine the heads of similar clients.
+
+    The personalised model is the shared body with the client's combined head. There is no global model.
 
     The server receives each upload individually, and does not use a server optimizer. A new client receives the mean of
     all heads.
@@ -191,7 +198,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
       head_steps: number of steps on the head before the steps on the body, at least 1; one epoch in the paper.
 
     Raises:
-      JaxpflError: for a task without classes, a model without a head or without a body, or fewer than one step.
+      JaxpflError: if the task has no classes, the model has no head or no body, or ``head_steps`` is below one.
     """
     class_means.refuse_other_tasks("fedpac", "aligns features by classes", task)
     work.refuse_mixing("fedpac")
@@ -201,7 +208,7 @@ def fedpac(task: Task, work: LocalWork, *, head_steps: int = 5) -> Algorithm:
     of_head = replace(work, steps=head_steps, epochs=None)
 
     def statistics(params: PyTree, data: ClientData) -> tuple[Array, Array]:
-        """Compute V and m of a client."""
+        """Compute the statistics V and m of a client (see the module)."""
         means, counts = class_means.client_means(lambda x: parts.features(params, x), task.num_classes, data)
 
         def squares(x: PyTree, y: Array, valid: Array) -> Array:

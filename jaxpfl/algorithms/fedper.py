@@ -1,6 +1,6 @@
 r"""FedPer: a shared body of the model, and a personal head for each client.
 
-Client i starts its tau steps from the server's body phi and its own head h_i, and trains both together:
+Client i starts its tau steps from the server's body phi and its own head h_i, and trains both parts together:
 
 .. math:: (\phi_i, h_i) \leftarrow (\phi_i, h_i) - \eta \nabla f_i(\phi_i, h_i), \qquad
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
@@ -20,10 +20,10 @@ from jaxpfl.models import Task
 def fedper(task: Task, work: LocalWork) -> Algorithm:
     """FedPer: tau SGD steps on body and head together, then the mean of the bodies, weighted by examples.
 
-    Models: personalised, the server's body with the client's own head; no global model.
+    The personalised model is the server's body with the client's own head. There is no global model.
 
     Raises:
-      JaxpflError: for a model without a head or without a body.
+      JaxpflError: if the model has no head or no body.
     """
     split = head_and_body("fedper", task)
     return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)

@@ -2,11 +2,12 @@ r"""FedProto: clients share the mean features of their classes, and no parameter
 
 Client i keeps a whole model with features f_i. The mean feature of its n_ic training examples of class c is its
 prototype C_ic. The server keeps :math:`\bar C_c`, the mean of these prototypes over clients. A client takes tau steps
-on
+on the objective
 
 .. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac{1}{F} \|f_i(x) - \bar C_y\|^2 \Big]
 
-over mini-batches B, where the second term is zero for a class that has no prototype yet. It then sends C_ic and n_ic:
+over mini-batches B, where the second term is zero for a class that has no prototype yet. The client then sends C_ic and
+n_ic, and the server averages:
 
 .. math:: C_{ic} = \frac{1}{n_{ic}} \sum_{y = c} f_i(x), \qquad
    \bar C_c \leftarrow \frac{\sum_{i \in S} n_{ic} C_{ic}}{\sum_{i \in S} n_{ic}}
@@ -15,13 +16,13 @@ A class without examples in the cohort S keeps its prototype. A client predicts 
 the features; its logits are the negative squared distances.
 
 As in the authors' code, the distance is computed for each example and is a mean over the F features. The paper's
-regulariser compares the mean over a class's examples instead. In addition to the shares of the examples, the paper's
-mean has a factor 1 / |S|, which would shrink the prototypes and is left out here.
+regulariser compares the mean feature of a class's examples instead. In addition to the weights n_ic, the paper's mean
+has a factor 1 / |S|, which would shrink the prototypes and is left out here.
 
 Clients with the same architecture start from the same model, as in PFLlib. The authors' code initialises each client at
 random on MNIST, where all clients take part in every round. The features of models with different initialisations have
-no common axes, and the prototypes of few clients do not align them. With 4 of 20 clients of MNIST in a round, random
-initialisation loses 16 points of accuracy.
+no common axes, and prototypes from few clients do not align the axes. With 4 of 20 clients of MNIST in a round, random
+initialisation reduces the accuracy by 16 percentage points.
 
 For the same reason the method performs poorly if architectures differ and cohorts are small. It also performs poorly if
 all clients have enough examples, because clients share nothing but prototypes. Computing the prototypes takes a pass
@@ -60,7 +61,9 @@ class FedProtoHyper(SgdHyper):
 
 
 class Prototypes(NamedTuple):
-    """State of the server, sent to all clients: prototypes [K, F], and [K], 1 for a class with a prototype, else 0."""
+    """State of the server, sent to all clients: prototypes [K, F], and ``known`` [K], which is 1 for a class that has a
+    prototype and 0 otherwise.
+    """
 
     means: Array
     known: Array
@@ -74,10 +77,13 @@ class Personal(NamedTuple):
 
 
 def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: str = "prototypes") -> Algorithm:
-    """FedProto. Models: personalised, the client's own features with the nearest prototype; no global model.
+    """FedProto: clients exchange only the mean features of their classes (prototypes), and no parameters.
 
-    A class without a prototype is never predicted: its logit is one less than that of the farthest prototype. Before
-    the first round, no class has a prototype and all logits are equal.
+    The personalised model computes features with the client's own model and predicts the class of the nearest
+    prototype. There is no global model.
+
+    A class without a prototype is never predicted: its logit is one less than the logit of the farthest prototype.
+    Before the first round, no class has a prototype and all logits are equal.
 
     Args:
       task: a classification task, whose model declares its head.
@@ -89,8 +95,8 @@ def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: s
         model.
 
     Raises:
-      JaxpflError: for a task without classes, models without a head or without a body or of different widths, unknown
-        models, and an unknown prediction.
+      JaxpflError: if the task has no classes, a model is unknown or has no head or no body, the models have different
+        numbers of features, or the prediction rule is unknown.
     """
     class_means.refuse_other_tasks("fedproto", "needs prototypes of classes", task)
     work.refuse_mixing("fedproto")

@@ -1,6 +1,6 @@
 r"""FedRep: a shared body and personal heads; in each round, a client trains first the head and then the body.
 
-Client i starts from the server's body phi and its own head h_i, and takes the steps on the head before those on phi:
+Client i starts from the server's body phi and its own head h_i. It takes all steps on the head before the steps on phi:
 
 .. math:: h_i \leftarrow h_i - \eta \nabla_h f_i(\phi, h_i), \quad\text{then}\quad
    \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h_i), \qquad
@@ -31,29 +31,29 @@ from jaxpfl.support.errors import JaxpflError
 class FedRepHyper(AveragingHyper):
     """Hyper-parameters of FedRep.
 
-    Head and body are each trained for half of the steps, and the default rate is twice the default of other methods. It
-    was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
+    Head and body are each trained for half of the steps, and the default rate is twice the default of other methods.
+    This rate was the best on held-out examples of three data sets (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)
 
 
 def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int = 0) -> Algorithm:
-    """FedRep: local steps on the head, then on the body; the mean of the bodies is uniform.
+    """FedRep: a shared body and personal heads; in each round, local steps on the head and then on the body.
 
-    The steps of a round use one sequence of batches, first for the head and then for the body.
-    Models: personalised, the server's body with the client's own head; no global model.
+    The steps of a round use one sequence of batches, first for the head and then for the body. The server averages the
+    bodies uniformly. The personalised model is the server's body with the client's own head. There is no global model.
 
     Args:
       task: task whose model is split into body and head.
       work: the local work in a round.
-      head_steps: number of steps on the head; 0 for the rest of tau after ``body_steps``.
-      body_steps: number of steps on the body; 0 for the rest of tau after ``head_steps``. If both are 0, half of the
-        tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps`` steps,
-        whatever tau is. With local work in epochs, each client's steps are divided in the same proportion.
+      head_steps: number of steps on the head; 0 for ``tau - body_steps``.
+      body_steps: number of steps on the body; 0 for ``tau - head_steps``. If ``head_steps`` and ``body_steps`` are 0,
+        half of the tau steps (rounded down) train the head. If neither is 0, a round has ``head_steps + body_steps``
+        steps, whatever tau is. With local work in epochs, each client's steps are divided in the same proportion.
 
     Raises:
-      JaxpflError: for a model without a head or without a body, and if head or body would have no step.
+      JaxpflError: if the model has no head or no body, or if head or body would have no step.
     """
     split = head_and_body("fedrep", task)
     of_head = head_steps or (work.steps - body_steps if body_steps else work.steps // 2)
@@ -63,8 +63,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
             f"fedrep needs at least one step on the head and one on the body, got {of_head} and {of_body}"
         )
     total = of_head + of_body
-    # Work in epochs divides each client's own number of steps. Dividing tau instead would depend on the client with
-    # the most steps.
+    # With work in epochs, each client's own number of steps is divided. tau is then the largest client's number of
+    # steps, so that dividing tau would make a client's result depend on the other clients.
     share, whole = (of_head, total) if head_steps or body_steps else (1, 2)
 
     def update(

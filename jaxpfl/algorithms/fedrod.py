@@ -1,16 +1,17 @@
 r"""FedROD: a generic model for balanced classes, and an additional personal head for each client.
 
 Client i has n_ic training examples of class c. The generic model (phi, h) with logits g(x) is trained with the balanced
-softmax loss and averaged. The personal head v_i takes the features of phi as input and has logits v_i(x). It corrects g
-for the client's own classes and stays with the client. A step updates phi, h and v_i with two separate gradients:
+softmax loss, and the server averages it. The personal head v_i, with logits v_i(x), takes the features of phi as input.
+It corrects g for the client's own classes and stays with the client. A step updates (phi, h) and v_i with two separate
+gradients:
 
 .. math::
    (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\
    v_i &\leftarrow v_i - \eta \nabla_v \operatorname{CE}(g(x) + v_i(x), y)
 
-In the second line, g and phi have their values from before the step and receive no gradient. Classes without examples
-at the client are left out of the first softmax. The server adds the mean change of (phi, h), weighted by the number of
-examples n_i.
+where log n_i is the vector of the log n_ic. In the second line, g and phi have their values from before the step and
+receive no gradient. Classes without examples at the client are left out of the first softmax. The server adds the mean
+change of (phi, h), weighted by the clients' numbers of examples.
 
 The method performs poorly with few examples, because the balanced loss uses part of the generic model's capacity for
 classes that a client does not have.
@@ -50,16 +51,18 @@ class Personal(NamedTuple):
 
 
 def fedrod(task: Task, work: LocalWork) -> Algorithm:
-    """FedROD. Models: personalised g + v_i; global g, trained as for balanced classes.
+    """FedROD: a global model trained for balanced classes, and a personal head that adapts it to a client's classes.
 
-    Personal heads are initialised with zero, so that a new client predicts with g.
+    The personalised model has the logits g + v_i. The global model has the logits g.
+
+    Personal heads are initialised with zero, so a new client predicts with g.
 
     Args:
       task: a classification task, whose model is split into body and head.
       work: the local work in a round.
 
     Raises:
-      JaxpflError: for a task without classes, and for a model without a head or without a body.
+      JaxpflError: if the task has no classes, or the model has no head or no body.
     """
     if not task.has_classes:
         raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has no classes")

@@ -1,15 +1,15 @@
 r"""Federated mutual learning: mutual distillation of a personal model and a local copy of the global model.
 
-A client starts a round with its personal model theta and the received global model mu, and takes tau steps on both at
-once,
+A client starts a round with its personal model theta and the received global model mu. Each of the tau steps updates
+both models from their values before the step:
 
 .. math::
    \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\
    \mu &\leftarrow \mu - \eta_\mu \nabla_\mu [ \beta CE(\mu) + (1 - \beta) KL(p_\theta \,\|\, p_\mu) ]
 
-where p are the class probabilities that are predicted on the mini-batch before the step, and alpha and beta are the
-weights of the cross-entropy CE. No gradient flows to a teacher. The server averages the copies of mu uniformly. Only
-predictions are compared, so theta may have another architecture.
+Here p are the class probabilities that the models predict on the mini-batch before the step, and alpha and beta are the
+weights of the cross-entropy CE. In each KL, the first model is the teacher and receives no gradient. The server
+averages the copies of mu uniformly. Only predictions are compared, so theta may have another architecture than mu.
 
 Reference: Shen et al. 2020, "Federated Mutual Learning", https://arxiv.org/abs/2006.16765.
 """
@@ -33,7 +33,7 @@ from jaxpfl.priors import distillation
 class FMLHyper(AveragingHyper):
     """Hyper-parameters of FML; ``lr`` is the learning rate of theta.
 
-    With the shares of Ozkara et al. 2023, a quarter, distillation dominates. The defaults were the best on held-out
+    With alpha = beta = 0.25, as in Ozkara et al. 2023, distillation dominates. The defaults were the best on held-out
     examples of three data sets (``benchmarks/defaults.py``).
 
     Reference: Ozkara et al. 2023, appendix K.1.
@@ -45,15 +45,17 @@ class FMLHyper(AveragingHyper):
 
 
 def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
-    """Federated mutual learning. Models: personalised theta_i, the client's own; global mu, by averaging.
+    """Federated mutual learning (FML): a personal model and an averaged global model that distil into each other.
+
+    The personalised model is the client's own theta_i. The global model is mu, the average of the clients' copies.
 
     Args:
-      task: task whose model mu has, and theta too unless ``architectures`` is given.
+      task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round; theta and mu have separate optimizer states.
       architectures: the clients' models, as in `adaped`.
 
     Raises:
-      JaxpflError: for a task without a distance between predictions.
+      JaxpflError: if the task has no distance between predictions, or a model is unknown.
     """
     distillation.check_task("fml", task)
     clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))
@@ -61,7 +63,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 
 
 def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
-    """Client whose theta is a model of ``own_task``, and whose mu is a model of ``task``."""
+    """Make the client in which theta is a model of ``own_task`` and mu is a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 

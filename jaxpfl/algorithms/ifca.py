@@ -1,13 +1,14 @@
-r"""IFCA: k cluster models, of which each client trains the one with the least loss on its data.
+r"""IFCA: k cluster models; each client trains the model that has the smallest loss on the client's data.
 
-Client i of the cohort S receives all models theta_j and chooses the cluster j_i with the least mean loss f_i over its
-training examples. It takes tau steps from this model to w_i. The server averages within each cluster:
+Client i of the cohort S receives all models theta_j and chooses the cluster j_i with the smallest mean loss f_i over
+its training examples. It takes tau steps from this cluster's model; the result is w_i. The server averages within each
+cluster:
 
 .. math:: j_i = \arg\min_j f_i(\theta_j), \qquad
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
 
-The model of a cluster without clients does not change. This is the paper's model-averaging variant. Ties of the loss go
-to the first cluster. An upload counts as k models, of which all but one are zero.
+The model of a cluster without clients does not change. This is the paper's model-averaging variant. Ties are broken in
+favour of the first cluster. An upload has the size of k models, of which all but one are zero.
 
 Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning",
 https://arxiv.org/abs/2006.04088.
@@ -30,18 +31,20 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
-    """IFCA: local steps on the cluster model with the least training loss, then a uniform mean in each cluster.
+    """IFCA: local steps on the cluster model with the smallest training loss, then a uniform mean in each cluster.
 
-    Models: personalised, the model of the client's cluster, chosen again from the current models; no global model.
+    The personalised model is the current cluster model with the smallest loss on the client's training examples. There
+    is no global model.
 
     Args:
       task: any task; every cluster has its own copy of the model.
-      work: the local work in a round; the server optimizer must be ``sgd``, as a cluster without clients is unchanged.
-      clusters: k, at least 2 and at most the number of clients.
+      work: the local work in a round. The server optimizer must be ``sgd``, because any other optimizer could change a
+        cluster without clients.
+      clusters: number k of clusters, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of clusters, for an initialisation that ignores its key, and for another server
-        optimizer.
+      JaxpflError: if the number of clusters is out of range, the model's initialisation ignores its key, or the server
+        optimizer is not ``sgd``.
     """
     several_models.check("ifca", "clusters", clusters, task, work)
     if work.server_optimizer != "sgd":

@@ -1,20 +1,20 @@
-r"""kNN-Per: a global model by FedAvg, interpolated with the labels of a client's nearest training examples.
+r"""kNN-Per: FedAvg's predictions, interpolated with the labels of a client's nearest training examples.
 
-The global model w has the features f and the class probabilities p_w. A client stores the features of its training
-examples. The k examples that are nearest to x, N(x), vote for their labels:
+The global model w, trained by FedAvg, has the features f and the class probabilities p_w. A client stores the features
+of its training examples. The k examples N(x) that are nearest to x vote for their labels:
 
 .. math:: p_\text{near}(y \mid x) = \frac{\sum_{j \in N(x)} [y_j = y] K(x, x_j)}{\sum_{j \in N(x)} K(x, x_j)}, \qquad
    K(x, x_j) = e^{-\|f(x) - f(x_j)\|^2 / (s F)}
 
-The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with the number of features
-F, is from the authors' code; the paper has the distance, not its square, in the exponent. Among 0, 0.1, ..., 1, the
-client chooses the lambda_i for which its validation examples have the largest likelihood. Without validation examples
-it uses its training examples, each of which then has no vote for itself.
+The client predicts :math:`\lambda_i \, p_\text{near} + (1 - \lambda_i) \, p_w`. The kernel, with its scale s and the
+number F of features, is from the authors' code; the paper has the distance, not its square, in the exponent. From 0,
+0.1, ..., 1, the client chooses the lambda_i that gives its validation examples the largest likelihood. A client without
+validation examples uses its training examples, where an example does not vote for its own label.
 
 The method performs poorly if a client has few examples, or if the global model's features do not separate the client's
-classes. lambda_i is then zero, and the method is FedAvg. Training examples give too small a lambda_i, because the
-global model was trained on them; use validation examples. In each evaluation, every client compares all pairs of its
-examples.
+classes. lambda_i is then zero, and the method is FedAvg. A lambda_i chosen on training examples is too small, because
+the global model was trained on them; use validation examples. In each evaluation, every client computes the distances
+between all pairs of its examples.
 
 Reference: Marfoq et al. 2022, "Personalized Federated Learning through Local Memorization",
 https://arxiv.org/abs/2111.09360.
@@ -67,7 +67,9 @@ class Personal(NamedTuple):
 
 
 def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
-    """kNN-Per. Models: personalised, the interpolation; global w, by FedAvg.
+    """kNN-Per: FedAvg, then predictions interpolated with the votes of a client's nearest training examples.
+
+    The personalised model is the interpolation. The global model is FedAvg's w.
 
     Before adaptation lambda_i is zero. Each personalised model stores as many feature vectors as the largest client has
     training examples.
@@ -75,10 +77,10 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     Args:
       task: a classification task, whose model declares its head.
       work: the local work in a round.
-      neighbours: k, the number of examples that vote; at least 1.
+      neighbours: number k of examples that vote, at least 1.
 
     Raises:
-      JaxpflError: for a task without classes, a model without a head or without a body, or fewer than one neighbour.
+      JaxpflError: if the task has no classes, the model has no head or no body, or ``neighbours`` is below one.
     """
     class_means.refuse_other_tasks("knn-per", "lets examples vote for classes", task)
     if neighbours < 1:
@@ -86,7 +88,7 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
     parts = halves("knn-per", task)
 
     def remembered(params: PyTree, data: ClientData) -> tuple[Memory, Array]:
-        """The examples that a client stores, and their log-probabilities under the global model, [n, K]."""
+        """Compute the examples that a client stores, and their log-probabilities under the global model, [n, K]."""
 
         def chunk_memory(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array, Array]:
             rows = parts.features(params, x)
@@ -97,25 +99,27 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
         return Memory(jnp.where(valid[:, None], rows, 0), jnp.where(valid, y, 0), valid), logs
 
     def votes(hp: KnnPerHyper, memory: Memory, rows: Array, own: Array | None = None) -> Array:
-        """Class probabilities from the votes of the nearest examples, [b, K]; zero without any examples.
+        """Class probabilities from the votes of the nearest examples, [b, K]; zero if no example may vote.
 
         Args:
-          own: [b], for each row, the position of a stored example that must not vote.
+          memory: the stored examples.
+          rows: features of b examples, [b, F].
+          own: for each row, the position of a stored example that must not vote, [b].
         """
         squares = _squared_distances(rows, memory.features) / (hp.scale * parts.width)
         votes = jnp.broadcast_to(memory.valid, squares.shape)
         if own is not None:
             votes &= own[:, None] != jnp.arange(len(memory.valid))
         near, places = jax.lax.top_k(jnp.where(votes, -squares, -jnp.inf), min(neighbours, len(memory.valid)))
-        # Kernel values are relative to that of the nearest example, because all of them might underflow. The maximum
-        # gives the nearest; taking the first column would make XLA sort all distances.
+        # Kernel values are divided by the nearest example's kernel value, because all of them might underflow. ``max``
+        # finds the nearest example; taking the first column would make XLA sort all distances.
         nearest = near.max(axis=1, keepdims=True)
         kernel = jnp.exp(near - jnp.where(jnp.isfinite(nearest), nearest, 0))
         total = (jax.nn.one_hot(memory.labels[places], task.num_classes) * kernel[..., None]).sum(axis=1)
         return total / jnp.maximum(kernel.sum(axis=1, keepdims=True), 1)
 
     def chosen(hp: KnnPerHyper, memory: Memory, logs: Array, params: PyTree, splits: Splits) -> Array:
-        """The lambda_i with the largest likelihood, []; the smallest in a tie."""
+        """Choose the lambda_i with the largest likelihood, []; in a tie, the smallest."""
 
         def likelihoods(near: Array, logs: Array, y: Array, valid: Array) -> Array:
             of_class = jax.nn.one_hot(y, task.num_classes)
@@ -153,6 +157,6 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
-    """Squared distances between rows, [p, F], [n, F] -> [p, n], not negative."""
+    """Squared distances between all rows of a [p, F] and b [n, F], [p, n], not negative."""
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
     return jnp.maximum(squares, 0)

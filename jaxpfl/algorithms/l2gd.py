@@ -1,26 +1,26 @@
-r"""L2GD: loopless local gradient descent, which chooses local training or aggregation at random in every round.
+r"""L2GD: loopless local gradient descent, where each round is either local training or aggregation, at random.
 
 The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, where
-:math:`\bar\theta` is the mean of the m personal models. In each iteration with rate eta, all clients aggregate with
-probability p, and otherwise all take a local step:
+:math:`\bar\theta` is the mean of the m personal models. The paper's algorithm consists of iterations with rate eta. In
+an iteration, all clients take the first of the following steps (aggregation) with probability p, and otherwise all
+clients take the second (a local step):
 
 .. math::
    \theta_i &\leftarrow \theta_i - \frac{\eta \lambda}{m p} (\theta_i - \bar\theta), \\
    \theta_i &\leftarrow \theta_i - \frac{\eta}{m (1 - p)} \nabla f_i(\theta_i)
 
-``lr`` is eta / m, the rate of one client. A round is one draw: an aggregation step with probability q, or tau local
-steps (fewer for a straggler). The probability q is chosen such that p remains the share of aggregations among all
-iterations:
+``lr`` is eta / m, the rate of one client. A round here is either one aggregation step, with probability q, or tau local
+steps (fewer for a straggler). The probability q is chosen such that a share p of all iterations are aggregations:
 
 .. math:: q = \frac{p \tau}{1 - p + p \tau}, \qquad \text{q = p for } \tau = 1
 
-For any tau, there are thus (1 - p) / p local steps for each aggregation, and the objective is the same. The server
-draws the choice and broadcasts it to the cohort.
+For any tau, there are thus on average (1 - p) / p local steps for each aggregation, and the objective is the same. The
+server draws the kind of the round and broadcasts it to the cohort.
 
 The server keeps the mean of ALL clients' models. A client uploads its model update, and the server adds |S| / m times
 the mean update of the cohort S. The mean is therefore exact under partial participation, except for clients that drop
-out. The paper communicates only when an aggregation follows local steps. Here every round communicates, and the counted
-bytes are an upper bound. Weight decay is added to the gradients of f_i.
+out. In the paper, clients communicate only when an aggregation follows local steps. Here they communicate in every
+round, and the counted bytes are an upper bound. Weight decay is added to the gradients of f_i.
 
 Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models",
 https://arxiv.org/abs/2002.05516.
@@ -58,10 +58,10 @@ from jaxpfl.support.errors import JaxpflError
 class L2GDHyper(SgdHyper):
     """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
 
-    An aggregation step moves a model by the share ``lr lam / p`` of its distance to the mean. With a share of 1 the
-    model reaches the mean; with a share above 2 the models diverge. The defaults of lambda and p were the best on
-    held-out examples of three data sets (``benchmarks/defaults.py``). With more frequent aggregations, few rounds
-    remain for training.
+    An aggregation step moves a model towards the mean by the fraction ``lr lam / p`` of its distance. With a fraction
+    of 1 the model reaches the mean; with a fraction above 2 the models diverge. The defaults of lambda and p were the
+    best on held-out examples of three data sets (``benchmarks/defaults.py``). With a larger p, few rounds remain for
+    local training.
     """
 
     lam: Scalar = hyper(0.1, "lambda, weight of the pull to the mean of the personal models")
@@ -76,15 +76,20 @@ class Toss(NamedTuple):
 
 
 def probability(p: Scalar, local_steps: int) -> Scalar:
-    """Probability q that a round aggregates instead of taking ``local_steps`` local steps."""
+    """Probability q that a round is an aggregation instead of ``local_steps`` local steps."""
     return p * local_steps / (1 - p + p * local_steps)
 
 
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
-    """Loopless local gradient descent. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
+    """L2GD: personal models in rounds that either train them or move them towards their mean, chosen at random.
+
+    The personalised model is the client's own theta_i. The global model is the mean of all theta_i.
 
     The client optimizer takes the local steps. There is no server optimizer, because the server only tracks the mean.
     New clients start from the mean and take local steps in all their rounds.
+
+    Raises:
+      JaxpflError: if local work is in epochs, or clients keep their optimizer states.
     """
     if work.epochs is not None:
         raise JaxpflError("l2gd tosses a coin for each local step: set local_steps instead of local_epochs")

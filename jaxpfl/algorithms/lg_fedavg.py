@@ -10,7 +10,7 @@ The paper starts the method from models that FedAvg has trained (``warm_start``)
 different architectures. Here all bodies have the same initial parameters, as in the authors' code.
 
 The method performs poorly if clients have few examples, because each client trains most of the model alone. The bodies
-drift apart, so that the averaged heads were trained on different features.
+drift apart, so the server averages heads that were trained on different features.
 
 Reference: Liang et al. 2020, "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
 https://arxiv.org/abs/2001.01523.
@@ -28,10 +28,10 @@ from jaxpfl.models import Task
 def lg_fedavg(task: Task, work: LocalWork) -> Algorithm:
     """LG-FedAvg: tau SGD steps on body and head together, then the mean of the heads, weighted by examples.
 
-    Models: personalised, the client's own body with the server's head; no global model.
+    The personalised model is the client's own body with the server's head. There is no global model.
 
     Raises:
-      JaxpflError: for a model without a head or without a body.
+      JaxpflError: if the model has no head or no body.
     """
     by_head = head_and_body("lg-fedavg", task)
 

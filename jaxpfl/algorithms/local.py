@@ -12,9 +12,10 @@ from jaxpfl.models import Task
 
 
 def local(task: Task, work: LocalWork) -> Algorithm:
-    """Local training on the client's own data by the client optimizer (SGD); nothing is exchanged.
+    """Local training: each client trains alone on its own data, and nothing is exchanged.
 
-    Models: personalised theta_i, the client's own, with its own random initialisation; no global model.
+    The personalised model is the client's own theta_i, which has its own random initialisation. There is no global
+    model.
     """
 
     def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: Message) -> PyTree:

@@ -1,4 +1,4 @@
-"""MAP personalisation with the knowledge-distillation prior; options are other distances and the exact normaliser.
+"""MAP personalisation with the knowledge-distillation prior, optionally with another distance or exact normaliser.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -33,8 +33,8 @@ def map_kd(
 ) -> Algorithm:
     """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With c = 5 this is AdaPeD without its options; `priors.distillation` defines the density and its normaliser.
-    Models: personalised theta_i, the client's own; global mu.
+    With c = 5 and default options, this is AdaPeD without AdaPeD's options. `priors.distillation` defines the density
+    and its normaliser. The personalised model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`.
@@ -44,8 +44,9 @@ def map_kd(
       scaling: definition of f_i, the "sum" of the losses or, as in AdaPeD, their "mean".
 
     Raises:
-      JaxpflError: for an unknown distance or scaling, for ``exact`` with another distance than kd, for ``exact`` or
-        square if predictions are not class probabilities, and for a task without a distance between predictions.
+      JaxpflError: if the distance or the scaling is unknown, ``exact`` is set with a distance other than kd, ``exact``
+        or square is set although predictions are not class probabilities, or the task has no distance between
+        predictions.
     """
 
     distillation.check_task("map-kd", task)

@@ -4,20 +4,20 @@ Client i keeps theta_i and minimises
 
 .. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
 
-where f_i is its negative log likelihood and p(.; Gamma) the prior, whose parameters Gamma the server estimates. By
-default f_i is a SUM over the client's n_i examples (``scaling="sum"``). Each step divides the objective by n_i, so that
-learning rates for a mean loss can be used. With ``scaling="mean"``, f_i is the mean loss, as in the paper's methods for
-networks, and the prior has n_i times the weight. The paper's framework has lambda = 1.
+where f_i is the client's negative log likelihood and p(.; Gamma) is the prior with parameters Gamma, which the server
+estimates. By default f_i is a SUM over the client's n_i examples (``scaling="sum"``). Each step divides the objective
+by n_i, so that learning rates for a mean loss can be used. With ``scaling="mean"``, f_i is the mean loss, as in the
+paper's methods for networks, and the prior has n_i times the weight. In the paper lambda = 1.
 
-Gamma is estimated in one of two ways. With *gradient* messages, the client takes a step on its copy of Gamma after each
-step on theta, and the server averages the copies uniformly, because each client is one draw from the population. With a
-*fit*, the clients upload theta_i, and the server estimates Gamma from all theta_i of the cohort.
+Gamma is estimated in one of two ways. With ``estimate="gradient"``, the client takes a step on its copy of Gamma after
+each step on theta, and the server averages the copies uniformly, because each client is one draw from the population.
+With ``estimate="fit"``, the clients upload theta_i, and the server estimates Gamma from all theta_i of the cohort.
 
-A step on theta consists of a gradient step on the loss and a proximal step on the penalty (`Prior.prox`), which is
-stable for priors of any width. In two cases it is a gradient step on loss and penalty instead: if the prior has no
-closed-form proximal step, and if the client optimizer is not plain SGD. (Other optimizers scale the gradient, so that
-an unscaled proximal step would change the fixed point.) A penalty of curvature h, ``lambda / (n_i s2)`` for a Gaussian
-of variance s2, then requires ``lr h < 2``.
+A step on theta consists of a gradient step on the loss and a proximal step on the penalty -log p (`Prior.prox`). The
+proximal step is stable for priors of any width. If the prior has no closed-form proximal step, or the client optimizer
+is not plain SGD, the step is a gradient step on loss and penalty instead. (Other optimizers scale the gradient, so an
+unscaled proximal step would change the fixed point.) The gradient step is stable only if ``lr h < 2``, where h is the
+penalty's curvature: ``lambda / (n_i s2)`` for a Gaussian with variance s2.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -58,7 +58,7 @@ ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
 
 @struct.dataclass
 class MapHyper(SgdHyper):
-    """Hyper-parameters of MAP personalisation; no weight decay by default, as the prior regularises."""
+    """Hyper-parameters of MAP personalisation; without weight decay by default, because the prior regularises."""
 
     weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
@@ -76,8 +76,8 @@ class MapHyper(SgdHyper):
 class LaplaceHyper(MapHyper):
     """Hyper-parameters of MAP personalisation with a Laplace prior.
 
-    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``). With 0.01, most
-    parameters stay equal to those of the center, which moves slowly.
+    The default floor was the best on held-out examples of three data sets (``benchmarks/defaults.py``). With a floor of
+    0.01, most parameters stay equal to the parameters of the center, which moves slowly.
     """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
@@ -97,11 +97,12 @@ class MixtureHyper(MapHyper):
 def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
     """MAP personalisation with a Gaussian prior: L2 regularisation towards a learnt mean mu, with a learnt variance.
 
-    Models: personalised theta_i, the client's own; global mu.
+    The personalised model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`, which raises the same errors.
-      estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
+        uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
     """
 
@@ -114,11 +115,12 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
 def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
     """MAP personalisation with a Laplace prior: L1 regularisation towards a learnt median mu, with a learnt scale.
 
-    Models: personalised theta_i, the client's own; global mu.
+    The personalised model is the client's own theta_i. The global model is mu.
 
     Args:
       task, work: arguments of `map_personalization`, which raises the same errors.
-      estimate: estimate of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      estimate: estimator of the prior: "gradient" for averaged gradient steps of the clients, or "fit" for a fit to the
+        uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
     """
 
@@ -139,20 +141,21 @@ def map_personalization(
 ) -> Algorithm:
     """MAP personalisation with any prior.
 
-    Models: personalised theta_i, the client's own; global, the prior's center.
+    The personalised model is the client's own theta_i. The global model is the prior's center.
 
     Implements: Ozkara et al. 2023, equation (9).
 
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
-      prior: ``hp -> Prior``, where hp is a `MapHyper` or has the fields of a `MapHyper` and those of the prior.
-      estimate: "gradient" for averages of the prior's ``descend``, or "fit" for its ``fit`` to the uploaded models.
+      prior: ``hp -> Prior``, where hp is a `MapHyper`, possibly with further fields for the prior.
+      estimate: estimator of the prior: "gradient" averages the clients' results of ``Prior.descend``, and "fit" applies
+        ``Prior.fit`` to the uploaded models.
       scaling: definition of f_i, the "sum" of the losses or their "mean".
-      each: number of gradients in a step (`Gradients`), with respect to theta and to models in the prior's ``descend``.
+      each: number of gradients in a step (see `Gradients`), with respect to theta and to models in ``Prior.descend``.
 
     Raises:
-      JaxpflError: for an unknown estimate or scaling.
+      JaxpflError: if the estimator or the scaling is unknown.
     """
     for kind, value, known in (("estimate", estimate, ESTIMATES), ("scaling", scaling, SCALINGS)):
         if value not in known:

@@ -8,14 +8,15 @@ client's own previous model. A client takes tau steps from the global model w, o
 
 Here z are the features of x under the model in training, z_glob the features under w, and z_prev the features under the
 client's model at the end of its last round. Before a client's first round, this previous model is the global model of
-round 0. For the clients of round 0 it equals w, so that both similarities are equal. The server's mean is weighted by
-the numbers of examples.
+round 0. In round 0 the previous model thus equals w, and the two cosines are equal. The server averages the models,
+weighted by the numbers of examples.
 
-The features are the input of the head. The paper's networks have a projection of two more layers there; add it to the
-model to reproduce them.
+The features are the input of the head. The paper's networks compare the outputs of a two-layer projection before the
+head; add this projection to the model to reproduce the paper.
 
-The method performs poorly if clients need different models, because all clients share one model. With small cohorts, a
-client's previous model is old, and almost any direction leads away from it.
+The method performs poorly if clients need different models, because all clients share one model. It also performs
+poorly with small cohorts: a client's previous model is then old, and the contrastive term, which pushes features away
+from it, gives little guidance.
 
 Reference: Li, He and Song 2021, "Model-Contrastive Federated Learning", https://arxiv.org/abs/2103.16257.
 """
@@ -47,12 +48,13 @@ class MoonHyper(AveragingHyper):
 
 
 def moon(task: Task, work: LocalWork) -> Algorithm:
-    """MOON. Models: personalised w, the same for all; global w.
+    """MOON: FedAvg with a contrastive term that keeps a client's features close to the global model's features.
 
-    Clients keep the model from the end of their last round.
+    The global model is w, which is also every client's personalised model. Clients keep the model from the end of their
+    last round.
 
     Raises:
-      JaxpflError: for a model without a head or without a body.
+      JaxpflError: if the model has no head or no body.
     """
     parts = halves("moon", task)
 
@@ -89,7 +91,7 @@ def moon(task: Task, work: LocalWork) -> Algorithm:
 
 
 def _cosine(a: Array, b: Array) -> Array:
-    """Cosine of the angle between corresponding rows, [b, F], [b, F] -> [b]; zero if either row is zero."""
+    """Cosine of the angle between corresponding rows of two arrays [b, F], [b]; zero if either row is zero."""
     product = (a * b).sum(axis=1)
     squares = (a**2).sum(axis=1), (b**2).sum(axis=1)
     # The limit is applied before the square root, whose derivative at zero is infinite.

@@ -8,8 +8,8 @@ Client i takes tau steps on its own model w_i. The server's mean :math:`\bar w` 
 The method interpolates between local training (lambda = 0) and a single model (large lambda). The best lambda lies in
 between, and is larger under the noise of differential privacy.
 
-The method performs poorly with small cohorts. The mean is then over few models, each of which was last trained in
-another round, whereas Ditto averages models that all start from the same point.
+The method performs poorly with small cohorts. The mean is then over few models, whose previous local training was in
+different rounds, whereas Ditto averages models that all start from the same global model.
 
 Reference: Liu, Hu, Wu and Smith 2022, "On Privacy and Personalization in Cross-Silo Federated Learning",
 https://arxiv.org/abs/2206.07902.
@@ -35,9 +35,10 @@ class MRMTLHyper(AveragingHyper):
 
 
 def mr_mtl(task: Task, work: LocalWork) -> Algorithm:
-    """MR-MTL. Models: personalised w_i, the client's own; global, the mean of the cohort's models.
+    """MR-MTL: personal models that are regularised towards their mean.
 
-    All personal models are initialised with the server's model. The mean is uniform.
+    The personalised model is the client's own w_i. The global model is the uniform mean of the cohort's models. All
+    personal models are initialised with the server's model.
     """
 
     def update(

@@ -2,34 +2,36 @@ r"""Network lasso: personal models whose differences along the edges of a client
 
 .. math:: \min_{x, Z} \sum_n f_n(M x + N z_n) + \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-M and N are the masks of shared and personal parameters, and Z is the matrix of all z_n. Client n receives the shared x
-and its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate eta, and uploads its model update
-:math:`\delta_n`. With one step of plain SGD, :math:`\delta_n = -\eta g_n`, where g_n is the gradient. Let S be the
-clients whose uploads arrived, and :math:`\delta_n = 0` (the paper's G) for all other clients. The server's step is
+The matrices M and N select the shared and the personal parameters (`parts.split_models`), and Z is the matrix of all
+z_n. Client n receives the shared x and its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate
+eta, and uploads its model update :math:`\delta_n`. With one step of plain SGD, :math:`\delta_n = -\eta g_n`, where g_n
+is the gradient. Let S be the set of clients whose uploads arrived, and let :math:`\delta_n = 0` for all other clients
+(the paper writes G for the updates). The server's step is
 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
       + \eta \tau \frac{|S|}{N} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-The minimisation over Z uses ADMM (`similarity.admm`) in the same compiled round. ADMM starts from the multipliers of
-the previous round, and stops when its residuals are small or after a maximal number of steps. Clients that are joined
-by edges with equal z at the end form clusters (`clusters`).
+In the server's step, N in |S| / N is the number of clients. The minimisation over Z uses ADMM (`similarity.admm`) in
+the same compiled round. ADMM starts from the multipliers of the previous round, and stops when its residuals are small
+or after a maximum number of steps. Neighbouring clients that have equal z at the end belong to the same cluster
+(`clusters`).
 
-The paper's objective has (1/N) sum_n f_n over N clients, so that z_n moves by eta g_n / N. This is ``scaling="mean"``
-(c = 1 / N); with full participation, tau = 1 and full batches, its step is exactly the paper's. With the default
-``scaling="sum"``, each f_n counts in full (c = 1): a client's model moves by its own gradient at the rate eta, as in
-every other method here, and the shared x moves by the mean. Both objectives have the same minimiser if lambda is N
-times as large for the sum. lambda = 0 decouples the clients; with "sum", z_n is then local training from a common
-start. A large lambda gives all clients of a connected component the mean of their z, as in federated averaging.
+The paper's objective has (1/N) sum_n f_n over N clients, so z_n changes by -eta g_n / N. This is ``scaling="mean"``
+(c = 1 / N). With full participation, tau = 1 and full batches, its step is exactly the paper's step. With the default
+``scaling="sum"``, each f_n counts in full (c = 1): z_n changes by the client's own gradient at the rate eta, as in
+every other method here, and the shared x changes by the mean. The two objectives have the same minimiser if lambda is N
+times as large for the sum. With lambda = 0 the clients are decoupled; with "sum", z_n is then trained locally from a
+common start. A large lambda gives all clients of a connected component the mean of their z, as in federated averaging.
 
 The penalty's weight contains eta tau lambda rather than eta lambda, so that the fixed point depends on lambda but not
 on tau (up to client drift). It contains |S| / N because a client outside the cohort has no gradient to balance the
-penalty. tau is the full number of steps. With a client optimizer other than SGD, delta is not a multiple of a gradient,
-and lambda has another scale. Weight decay is part of f_n.
+penalty. tau is the number of steps of a client that is not slow. With a client optimizer other than SGD, delta is not a
+multiple of a gradient, and lambda has another scale. Weight decay is part of f_n.
 
 A parameter that is both shared and personal is the sum of two parameters, which are both trained. A parameter that is
-neither shared nor personal keeps its initial value, which is part of the message.
+neither shared nor personal keeps its initial value, which the server sends in every message.
 
 Reference: Zhao, Liu, Jiang and He, "Communication Efficient Training of Federated Model Over Unbalanced Labels",
 Algorithms 1 and 2; `similarity.admm.prox` corrects its Z step.
@@ -86,8 +88,8 @@ class NetworkState(NamedTuple):
       shared: x, the shared parameters.
       z: [m, d], the clients' own parameters as flat vectors, in the order of the stack.
       fixed: the parameters that are not trained.
-      warm: ADMM's warm start: the differences w [M, d] along the M edges, and their multipliers. A difference is
-        exactly zero if the two clients are fused.
+      warm: ADMM's warm start, with the differences w [M, d] along the M edges and their multipliers. A difference of
+        exactly zero means that the edge's two clients have equal z.
     """
 
     shared: PyTree
@@ -106,7 +108,7 @@ class Sent(NamedTuple):
 def clusters(graph: Graph, state: NetworkState) -> np.ndarray:
     """Cluster of each client, [m]; clusters are numbered from 0 in the order of their first clients.
 
-    Clusters are the connected components of the graph that keeps only the edges between clients with equal z. Without
+    The clusters are the connected components after removing all edges between clients with different z. Without
     personal parameters, they are the connected components of the whole graph.
     """
     return graphs.components(graph, (np.asarray(state.warm.w) == 0).all(axis=1))
@@ -123,22 +125,24 @@ def network_lasso(
     admm_steps: int = 200,
     tolerance: float = 1e-4,
 ) -> Algorithm:
-    """Network lasso. Models: personalised M x + N z_n; global x, if no parameter is personal.
+    """Network lasso: personal models with a penalty on the differences between neighbours in a graph of the clients.
+
+    The personalised model is M x + N z_n. The global model is x; there is none if a parameter is personal.
 
     The server receives each upload individually, and does not use a server optimizer. New clients receive the mean of
     all z. The metrics of a round are ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the
-    clients' distances, and ``fused_edges``, the share of edges whose clients have the same z. Besides the models, the
-    server stores two vectors of length d for each edge.
+    clients' distances, and ``fused_edges``, the share of edges between clients with the same z. In addition to the
+    models, the server stores two vectors of length d for each edge.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
       Zhao et al., Algorithm 1; Zhao et al., Algorithm 2; Zhao et al., Algorithm 5.
     Reference: Zhao et al., Figure 4.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work in a round; ``work.graph`` is the client graph.
-      p: norm of the differences along edges, 1, 2 or infinity; 2 fuses whole clients, and 1 fuses each parameter
-        separately.
+      p: order of the norm of the differences, 1, 2 or infinity. The norm with p = 2 makes the whole z of two clients
+        equal; with p = 1, each parameter may become equal separately.
       shared, personal: patterns for the paths of the shared and the personal parameters (`split_models.masks`). By
         default all parameters are personal, as in the original network lasso.
       scaling: scale of the losses f_n, "sum" for their full value or "mean" for the paper's factor 1 / N.
@@ -146,9 +150,9 @@ def network_lasso(
       tolerance: largest residual at which ADMM stops.
 
     Raises:
-      JaxpflError: without a graph, for a graph with another number of clients, for another p or scaling, for a pattern
-        that matches no parameter, if no parameter is trained, for fewer than one step, for work in epochs, and for a
-        tolerance outside (0, 1).
+      JaxpflError: if the graph is missing or has another number of clients, p or the scaling is not one of the allowed
+        values, a pattern matches no parameter, no parameter is trained, ``admm_steps`` is below one, local work is in
+        epochs, or the tolerance is outside (0, 1).
     """
     admm.check_norm(p)
     if scaling not in SCALINGS:

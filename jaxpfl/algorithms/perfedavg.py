@@ -6,10 +6,10 @@ Client i takes tau steps from w = mu, the global model, on its loss f_i. Each st
    \tilde w &= w - \alpha \nabla f_i(w; D), \\
    w &\leftarrow w - \beta \, (I - \alpha \nabla^2 f_i(w; D)) \, \nabla f_i(\tilde w; D')
 
-with the inner rate alpha and the outer rate beta (``lr``). The Hessian product is exact, by differentiation through the
-inner step; the first-order variant omits it. The outer step starts from w, not from the adapted point. The
-personalised model is mu after one inner step on the client's TRAINING data. Weight decay is added only to the outer
-gradient.
+with the inner rate alpha and the outer rate beta (``lr``). The product with the Hessian is computed exactly, by
+differentiation through the inner step; the first-order variant, which is the default, omits it. The outer step starts
+from w, not from the adapted point. The personalised model is mu after one inner step on the client's TRAINING data.
+Weight decay is added only to the outer gradient.
 
 Reference: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
 Model-Agnostic Meta-Learning Approach", https://arxiv.org/abs/2002.07948.
@@ -46,7 +46,10 @@ class PerFedAvgHyper(AveragingHyper):
 
 
 def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:
-    """Per-FedAvg. Models: personalised, mu after inner steps on the client's training data; global mu, without them.
+    """Per-FedAvg: a global initialisation mu that is trained to adapt to a client in one step (meta-learning).
+
+    The personalised model is mu after inner steps on the client's training data. The global model is mu without these
+    steps.
 
     Args:
       task: the model and its loss.

@@ -1,25 +1,25 @@
 r"""PersFL: personalisation by distillation from the global model that is best for each client.
 
-Stage 1 is FedAvg. In each of its rounds r, client i evaluates the received global model mu_r on its validation
-examples. It keeps the model with the least cross-entropy CE as its teacher O_i:
+Stage 1 is FedAvg. In each round r of stage 1, client i evaluates the received global model mu_r on its validation
+examples. It keeps the model with the smallest cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
 A client receives a global model in each round in which it takes part, and the last global model for its
 personalisation. The teacher of a new client is the last global model. With ``stored``, the server also keeps up to this
-many earlier models, equally spaced (`parts.servers`). A new client then chooses among these and the last model by its
-validation examples; ties go to the first.
+many earlier models, equally spaced in rounds (`parts.servers`). The teacher of a new client is then the best of these
+models and the last model on the client's validation examples; in a tie, the earliest.
 
-Stage 2 is local. The student is initialised with the teacher. With student logits a and teacher logits o, it minimises
-over the client's training examples
+Stage 2 is local. The student is initialised with the teacher. With student logits a and teacher logits o, the student
+minimises, over the client's training examples,
 
 .. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
 
-A grid has several imitation weights lambda and temperatures T, whose students are trained in parallel. The personalised
-model is the student with the greatest validation accuracy; ties go to the smallest lambda, then to the smallest T. If
-lambda is 0, T has no effect, and only the smallest T is tried. In the paper's Algorithm 1, the teacher is the first
-argument of KL; in its equation (3), the student is the first. PersFL-GD replaces KL by the cross-entropy to the soft
-labels softmax(o / T).
+A student is trained for each pair of an imitation weight lambda and a temperature T in a grid, all in parallel. The
+personalised model is the student with the greatest validation accuracy; in a tie, the student with the smallest lambda,
+then with the smallest T. If lambda is 0, T has no effect, and only the smallest T is tried. The teacher is the first
+argument of KL in the paper's Algorithm 1, and the student in its equation (3). PersFL-GD replaces KL by the
+cross-entropy to the soft labels softmax(o / T).
 
 The paper's experiments have 10 users with full participation, and use 60 / 20 / 20 % of each user's examples for
 training, validation and testing. The data are MNIST, in three partitions: DS-1 (4 classes per user), DS-2
@@ -29,8 +29,8 @@ user, log-normal numbers of examples). DS-1 is::
     jaxpfl compare local fedavg persfl persfl-gd --data mnist --model mlp:100 --clients 10 --cohort 10 --pool-test
       --test-share 0.2 --validation-share 0.25 --classes-per-client 4 --rounds 100 --eval-every 100 --seeds 5
 
-Without ``--pool-test``, the official test set is used only for testing. ``--set persfl.teacher=last`` is the paper's
-ablation.
+Without ``--pool-test``, the official test set is used only for testing. ``--set persfl.teacher=last`` selects the
+paper's ablation.
 
 Stage 2 uses the learning rate of the last round. Every evaluation repeats stage 2 for all students of the grid.
 
@@ -70,7 +70,7 @@ SoftLoss = Callable[[Array, Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """Best global model that a client has received, and the model's validation loss, [], initially the largest float.
+    """Best global model that a client has received, and its validation loss, [], initially the largest float.
 
     Reference: Divi et al. 2021, Figure 1; Divi et al. 2021, Figure 2.
     """
@@ -103,9 +103,9 @@ def persfl(
 ) -> Algorithm:
     """PersFL: FedAvg, then local distillation from each client's best global model.
 
-    Models: personalised, the student with the greatest validation accuracy (before any step, the teacher); global mu.
-    For a task without classes, the student with the least validation loss is chosen, `Task.divergence` replaces KL, and
-    there are no temperatures.
+    The personalised model is the student with the greatest validation accuracy (before any step, the teacher). The
+    global model is mu. For a task without classes, the student with the smallest validation loss is chosen,
+    `Task.divergence` replaces KL, and there are no temperatures.
 
     Implements: Divi et al. 2021, equation (2); Divi et al. 2021, equation (3); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 4.
@@ -116,14 +116,14 @@ def persfl(
       distill_steps: number of steps in stage 2.
       temperatures: values of T in the grid.
       imitations: values of lambda in the grid.
-      teacher: ``best`` for the model with the least validation loss, or ``last`` for the last global model (the paper's
-        ablation).
+      teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
+        paper's ablation).
       stored: number of earlier global models that the server keeps for new clients; 0 for none.
       teacher_first: whether to use KL(teacher || student); otherwise KL(student || teacher).
 
     Raises:
-      JaxpflError: for values outside their range, and for a task without a distance between predictions. If validation
-        examples are needed, ``check_data`` also refuses clients without any.
+      JaxpflError: if a value is outside its range, or the task has no distance between predictions. If models are
+        selected on validation examples, `Algorithm.check_data` also refuses clients without validation examples.
     """
 
     def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
@@ -147,7 +147,7 @@ def persfl_gd(
 ) -> Algorithm:
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, which has the same gradient as KL.
 
-    Models and errors are as in `persfl`.
+    The personalised model, the global model and the errors are as in `persfl`.
 
     Implements: Divi et al. 2021, equation (1); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 6.
@@ -157,8 +157,8 @@ def persfl_gd(
       distill_steps: number of steps in stage 2.
       temperatures: values of T in the grid.
       imitations: values of lambda in the grid.
-      teacher: ``best`` for the model with the least validation loss, or ``last`` for the last global model (the paper's
-        ablation).
+      teacher: ``best`` for the model with the smallest validation loss, or ``last`` for the last global model (the
+        paper's ablation).
       stored: number of earlier global models that the server keeps for new clients; 0 for none.
     """
 
@@ -167,7 +167,7 @@ def persfl_gd(
     def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
         if task.has_classes:
             return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
-        return divergence(of_teacher, of_student, y)  # without classes too, the two differ only by a constant
+        return divergence(of_teacher, of_student, y)  # differs from a cross-entropy only by a constant in the student
 
     return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -290,7 +290,10 @@ def _two_stages(
 
 
 def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Array:
-    """Index of the first student with the best validation accuracy or, without classes, the least loss, []."""
+    """Index of the student with the best validation accuracy or, without classes, the smallest loss; [].
+
+    In a tie, the first such student is chosen.
+    """
 
     def score(predictions: Array, y: Array) -> Array:
         return correct(predictions, y) if task.has_classes else -loss(predictions, y)
@@ -303,7 +306,7 @@ def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Arr
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """Pairs (lambda, T) of the grid, [g, 2], in the order of preference for ties."""
+    """Pairs (lambda, T) of the grid, [g, 2]; in a tie, the earlier pair is preferred."""
     for name, values, allowed, fits in (
         ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),

@@ -8,8 +8,8 @@ model theta, and then one step on w:
    w &\leftarrow w - \eta \lambda (w - \theta)
 
 Thus theta approximates the proximal point ``argmin f_i(theta) + (lambda/2) |theta - w|^2``, and lambda (w - theta) is
-the gradient of the Moreau envelope of f_i. The K steps start from the theta of the previous mini-batch, or from w on a
-round's first mini-batch. The server's update is
+the gradient of the Moreau envelope of f_i. The K steps start from the previous mini-batch's theta or, on a round's
+first mini-batch, from w. The server's update is
 :math:`\mu \leftarrow (1 - \beta) \mu + \beta \operatorname{mean} w_i`, where the positive rate beta is ``server_lr``.
 Weight decay is added only to the gradients of theta.
 
@@ -44,12 +44,14 @@ class PFedMeHyper(AveragingHyper):
 
 
 def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
-    """pFedMe. Models: personalised theta_i, the client's last inner solution; global mu.
+    """pFedMe: personal models that are regularised towards mu, which descends the Moreau envelopes of the losses.
+
+    The personalised model is theta_i, the result of the client's last inner steps. The global model is mu.
 
     Args:
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the steps on theta, and keeps its state in the round.
-      inner_steps: K, number of steps on theta for each mini-batch.
+      inner_steps: number K of steps on theta for each mini-batch.
     """
     if inner_steps < 1:
         raise JaxpflError(f"pfedme.inner_steps must be >= 1, got {inner_steps}")

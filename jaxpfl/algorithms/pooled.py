@@ -1,9 +1,9 @@
 """Centralised training on the union of all clients' examples: a reference, not a federated method.
 
-The engine trains ONE client that has the training examples of all clients, and scores its model on the test examples of
-each of the m clients (`Algorithm.pooled`). The rounds are consecutive parts of a single training run: the optimizer
-state is kept, and the batches of a round continue the epoch of the round before. The cohort, the server optimizer and
-the availability of clients have no effect.
+The engine trains ONE client that has the training examples of all clients, and evaluates its model on the test examples
+of each of the m clients (`Algorithm.pooled`). The rounds form a single training run: the optimizer state is kept
+between rounds, and a round's batches continue the previous round's epoch. The cohort, the server optimizer and the
+availability of clients have no effect.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jaxpfl.support.errors import JaxpflError
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
-    With the default tau, it takes as many steps as one client of a federated method, rounds * tau in total. With
-    K * tau, it processes as many examples as a cohort of K clients. With the same seed, the initial model is FedAvg's.
-    Models: the trained model is both the personalised and the global model.
+    With the default, tau steps in a round, it takes as many steps as one client of a federated method, rounds * tau in
+    total. With ``steps = K * tau``, it processes as many examples as a cohort of K clients. With the same seed, the
+    initial model is the same as FedAvg's. The trained model is both the personalised and the global model.
 
     Args:
-      task: any model.
+      task: task with any model.
       work: the local work in a round.
       steps: number of mini-batches in a round; 0 for tau.
 
     Raises:
-      JaxpflError: for a negative number of steps.
+      JaxpflError: if ``steps`` is negative.
     """
     if steps < 0:
         raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")

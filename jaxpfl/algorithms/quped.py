@@ -1,14 +1,15 @@
-r"""QuPeD: optionally quantised personal models, distilled from a jointly trained copy of the global model.
+r"""QuPeD: personal models (quantised on request) that are distilled from the global model, which is trained jointly.
 
-A client starts a round with its personal model theta and the received mu. Each of the tau steps, in this order, is
+A client starts a round with its personal model theta and the received global model mu. Each of the tau steps makes two
+updates, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\
    \mu^+ &= \mu - \eta_3 \nabla_\mu [ CE(\mu) + \lambda_p KL(p_\mu \,\|\, p_{\theta^+}) ]
 
-where CE is the cross-entropy and p are the predicted class probabilities on the mini-batch. Both models take steps on
-the same divergence, weighted by lambda_p. The server averages mu uniformly. In full precision, this is the method that
-Ozkara et al. 2023 compare with.
+where CE is the cross-entropy and p are the predicted class probabilities on the mini-batch. Both updates decrease the
+same divergence KL, weighted by lambda_p. The server averages mu uniformly. In full precision, this is the method with
+which Ozkara et al. 2023 compare theirs.
 
 With ``bits`` = b, predictions use quantised parameters Q(theta), where each parameter array x becomes
 
@@ -62,10 +63,13 @@ def quantize(params: PyTree, bits: int) -> PyTree:
 
 
 def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = "") -> Algorithm:
-    """QuPeD. Models: personalised theta_i, the client's own (quantised with ``bits``); global mu, by averaging.
+    """QuPeD: personal models, optionally quantised, and an averaged global model, trained by mutual distillation.
+
+    The personalised model is the client's own theta_i, quantised if ``bits`` is set. The global model is mu, the
+    average of the clients' copies.
 
     Args:
-      task: task whose model mu has, and theta too unless ``architectures`` is given.
+      task: task with the model of mu, which is also the model of theta unless ``architectures`` is given.
       work: the local work in a round; theta and mu have separate optimizer states.
       bits: number of bits per parameter of the personalised models, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.
@@ -78,7 +82,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
-    """Client whose theta is a model of ``own_task``, and whose mu is a model of ``task``."""
+    """Make the client in which theta is a model of ``own_task`` and mu is a model of ``task``."""
     own_apply = own_task.model.apply
     divergence = distillation.divergence_of(task)
 
@@ -86,7 +90,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
         return quantize(theta, bits) if bits else theta
 
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
-        """Loss of ``own`` (one of the two models' logits) plus the weighted divergence, and this loss alone."""
+        """Return a model's loss plus the weighted divergence, and the loss alone; ``own`` are the model's logits."""
         loss = batch.mean(task.loss(own, batch.y))
         return loss + lam * batch.mean(divergence(teacher, student, batch.y)), loss
 

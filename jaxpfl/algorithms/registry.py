@@ -1,4 +1,4 @@
-"""Registry of the methods. A new method needs one file and one line here; the conformance tests then cover it.
+"""Registry of the methods. A new method needs one file, and one line in `METHODS`; conformance tests then cover it.
 
 Implements: Ozkara et al. 2023, appendix J.
 Reference: Divi et al. 2021, Table 1.
@@ -58,15 +58,15 @@ class Method(NamedTuple):
 
     Attributes:
       name: name on the command line.
-      build: ``(task, work, **options) -> Algorithm``; the keyword-only arguments are the static options.
+      build: ``(task, work, **options) -> Algorithm``, where the keyword-only arguments are the static options.
       hyper: default hyper-parameters (traced).
       pooled: whether the method trains on all clients' examples together (`Algorithm.pooled`) and is not federated.
       uploads: whether clients upload anything.
       step_noise: whether the method supports clipping and noise in every local step (`LocalWork.step_noise`). Each of
-        the tau steps must then compute one gradient of the uploaded parameters, by `LocalWork.released`, and no other
-        part of the upload may depend on the data.
-      scales: number of scales that clients upload in addition to parameters, and that are clipped separately in steps
-        with noise.
+        the tau steps must then compute one gradient of the uploaded parameters and pass it through
+        `LocalWork.released`, and no other part of the upload may depend on the data.
+      scales: number of scalars (such as psi) that clients upload in addition to parameters. With noise in every step,
+        their gradients are clipped separately.
       releases: ``options -> number of sums released in a round``, for a method with its own private server
         (``LocalWork.privacy``). None if the method releases a single sum, which `privatize` makes private.
       graph: whether the method needs a graph of the clients (``LocalWork.graph``).
@@ -146,14 +146,14 @@ METHODS: Mapping[str, Method] = {
 }
 
 FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if not method.pooled)
-"""Names of the federated methods: all but those on pooled data."""
+"""Names of the federated methods, which are all methods except the methods on pooled data."""
 
 
 def get(name: str) -> Method:
     """Look up a method by name.
 
     Raises:
-      JaxpflError: for an unknown name; the message suggests the most similar name.
+      JaxpflError: if the name is unknown; the error suggests the most similar name.
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)

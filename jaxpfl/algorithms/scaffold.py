@@ -1,7 +1,7 @@
 r"""SCAFFOLD: a global model by FedAvg with control variates, which correct client drift.
 
-The server keeps the model x and the control variate c. Client i keeps its variate c_i. All variates start at zero. From
-y = x, a client takes tau steps at the rate eta, and then updates its variate (the paper's option II):
+The server keeps the model x and the control variate c. Client i keeps its variate c_i. All variates start at zero. A
+client takes tau steps at the rate eta, starting from y = x, and then updates its variate (the paper's option II):
 
 .. math::
    y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\
@@ -13,7 +13,7 @@ number of steps. The server averages uniformly over the cohort S of the m client
 .. math:: x \leftarrow x + \eta_g \operatorname{mean}_S (y - x), \qquad
    c \leftarrow c + \frac{|S|}{m} \operatorname{mean}_S (c_i^+ - c_i)
 
-so that c remains the mean of c_i over all m clients, except for clients that drop out after updating c_i. eta_g is
+so c remains the mean of c_i over all m clients, except for clients that drop out after updating c_i. eta_g is
 ``server_lr``, and a server optimizer acts on x only. Weight decay is part of the gradients, and therefore of the
 variates.
 
@@ -42,10 +42,11 @@ from jaxpfl.models import Task
 class ScaffoldHyper(AveragingHyper):
     """Hyper-parameters of SCAFFOLD.
 
-    The learning rate is a fifth of FedAvg's. Unlike a client's gradient, the correction does not shrink within a round,
-    so that the tau steps must be short if the loss is curved, and shorter for smaller cohorts. On MNIST with three
-    classes per client and a tenth of the clients in a round, ten steps with rate 0.03 diverge. On digits and CIFAR-10 a
-    rate of 0.05 is better. The default was the best on these three data sets together (``benchmarks/defaults.py``).
+    The default learning rate is a fifth of FedAvg's. Unlike a client's gradient, the correction c - c_i does not shrink
+    within a round. The steps must therefore be short if the loss is strongly curved, and shorter for smaller cohorts.
+    On MNIST with three classes per client and a tenth of the clients in a round, ten steps with rate 0.03 diverge. On
+    digits and CIFAR-10 a rate of 0.05 is better. The default was the best on these three data sets together
+    (``benchmarks/defaults.py``).
     """
 
     lr: Scalar = hyper(0.02, "learning rate of the local steps", positive=True, is_rate=True)
@@ -67,7 +68,10 @@ class Path(NamedTuple):
 
 
 def scaffold(task: Task, work: LocalWork) -> Algorithm:
-    """SCAFFOLD (option II). Models: personalised x, the same for all; global x."""
+    """SCAFFOLD (option II): FedAvg with control variates, which correct client drift.
+
+    The global model is x, which is also every client's personalised model.
+    """
     loss = loss_gradient(task)
 
     def update(
