@@ -28,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 @dataclass(frozen=True)
 class BernoulliSettings(Settings):
-    """X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
+    """Model: X_ij ~ Bern(p_i), p_i ~ P; the defaults reproduce the paper's study with its normal prior."""
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -46,10 +46,10 @@ class BernoulliSettings(Settings):
     """Seed of every random draw."""
 
     def check(self) -> ProbabilityPrior:
-        """Check the settings, and return the population.
+        """Check the settings, and return the distribution P of the clients' probabilities.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.samples < 2:
@@ -90,9 +90,11 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
 
 
 def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
-    """Exact error, averaged over clients, of shrinking towards the other clients' mean share with the weight ``a``.
+    """Exact mean squared error of a client's estimate, averaged over all clients.
 
-    The average includes clients that do not send. Without a weight, the estimate is the mean of all shares sent.
+    The estimate is ``a`` times the client's own fraction of ones, plus ``1 - a`` times the mean fraction of the other
+    clients that upload. If ``a`` is None, every client's estimate is the mean fraction of all uploading clients. The
+    average includes clients that do not upload.
     """
     uploads, n = given.uploads or given.clients, given.samples
     if a is None:
@@ -111,7 +113,7 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
 
 
 def simulate(given: BernoulliSettings, estimators: Mapping[str, Estimator | Swept], numbers: int) -> dict[str, Any]:
-    """Mean squared error of each estimator in each repetition, [repetitions, ...]; all estimators see the same data.
+    """Mean squared error of each estimator in each repetition, [repetitions, ...]; the data are the same for all.
 
     Args:
       given: the settings.
@@ -158,14 +160,17 @@ def simulated(given: BernoulliSettings) -> Results:
 
 
 def privacy_notes(given: BernoulliSettings) -> list[str]:
-    """A line that states the privacy of a client's message; no line without eps."""
+    """Line that states the privacy guarantee for a client's message; an empty list without eps."""
     if given.epsilon is None:
         return []
     return [f"private: each client's message, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
 
 
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
-    """The paper's bounds on the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
+    """The paper's bounds on the squared error of the estimated population mean.
+
+    ``mean`` is the bound of Theorem 3, and ``private mean`` (only with eps) the bound of Theorem 4.
+    """
     m, n = given.clients, given.samples
     bounds = {"mean": float(bernoulli.printed_error(m, n))}
     if given.epsilon is not None:
@@ -177,9 +182,10 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Errors of the private estimators, [repetitions, len(epsilons)] each, and of ``local`` and ``personalized``.
+    """Mean squared errors of the private estimators at each eps, and of ``local`` and ``personalized``.
 
-    The last two have shape [repetitions]. All estimators see the same data.
+    The errors have shape [repetitions, len(epsilons)] for a private estimator, and [repetitions] for the other two. All
+    estimators are scored on the same data.
     """
     at = jnp.array(epsilons)
     estimators = {
@@ -209,10 +215,10 @@ PRIORS = ("beta", "truncnorm", "uniform", "spikes")
 
 
 class ProbabilityPrior(NamedTuple):
-    """A distribution P on [0, 1].
+    """A distribution P of the clients' probabilities, on [0, 1].
 
     Attributes:
-      name: text from which it was parsed.
+      name: text from which P was parsed.
       draw: ``(key, m) -> p [m]``.
       population: mean and variance of P.
       beta: (alpha, beta) if P is a Beta distribution, otherwise None.
@@ -230,7 +236,7 @@ def parse_prior(text: str) -> ProbabilityPrior:
     ``truncnorm`` is truncated to [0, 1]; ``spikes`` has equal mass at 1/4, 1/2 and 3/4.
 
     Raises:
-      JaxpflError: if the kind is unknown or its arguments are wrong.
+      JaxpflError: if the distribution is unknown or its arguments are wrong.
     """
     kind, _, rest = text.partition(":")
     if kind not in PRIORS:
@@ -283,11 +289,11 @@ def estimate_file(
       path: file to read.
       given: the settings; those for simulated clients must have their defaults.
       layout: layout of the file.
-      level: level of the intervals.
+      level: probability level of the intervals.
 
     Raises:
-      JaxpflError: if a setting does not apply to own data, if the file is bad, if samples are not 0 or 1, and if there
-        are fewer than two clients, or none with two samples.
+      JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if a sample is not 0
+        or 1; or if there are fewer than two clients, or no client has two samples.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "prior")
@@ -320,7 +326,8 @@ def estimate_file(
             "estimated": {"mean": float(mu), "variance": float(v)},
             "clients_differ": differences.compare_shares(ones, sizes, given.seed)._asdict(),
         }
-        # A share's usual standard error is zero if all samples are equal; a flat prior's posterior has a positive one.
+        # The usual standard error of a fraction is zero if all samples are equal; the posterior under a flat prior has
+        # a positive standard deviation.
         local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
         learned = own_clients.Learned(of_all, *believed, local_stderr, {})
         return own_clients.summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)

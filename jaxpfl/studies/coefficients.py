@@ -1,4 +1,4 @@
-"""The study of clients' regressions from few examples: coefficients with a full covariance, or in one subspace."""
+"""Study of regressions on few examples per client: coefficients with a full covariance, or in a common subspace."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 from jaxpfl.support.errors import JaxpflError
 
 FLOOR = 1e-6
-"""Least variance in EM."""
+"""Lower bound on the variances that EM fits."""
 
 
 @dataclass(frozen=True)
 class CoefficientsSettings(Settings):
-    """y = X theta_i + w, X ~ N(0, I); theta_i ~ N(mu, Sigma) with correlated entries, or in a subspace."""
+    """Model: y = X theta_i + w, X ~ N(0, I); theta_i ~ N(mu, Sigma) has correlated entries, or lies in a subspace."""
 
     clients: int = within(800, minimum(2))
     """Number of clients, m."""
@@ -48,7 +48,7 @@ class CoefficientsSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if not 0 <= self.rank <= self.dim:
@@ -69,7 +69,7 @@ def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Arr
 
 
 def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients, x: Array, y: Array) -> Array:
-    """Coefficients [m, d] by the estimator with this name; only "known" uses the true population ``known``."""
+    """Estimated coefficients [m, d] by the estimator ``name``; only "known" uses the true population ``known``."""
     sent = jax.vmap(joint.message)(x, y)
     if name == "local":
         return jax.vmap(partial(common.least_squares_head, jnp.eye(given.dim)))(sent)
@@ -92,7 +92,7 @@ def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients,
 
 
 def simulated(given: CoefficientsSettings) -> Results:
-    """Simulate clients, and compare estimators of their coefficients: local, pooled, learned and known populations.
+    """Simulate clients, and compare local, pooled, learned-prior and known-prior estimates of their coefficients.
 
     Raises:
       JaxpflError: as in `CoefficientsSettings.check`.

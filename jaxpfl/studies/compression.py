@@ -1,13 +1,16 @@
-r"""Study of compressed updates: loss under distributed gradient descent against the number of bits sent.
+r"""Study of compressed updates: the loss of distributed gradient descent against the number of bits sent.
 
-Logistic regression over m clients, by Algorithm 3 of Zhao et al. with all parameters shared. In every step each client
-sends the compressed gradient of its own loss at x, and the server takes a step along the weighted mean,
+The study trains a logistic regression over m clients by Algorithm 3 of Zhao et al., with all parameters x shared. In
+every step, each client i sends the compressed gradient g_i of its own loss at x, and the server takes a step along the
+weighted mean,
 
 .. math:: x \leftarrow x - \eta \sum_i \frac{n_i}{n} C(g_i + e_i), \qquad e_i \leftarrow g_i + e_i - C(g_i + e_i)
 
-with e_i = 0 if there is no error feedback. Every compressor runs at every learning rate, in units of 1 / L, where L is
-the largest curvature. Its score is the gap between the loss and the optimum of the pooled data, which Newton's method
-finds in double precision. Bits are the exact lengths of the encoded messages, averaged over clients.
+where n_i is client i's number of examples, n their sum, C the compressor, and e_i the client's compression error so far
+(0 without error feedback). Every compressor runs at every learning rate; rates are in units of 1 / L, where L is an
+upper bound on the loss's curvature. The score is the gap between the loss and the smallest loss on the pooled data,
+which Newton's method finds in double precision. Bits are the exact lengths of the encoded messages, averaged over
+clients.
 """
 
 from __future__ import annotations
@@ -82,13 +85,13 @@ RESOLUTION = 1e-7
 
 
 _NEWTON = 100
-"""Most steps of Newton's method."""
+"""Largest number of steps of Newton's method."""
 
 
 class Problem(NamedTuple):
-    """Clients' data with an intercept: x [m, n, d], y [m, n] in {-1, 1} and mask [m, n]; zero in the padding.
+    """Clients' data with an intercept: x [m, n, d], y [m, n] in {-1, 1} and mask [m, n]; padded entries are zero.
 
-    ``optimum`` is the least value of `loss`, and ``curvature`` an upper bound on the loss's second derivatives.
+    ``optimum`` is the smallest value of `loss`, and ``curvature`` an upper bound on the loss's second derivatives.
     """
 
     x: Array
@@ -106,15 +109,15 @@ class Run(NamedTuple):
 
 
 def load(given: CompressionSettings, source: data.Source | None = None) -> Problem:
-    """Load the clients' data, and compute the least `loss` on all data together.
+    """Load the clients' data, and compute the smallest `loss` on all data together.
 
     Args:
       given: the settings.
       source: the data set; by default loaded by its name, ``given.data``.
 
     Raises:
-      JaxpflError: if the data cannot be loaded or split, do not have two classes, or have inputs that are not a single
-        array; also if Newton's method does not converge.
+      JaxpflError: if the data cannot be loaded or split; if there are not two classes; if the inputs are not a single
+        array; or if Newton's method does not converge.
     """
     source = data.load(given.data, given.data_dir) if source is None else source
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):
@@ -134,7 +137,7 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
     y = np.where(np.asarray(train.y) > 0, 1, -1) * mask
     found, curvature = optimum(x[mask].astype(np.float64), y[mask].astype(np.float64), given.l2)
     with_data = Problem(jnp.asarray(x), jnp.asarray(y, jnp.float32), jnp.asarray(mask), 0.0, curvature)
-    # The optimum's loss is computed in the runs' precision, so that rounding affects both sides of a gap.
+    # The loss at the optimum is computed in float32 like the runs' losses, so rounding affects both terms of a gap.
     least = full_precision.jit(partial(loss, l2=given.l2))(jnp.asarray(found, jnp.float32), with_data)
     return with_data._replace(optimum=float(least))
 
@@ -158,9 +161,9 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
 
 
 def loss(at: Array, problem: Problem, l2: float) -> Array:
-    """Mean loss of all examples plus the penalty, []."""
+    """Mean loss over all examples plus the penalty, []."""
     each = jnp.where(problem.mask, jax.nn.softplus(-problem.y * (problem.x @ at)), 0)
-    # Sums over each client come first: one float32 sum over many examples would lose the digits that make up the gaps.
+    # Examples are summed per client first: a single float32 sum over all examples would round away small gaps.
     return (each.sum(axis=1) / problem.mask.sum()).sum() + l2 / 2 * (at @ at)
 
 
@@ -219,7 +222,7 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
 
 
 def run(given: CompressionSettings, source: data.Source | None = None) -> dict[str, Any]:
-    """Compare the compressors: best learning rate, final gap, bits of all messages, and bits to reach each target.
+    """Compare the compressors: best learning rate, final gap, total bits, and bits needed to reach each target.
 
     Reference: Zhao et al., Figure 6.
 
@@ -274,11 +277,11 @@ GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
 """Steps to report."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Variants of the example, each with two switches: whether gamma decays, and whether there is error feedback."""
+"""Variants of the example, each with two flags: whether gamma decays, and whether there is error feedback."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
-    """Points x_1, x_2, ... of descent with total-variation updates in the example of section III-A, [steps, 4]."""
+    """Iterates x_1, x_2, ... [steps, 4] of descent with total-variation updates, on the example of section III-A."""
     optimum = jnp.array(OPTIMUM)
 
     def step(at: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], Array]:
@@ -293,20 +296,20 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 
 
 def demo() -> dict[str, Any]:
-    r"""Compute the example of section III-A exactly: x* = (1, -1, 1, -1), starting from x_0 = 0.
+    r"""Compute the example of section III-A exactly: descent from x_0 = 0 to the optimum x* = (1, -1, 1, -1).
 
-    The paper shows steps that the total-variation update "may" take to the optimum: (-1, -1, 1, 1), (1, -1, 1, 1), x*.
-    No gamma and no learning rate gives the first step. Every update u of a gradient g satisfies
+    The paper shows iterates that total-variation updates "may" produce: (-1, -1, 1, 1), (1, -1, 1, 1), x*. No gamma and
+    no learning rate gives the first of these. Every update u of a gradient g satisfies
     :math:`u^T g = |u|^2 + \gamma\,TV(u)`, but the printed update is orthogonal to the gradient, and doubles the squared
-    distance from the optimum. This function computes descent on :math:`|x - x_*|^2 / 2`. With a constant gamma it
-    stalls where no cumulative sum of the gradient exceeds gamma. With a decaying gamma, or with error feedback, it
-    reaches the optimum.
+    distance from the optimum. This function computes gradient descent on :math:`|x - x_*|^2 / 2`. With a constant
+    gamma, descent stalls where no cumulative sum of the gradient exceeds gamma. With a decaying gamma, or with error
+    feedback, it reaches the optimum.
 
     Implements: Zhao et al., section III-A.
 
     Returns:
-      Points of each variant in `WAYS` at the steps `SHOWN`; for the printed path, the product of its first update and
-      the gradient, and the squared distances from the optimum.
+      The iterates of each variant in `WAYS` at the steps `SHOWN`. For the printed iterates, the inner product of the
+      first update and the gradient, and the squared distances from the optimum.
     """
     found = {}
     for name, (decay, feedback) in WAYS.items():
@@ -348,7 +351,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     others = [name for name in names if name not in updates]
     gap = {name: result["compressors"][name]["gap"] for name in updates}
     kinds = ([name for name in updates if ("codebook" in name) == coded] for coded in (False, True))
-    best = [min(kind, key=gap.__getitem__) for kind in kinds if kind]  # least gap without, and with, a codebook
+    best = [min(kind, key=gap.__getitem__) for kind in kinds if kind]  # smallest gap without, and with, a codebook
     pictures = {"bits": [*others, *best], "bits-total-variation": [*updates, *others[:1]]}
     return [_draw(folder, name, result, shown) for name, shown in pictures.items() if shown]
 

@@ -7,8 +7,8 @@ Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :m
    E (v_k - w_k)^2 = \frac{\sigma^2}{n K} + \Big(1 - \frac1K\Big)
    \frac{\sigma^2 / n + \lambda^2 \tau^2}{(1 + \lambda)^2}
 
-The error is least at :math:`\lambda^* = \sigma^2 / (n \tau^2)`, for every number K of clients. :math:`v_k(\lambda^*)`
-is the posterior mean under a flat prior of :math:`\theta`.
+The error is smallest at :math:`\lambda^* = \sigma^2 / (n \tau^2)`, for every number K of clients.
+:math:`v_k(\lambda^*)` is the posterior mean under a flat prior of :math:`\theta`.
 
 Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 https://arxiv.org/abs/2012.04221, federated point estimation.
@@ -44,7 +44,7 @@ _SHARE = 0.5
 
 @dataclass(frozen=True)
 class DittoSettings(Settings):
-    """w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
+    """Model: w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
 
     clients: int = within(100, minimum(2))
     """Number of clients, K."""
@@ -67,7 +67,7 @@ class DittoSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         host_memory.check(
@@ -78,12 +78,12 @@ class DittoSettings(Settings):
 
     @property
     def best(self) -> float:
-        """The value lambda* of least error."""
+        """The value lambda* at which the error is smallest."""
         return self.sigma**2 / (self.samples * self.tau**2)
 
 
 def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
-    """Expected squared error of Ditto's personalised estimate at lambda, or of the clients' mean at infinity."""
+    """Expected squared error of Ditto's personalised estimate at ``lam``; at infinity, of the mean over clients."""
     noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
     rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
     return noise / given.clients + (1 - 1 / given.clients) * rest
@@ -119,12 +119,12 @@ def trained(given: DittoSettings, x: np.ndarray, lambdas: np.ndarray) -> np.ndar
 
 
 def name_of(factor: float) -> str:
-    """Name of Ditto's series at this multiple of lambda*."""
+    """Name of Ditto's series at ``factor`` times lambda*."""
     return f"ditto {factor:g}"
 
 
 def simulated(given: DittoSettings) -> Results:
-    """Compare Ditto at each lambda with each client's own mean, the mean of all, and the posterior mean (personalized).
+    """Compare Ditto at each lambda with the local, the global and the posterior mean (``personalized``).
 
     In the summary, ``lambda_star`` is lambda*; ``oracle_gap`` is the largest distance between Ditto at lambda* and the
     posterior mean; ``largest_z`` is the largest distance between a mean error and its closed form, in standard errors.
@@ -171,7 +171,7 @@ def _plot(folder: Path, given: DittoSettings, result: dict[str, Any]) -> Path:
     fine = np.geomspace(min([*shown, 0.1]), max([*shown, 10.0]), 100)
     rows = [result["mse"][name_of(factor)] for factor in shown]
     curves = {"ditto": Curve.measured(shown, rows, error(given, given.best * fine))}
-    for name, at in (("local", 0.0), ("global", np.inf)):  # Ditto at the ends of lambda's range
+    for name, at in (("local", 0.0), ("global", np.inf)):  # Ditto equals local at lambda = 0, and global at infinity
         curves[name] = Curve.level(float(error(given, at)), fine)
     title = f"Ditto's point estimation, K = {given.clients}, n = {given.samples}"
     path = folder / "error-lambda.png"

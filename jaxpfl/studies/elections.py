@@ -1,4 +1,4 @@
-"""County elections: estimate each county's tendency with the help of all others; score it on a held-out election."""
+"""Study of county elections: estimates of each county's political tendency, scored on a held-out election."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from jaxpfl.studies.report import Curve, estimator_table, write_gains
 from jaxpfl.studies.study import Read, Results, Settings, Study, within
 
 PRINTED_GAIN = (0.107, 0.019)
-"""The paper's gain, and its standard deviation over six runs."""
+"""Gain in the paper, and the gain's standard deviation over six runs."""
 
 
 @dataclass(frozen=True)
 class ElectionSettings(Settings):
-    """Six-fold cross-validation over the elections: five for estimation, the squared error on the sixth."""
+    """Six-fold cross-validation: five elections for estimation, and the squared error on the sixth."""
 
     epsilon: tuple[float, ...] = within((0.5, 1.0, 2.0, 4.0, 8.0), checks.positive)
     """Local privacy of each county's single bit; the private estimators run at each value."""
@@ -56,11 +56,11 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
 
 
 def cross_validated(given: ElectionSettings, elections: Elections | None = None) -> Results:
-    """Cross-validate all estimators; the private ones get new randomness in every repetition.
+    """Cross-validate all estimators; repeat the private estimators with new randomness.
 
-    In the summary, ``mse`` and ``gains`` have the mean and standard error over folds; gains also have the standard
-    deviation, as in the paper. ``gain_over_local`` is the gain of the personalised estimator. ``folds`` has the errors
-    in each fold, and ``beta_binomial`` the maximum-likelihood alpha and beta in each fold.
+    In the summary, ``mse`` and ``gains`` are means over folds with standard errors; gains also have the standard
+    deviation over folds, as in the paper. ``gain_over_local`` is the gain of the personalised estimator. ``folds`` has
+    the errors in each fold, and ``beta_binomial`` has the maximum-likelihood alpha and beta in each fold.
 
     Reference: Ozkara et al. 2023, section 4, elections.
 
@@ -86,7 +86,7 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     errors["beta-binomial"] = ((estimates["beta-binomial"] - np.asarray(test)) ** 2).mean(axis=1)
     private = _private(given, train, test)
     errors |= {name: values.mean(axis=0) for name, values in private.items()}
-    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # an exact local estimate leaves no gain
+    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # NaN: no gain over an exact estimate
     gained = {name: 1 - values / to_avoid for name, values in errors.items()}
     spread = {name: measure(g)._asdict() | {"std": float(g.std(ddof=1))} for name, g in gained.items()}
     result = {

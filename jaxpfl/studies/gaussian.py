@@ -32,14 +32,14 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.uploads.compression import quantizers
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
-"""Local mechanism: the analytic Gaussian mechanism. In one dimension also the paper's calibration of Gaussian noise,
-one bit, and the discrete Gaussian on a quantiser's levels.
+"""Local mechanism: Gaussian noise with the analytic calibration, which is available for every dimension. In one
+dimension also Gaussian noise with the paper's calibration, a randomised bit, or discrete Gaussian noise.
 """
 
 
 @dataclass(frozen=True)
 class GaussianPopulation(Settings):
-    """Settings of clients and messages on which the theory depends; the defaults match the paper's Figure 1a."""
+    """Settings of the clients and their messages that the theory needs; the defaults match the paper's Figure 1a."""
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -67,7 +67,7 @@ class GaussianPopulation(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.dim > 1 and self.mechanism != "analytic":
@@ -88,12 +88,12 @@ class GaussianPopulation(Settings):
 
     @property
     def levels_bits(self) -> int:
-        """Bits of the quantiser on whose levels discrete noise is added."""
+        """Bits of the quantiser to whose levels discrete noise is added."""
         return 8 if self.bits is None else self.bits
 
     @property
     def bound(self) -> float:
-        """Clipping bound of each entry; of the norm for d > 1 under local privacy."""
+        """Clipping bound: on the norm of a message for d > 1 under local privacy, else on each entry."""
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
@@ -104,7 +104,7 @@ class GaussianPopulation(Settings):
 
 @dataclass(frozen=True)
 class GaussianSettings(GaussianPopulation):
-    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
+    """Model: X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
 
     mean: float = 0.0
     """mu, in each dimension."""
@@ -119,7 +119,7 @@ class GaussianSettings(GaussianPopulation):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if not abs(self.mean) <= self.radius:
@@ -128,7 +128,7 @@ class GaussianSettings(GaussianPopulation):
 
 
 def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | None]]:
-    """Estimators for these settings, by name, each with its exact error over all d entries or None.
+    """Estimators for these settings, by name, each with its exact squared error (a sum over entries) or None.
 
     ``estimated`` is the personalised estimator with variances learned from the clients.
     """
@@ -147,15 +147,16 @@ def contenders(given: GaussianSettings) -> dict[str, tuple[Estimator, float | No
 
 
 def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
-    """The personalised estimator with the variances known from the settings."""
+    """Personalised estimator that uses the true variances from the settings."""
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
-    """Exact error of `personalized`, summed over entries and averaged over clients, also those that do not send.
+    """Exact squared error of `personalized`, summed over entries and averaged over all clients.
 
-    The weight is optimal for the release variance sq2, unless ``a`` is given. Releases add ``added`` (by default sq2)
-    to an entry's variance.
+    The average includes clients that do not upload. A client's own estimate has the weight that is optimal for the
+    release variance ``sq2``, or the weight ``a`` if given. Releases add the variance ``added`` (by default ``sq2``) to
+    an entry.
     """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
@@ -167,7 +168,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """Releases for these settings by name, each with the variance that it adds to an entry if nothing is clipped."""
+    """Releases for these settings by name, each with the variance that it adds to an entry (without clipping)."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)
@@ -180,7 +181,7 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def sent_variance(given: GaussianPopulation) -> float:
-    """Bound on the variance that a private or quantised release adds to an entry; zero without either."""
+    """Upper bound on the variance that the settings' release adds to an entry; zero for exact messages."""
     if given.epsilon is not None:
         return float(private_release(given, strength(given, given.epsilon)).variance)
     return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
@@ -213,7 +214,7 @@ def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
 
 
 def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
-    """Exact variance that a private release adds to an entry; for one bit it decreases with the squared mean."""
+    """Exact variance that a private release adds to an entry, if nothing is clipped."""
     spread = given.st2 + given.s2
     if given.mechanism == "one-bit":
         return sent.variance - (given.mean**2 + spread)
@@ -283,7 +284,7 @@ def simulated(given: GaussianSettings) -> Results:
 
 
 def privacy_note(given: GaussianSettings, epsilon: float) -> str:
-    """A line that states the privacy guarantee, the clipping and the size of a client's message."""
+    """Line that states the privacy guarantee, the clipping and the size of a client's message."""
     delta = "pure" if given.mechanism == "one-bit" else f"delta {given.delta:g}"
     clipped = "each entry" if given.dim == 1 else "the norm"
     bits = private_release(given, strength(given, epsilon)).bits
@@ -297,11 +298,11 @@ EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 9))
 """Values of eps in the paper's figures."""
 
 MECHANISMS = ("analytic", "printed", "one-bit")
-"""Mechanisms in one dimension with a strength that may be traced."""
+"""One-dimensional mechanisms for which `strength` may be a traced value."""
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Errors of the local mechanisms at each eps, [repetitions, len(epsilons)] each, on the same data, in one program.
+    """Mean squared errors of the local mechanisms at each eps, [repetitions, len(epsilons)] each, on the same data.
 
     Reference: Ozkara et al. 2023, Figure 1a; Ozkara et al. 2023, Figure 3a; Ozkara et al. 2023, Figure 3b;
       Ozkara et al. 2022, Figure 4.
@@ -370,10 +371,10 @@ _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
 
 def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
-    """Estimate the means of the file's clients, column by column, with variances estimated from the file.
+    """Estimate the means of the clients in a file, column by column, with variances estimated from the file.
 
-    With eps, messages are private by the settings' mechanism. sigma_theta, sigma_x, radius and the numbers of samples
-    must then be publicly known.
+    If epsilon is set, the settings' mechanism makes the messages private. sigma_theta, sigma_x, radius and the numbers
+    of samples must then be public knowledge.
 
     Args:
       path: file to read.
@@ -382,8 +383,8 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
       level: level of the intervals.
 
     Raises:
-      JaxpflError: if a setting does not apply to the user's own data, if the file is bad, if there are fewer than two
-        clients, or none with two samples, or if all clients' samples are identical in a column.
+      JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if there are fewer
+        than two clients, or no client has two samples; or if every client's samples are identical in a column.
     """
     level_within(level, np.float64)
     ignored = (*own_clients.SIMULATED, "dim", "mean")
@@ -397,7 +398,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
     clients = own_clients.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = own_clients.sizes_of(path, samples)
-    # The clipping radius must also hold for the client with the fewest samples.
+    # The clipping radius must also suit the client with the fewest samples, whose mean varies most.
     known = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=samples[0].shape[1])
     known.check()
     own_clients.check_squares(path, clients.columns, samples)
@@ -450,7 +451,7 @@ def estimate_file(path: Path, given: GaussianSettings, layout: CsvLayout | None 
 
 
 def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Results:
-    """Results of `estimate_file`, or with covariates of `regressed_results`, with the options' layout and level."""
+    """Results for a file: `regressed_results` if the options name covariates, otherwise `estimate_file`."""
     if options.covariates:
         return regressed_results(path, given, options)
     made = estimate_file(path, given, options, level=options.level)
@@ -464,13 +465,13 @@ def own_results(path: Path, given: GaussianSettings, options: GaussianOptions) -
 def _column_posterior(
     told: gaussian_columns.Broadcast, own: Array, scatter: Array, sizes: np.ndarray, level: float
 ) -> Learned:
-    """Posterior of one column, from the clients' means and summed squared deviations, [m] each."""
+    """Posterior of one column, from the clients' means ``own`` and sums of squared deviations ``scatter``, [m] each."""
     variances: Variances = told.variances
     free = jnp.asarray(sizes - 1.0)
     sx2 = np.asarray(variances.client_variance(scatter, free))
     s2 = sx2 / sizes
     alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
-    unit = float(variances.pooled) ** 0.5  # in this unit the squares of variances do not underflow
+    unit = float(variances.pooled) ** 0.5  # in units of this standard deviation, squared variances do not underflow
     center, scale = (
         unit * np.asarray(each)[:, 0]
         for each in learned_gaussian.posterior(
@@ -509,16 +510,16 @@ _PRIVATE = ("epsilon", "mechanism", "delta", "bits", "sigma_theta", "sigma_x", "
 
 
 def regressed_results(path: Path, given: GaussianSettings, options: Any) -> Results:
-    """Estimate the clients of a file by regression on covariates, each at the mean of its own covariates.
+    """Fit a regression on covariates to a file, and estimate each client at the mean of its own covariates.
 
     Args:
       path: file to read, with a row per sample.
       given: the settings; those for simulated clients and for privacy must have their defaults.
-      options: file layout with ``covariates`` and ``level``.
+      options: a `GaussianOptions`: the file's layout, ``covariates`` and ``level``.
 
     Raises:
-      JaxpflError: if the file is bad, if covariates are not columns of the file, or if there is more than one column of
-        values; also as in `unit_level`.
+      JaxpflError: if the file cannot be read, if a covariate is not a column of the file, or if there is more than one
+        column of values; also as in `unit_level`.
     """
     level_within(options.level, np.float64)
     refuse_given(given, (*own_clients.SIMULATED, "dim", "mean"), own_clients.NOT_OWN)

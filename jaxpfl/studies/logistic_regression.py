@@ -1,4 +1,4 @@
-"""The logistic-regression study: a Gaussian population of coefficients; Algorithm 5 (Ozkara et al. 2023, app. F)."""
+"""Study of logistic regression with Gaussian coefficients: Algorithm 5 of Ozkara et al. 2023, appendix F."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 @dataclass(frozen=True)
 class LogisticSettings(Settings):
-    """P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I). The paper has no experiment."""
+    """Model: P(y = 1) = sigmoid(<x, theta_i>), theta_i ~ N(mu, sigma_theta^2 I), x ~ N(0, I).
+
+    The paper has no experiment with this model.
+    """
 
     clients: int = within(1000, minimum(2))
     """Number of clients, m."""
@@ -54,7 +57,7 @@ def draw(key: Key, given: LogisticSettings) -> tuple[Array, Array, Array, Array]
 
 
 def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
-    """Mean squared errors of one repetition, [] each."""
+    """Mean squared error of every estimator in one repetition, [] each."""
     mu, theta, x, y = draw(key, given)
     m, d, s2, zero = given.clients, given.dim, given.sigma_theta**2, jnp.zeros(given.dim)
 
@@ -73,7 +76,7 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
 
 
 def simulated(given: LogisticSettings) -> Results:
-    """Compare local and pooled fits, the posterior mode under the known population, and Algorithm 5.
+    """Compare local fits, a pooled fit, posterior modes under the true population, and Algorithm 5.
 
     Raises:
       JaxpflError: as in `LogisticSettings.check`.

@@ -1,4 +1,4 @@
-"""The mixture study: each parameter is one of k centers, which are known, fitted, private, or found as printed."""
+"""Study of clients whose means are one of k centers: EM, Algorithm 3 as printed, and private k-means."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxpfl.uploads.compression import quantizers
 
 @dataclass(frozen=True)
 class MixtureSettings(Settings):
-    """X_ij ~ N(theta_i, sx2 I), theta_i one of k centers, which every repetition draws anew from a sphere."""
+    """Model: X_ij ~ N(theta_i, sx2 I), theta_i is one of k centers, which each repetition draws from a sphere."""
 
     clients: int = within(1_000, checks.count)
     """Number of clients, m."""
@@ -60,7 +60,7 @@ class MixtureSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.components > self.clients:
@@ -81,7 +81,7 @@ class MixtureSettings(Settings):
 
 
 def contenders(given: MixtureSettings) -> dict[str, Estimator]:
-    """One-round estimators for these settings, by name, except the estimator with known centers."""
+    """Estimators for these settings by name, without ``known`` (true centers) and ``alternating``."""
     k, sx2 = given.components, given.sigma_x**2
     found = {
         "local": gaussian.local(),
@@ -99,7 +99,7 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
             found[name] = mixture.private(
                 k, sx2, radius=given.clip, noise=noise, steps=given.iterations, reach=given.radius, soft=soft
             )
-        # Locally private release of a client's mean with all its entries.
+        # Locally private release of the whole vector of a client's mean.
         stddev = local.analytic_gaussian_stddev(given.epsilon, given.delta, 2 * given.clip)
         sent = release.gaussian_vector(given.clip, stddev)
         found["local privacy"] = mixture.em(k, sx2=sx2, release=sent, reach=given.radius)
@@ -107,7 +107,7 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
 
 
 def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Samples]:
-    """Draw the population (equal probabilities), parameters [m, d], and samples [m, n, d]."""
+    """Draw k equally probable centers, parameters [m, d], and samples [m, n, d]."""
     of_centers, of_member, of_x = jax.random.split(key, 3)
     m, n, k, d = given.clients, given.samples, given.components, given.dim
     centers = jax.random.normal(of_centers, (k, d))
@@ -118,7 +118,7 @@ def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Sample
 
 
 def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors in each repetition, [repetitions]; for ``alternating`` after each round, [repetitions, T]."""
+    """Mean squared errors by estimator, [repetitions] each; for ``alternating`` after each round, [repetitions, T]."""
     estimators, sx2 = contenders(given), given.sigma_x**2
     alternating = mixture.alternating(given.components, given.dim, sx2)
 
@@ -145,9 +145,9 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
 def simulated(given: MixtureSettings) -> Results:
     """Run the simulation.
 
-    In the summary, ``mse`` and ``gains`` are by estimator (``alternating`` after its last round), and
-    ``gain_over_local`` is the gain of the personalised estimator, EM. ``alternation`` has the mean and standard error
-    after each round, and ``privacy`` the privacy spent, if eps is given.
+    In the summary, ``mse`` and ``gains`` have an entry for each estimator (``alternating`` after its last round), and
+    ``gain_over_local`` is the gain of the personalised estimator, EM. ``alternation`` has the mean error and its
+    standard error after each round of ``alternating``. ``privacy`` is the privacy spent, if eps is given.
 
     Raises:
       JaxpflError: as in `MixtureSettings.check`.
@@ -231,21 +231,21 @@ class MixtureOptions(CsvLayout):
 
 
 STEPS, STARTS = 300, 16
-"""Steps of EM, and number of k-means starts before EM."""
+"""Number of EM steps, and number of k-means starts before EM."""
 
 _SIMULATED = ("clients", "samples", "dim", "sigma_x", "radius", "iterations", "bits", "repetitions")
 
 
 class Kinds(NamedTuple):
-    """Fitted kinds of a file's clients.
+    """Kinds (mixture components) fitted to the clients of a file.
 
     Attributes:
-      result: result for the table and JSON. ``kinds``, ordered by the first column of their centers, have each a
-        ``share``, ``center`` [d], standard error of the center ``stderr`` [d], and number of ``clients``. Further
-        entries are ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
-      columns: columns of ``estimates.csv``, an entry per client.
+      result: summary for the table and JSON. ``kinds`` is a list, ordered by the first column of the centers; each
+        entry has a ``share``, a ``center`` [d], the center's standard error ``stderr`` [d], and a number of
+        ``clients``. Further entries of the summary are ``sigma_x`` [d], ``log_likelihood`` and ``bic``.
+      columns: columns of ``estimates.csv``, with an entry for each client.
       local, personalized: local and personalised means, [m, d].
-      kind: most probable kind of each client, from 0, [m].
+      kind: index (from 0) of each client's most probable kind, [m].
     """
 
     result: dict[str, Any]
@@ -256,16 +256,16 @@ class Kinds(NamedTuple):
 
 
 def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> Kinds:
-    r"""Fit probabilities p, centers mu and the samples' variances to a file's clients, by EM.
+    r"""Fit the kinds' probabilities p and centers mu, and the samples' variances, to a file by EM.
 
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 
-    Columns are scaled by the standard deviation of samples about their own client's mean, so that they may have
-    different units. A client's estimate is its posterior mean (Theorem 6).
+    Client i has the kind z_i. Columns may have different units: each is scaled by the standard deviation of the samples
+    about their client's mean. A client's estimate is its posterior mean (Theorem 6).
 
     Raises:
-      JaxpflError: if a setting does not apply to own data, if the file is bad, if there are fewer clients than kinds,
-        or no client has two samples, or if every client's samples are identical in a column.
+      JaxpflError: if a setting does not apply to the user's own data; if the file cannot be read; if there are fewer
+        clients than kinds; if no client has two samples; or if every client's samples are identical in a column.
     """
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
     refuse_given(given, ("epsilon", "delta"), "applies to simulated clients: kinds of your own clients are not private")
@@ -292,7 +292,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
     order = np.lexsort(np.asarray(at.mu).T[::-1])
     p, mu, sx2 = np.asarray(at.p)[order], np.asarray(at.mu)[order], float(at.sx2)
     likely, log_likelihood = _posterior(p, mu, sx2, (local - center) / scale, sizes, float((scatter / scale**2).sum()))
-    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # in the file's own units
+    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # change of variables: the density in the file's units
     kind, (m, d), k = likely.argmax(axis=1), local.shape, given.components
     weights = (likely * sizes[:, None]).sum(axis=0)
     stderr = np.sqrt(sx2 / np.maximum(weights, 1e-300))[:, None] * scale
@@ -329,7 +329,7 @@ def fit_kinds(path: Path, given: MixtureSettings, layout: CsvLayout | None = Non
 def _posterior(
     p: np.ndarray, mu: np.ndarray, sx2: float, means: np.ndarray, sizes: np.ndarray, scatter: float
 ) -> tuple[np.ndarray, float]:
-    """Each client's probabilities of the kinds, [m, k], and the log-likelihood of all samples."""
+    """Posterior probability of each kind for each client, [m, k], and the log-likelihood of all samples."""
     square = ((means[:, None] - mu) ** 2).sum(axis=-1)
     with np.errstate(divide="ignore"):
         joint = np.log(p) - sizes[:, None] * square / (2 * sx2)
@@ -351,7 +351,7 @@ def own_results(path: Path, given: MixtureSettings, options: MixtureOptions) -> 
 
 
 def kind_tables(result: dict[str, Any]) -> list[Block]:
-    """Table of the kinds, followed by lines on the samples' standard deviations and the likelihood."""
+    """Table of the kinds, followed by lines with the samples' standard deviations and the likelihood."""
     table = new_table(
         unmarked(f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds"), "± standard error"
     )

@@ -1,17 +1,18 @@
 r"""Study of planted client clusters: how well methods recover the clusters, and the error of each client's model.
 
-Clients are drawn by `data.planted`: k clusters, each with its own logistic regression. Every method trains the same
-model (softmax regression) for the same number of rounds and steps, with full gradients at the same learning rate. Each
-method is trained once for each value of one hyper-parameter:
+`data.planted` draws clients in k clusters, and each cluster has a different logistic regression. Every method trains
+the same model (softmax regression) for the same number of rounds and local steps, with full-batch gradients and the
+same learning rate. Each method is trained once for each value of one hyper-parameter:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
-- ``ditto`` and ``pfedme``: lambda; for every lambda, a step of pFedMe halves the distance from w to theta;
+- ``ditto`` and ``pfedme``: lambda; a step of pFedMe halves the distance from w to theta at every lambda;
 - ``local`` and ``fedavg``: weight decay, because they have no lambda;
-- ``ifca``: the seed of the initialisation, to which IFCA is sensitive; it is given the true k.
+- ``ifca``: the seed of the initialisation, to which IFCA is sensitive; IFCA is given the true k.
 
-The loss on validation examples chooses one value; the results at all values are reported too. The clusters of the
-network lasso are the groups of clients that it fuses; it is not given k. The clusters of every other method are its
-distinct models. If there are more than k distinct models, k-means with the true k clusters them.
+One value is chosen by the loss on validation examples; the results at all values are also reported. The clusters found
+by the network lasso are the groups of clients whose models it fuses; the network lasso is not given k. For every other
+method, clients with the same model form a cluster. If there are more than k distinct models, k-means with the true k
+clusters them.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ SWEPT = {
     "ditto": "lam",
     "pfedme": "lam",
 }
-"""Hyper-parameter over which each method is swept."""
+"""Hyper-parameter that is varied for each method."""
 
 _STARTS, _LLOYD = 10, 50
-"""Number of k-means starts, and of Lloyd steps from each."""
+"""Number of k-means starts, and number of Lloyd steps from each start."""
 
 
 def _check_method(name: str, method: str) -> None:
@@ -64,7 +65,7 @@ def _check_method(name: str, method: str) -> None:
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """m clients in k clusters; each cluster has coefficients of norm ``strength``."""
+    """m clients in k clusters; the coefficients of each cluster have the norm ``strength``."""
 
     clients: int = 50
     """Number of clients, m."""
@@ -99,7 +100,7 @@ class NetworkSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if not 2 <= self.clusters <= self.clients:
@@ -130,11 +131,11 @@ def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
 
 
 def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
-    """Scores of the graph itself, independent of any method.
+    """Scores of the graph, which do not depend on a method.
 
     Returns:
-      Adjusted Rand index (``ari``) and number (``components``) of the graph's connected components, and the share of
-      edges that join different clusters (``crossing``).
+      ``ari``: adjusted Rand index of the graph's connected components. ``components``: number of connected components.
+      ``crossing``: fraction of edges that join clients of different clusters.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -147,7 +148,7 @@ def graph_scores(graph: Graph, truth: Planted) -> dict[str, float]:
 
 
 def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
-    """Train a method at each of S values of its hyper-parameter in `SWEPT`, in one program.
+    """Train a method at S values of its hyper-parameter (see `SWEPT`), in one program.
 
     The returned fit has one run for each value, [S].
 
@@ -155,8 +156,8 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
       method: name in `METHODS`.
       federation: m clients with d features and two classes; all of them take part in every round.
       graph: the clients' neighbours, for the network lasso.
-      given: values (``strengths``), rounds, steps and learning rate. pFedMe's eta (``lr_global``) is set to
-        1 / (2 lambda), so that a step halves the distance from w to theta.
+      given: settings, with the S values in ``strengths``. pFedMe's eta (``lr_global``) is set to 1 / (2 lambda), so
+        that a step halves the distance from w to theta.
     """
     values = np.array(given.strengths, np.float32)
     hyper: dict[str, Any] = {"lr": given.rate}
@@ -185,13 +186,13 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
 
 
 def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
-    r"""Scores of every run, [S] each: parameter error, Rand index, number of clusters, accuracy, and validation loss.
+    r"""Scores of every run, [S] each: error, adjusted Rand index, number of clusters, accuracy and validation loss.
 
-    The parameter error is :math:`mean_i |\hat\theta_i - \theta_{c(i)}|^2`. The Rand index of the clusters is adjusted.
+    The error is :math:`mean_i |\hat\theta_i - \theta_{c(i)}|^2`, where :math:`c(i)` is the true cluster of client i.
     """
     from sklearn.metrics import adjusted_rand_score
 
-    # Softmax regression on two classes is logistic regression on the difference of their columns.
+    # The coefficients of the equivalent logistic regression are the difference between the two classes' columns.
     head = found.simulation.personal_models(found.state)["head"]
     theta = np.asarray(head["kernel"][..., 1] - head["kernel"][..., 0], float)
     error = ((theta - truth.theta[truth.member]) ** 2).sum(axis=-1).mean(axis=-1)
@@ -209,11 +210,11 @@ def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
 
 
 def distinct(models: np.ndarray, k: int) -> np.ndarray:
-    """Clusters of m models [m, d]: equal models form a cluster; if more than k are distinct, k-means finds clusters."""
+    """Cluster m models [m, d]: equal models form a cluster; if more than k are distinct, k-means finds k clusters."""
     _, same = np.unique(models, axis=0, return_inverse=True)
     if same.max() < k:
         return same.reshape(-1)
-    # The key is fixed, so that the clusters of given models do not depend on the study's seed.
+    # The key is fixed, so the clusters depend only on the models, and not on the study's seed.
     scores = jax.random.gumbel(jax.random.key(0), (len(models), _STARTS, k))
     points = jnp.asarray(models, jnp.float32)
     centers = full_precision.jit(clustering.kmeans, static_argnums=3)(
@@ -262,7 +263,7 @@ def simulated(given: NetworkSettings) -> Results:
 
 
 def _summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
-    """Summary of one method, from its scores."""
+    """Summary of one method from its scores in all runs."""
     values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
     loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
     best = loss.argmin(axis=1)
@@ -318,7 +319,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     """Plot errors, Rand indices and numbers of clusters against lambda (or weight decay); write into ``folder``.
 
-    IFCA is a line at the score of its chosen initialisation.
+    IFCA is drawn as a horizontal line at the score of its chosen initialisation.
     """
     given = result["settings"]
     title = f"{given['clients']} clients in {given['clusters']} planted clusters"
@@ -326,7 +327,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     for part, label in _SHOWN.items():
         curves = {}
         for name, row in result["methods"].items():
-            if part == "clusters" and name != "network-lasso":  # the others are given k, or have one model
+            if part == "clusters" and name != "network-lasso":  # only the lasso finds k itself
                 continue
             if row["swept"] == "start":
                 curves[f"{name}, chosen start"] = Curve.level(row["chosen"][part]["mean"], given["strengths"])

@@ -1,4 +1,4 @@
-"""The study of normal means: priors of four families, on the user's clients or on simulated ones."""
+"""Study of normal means: four families of priors, fitted to the user's clients or to simulated clients."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ MIXTURES: dict[Truth, tuple[tuple[float, ...], ...]] = {
 TRUTHS: tuple[Truth, ...] = (*MIXTURES, "needles")
 
 _REACH, _CELLS = 12.0, 8_001
-"""Half width in standard deviations, and number of points, of the grid for the Bayes risk."""
+"""Grid for the Bayes risk: half width in standard deviations, and number of points."""
 
 
 @dataclass(frozen=True)
 class NormalMeansSettings(Settings):
-    """x_i ~ N(theta_i, 1), theta_i from a population."""
+    """Model: x_i ~ N(theta_i, 1), theta_i from a population."""
 
     clients: int = within(1000, minimum(2))
     """Number of clients, m."""
@@ -65,7 +65,7 @@ class NormalMeansSettings(Settings):
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.truth not in TRUTHS:
@@ -112,7 +112,7 @@ class NormalMeansOptions(CsvTable):
 
 
 def mixture(truth: Truth) -> NormalMixture:
-    """The population from which clients are drawn."""
+    """Population from which the clients' means are drawn."""
     return NormalMixture(*(jnp.array(of) for of in MIXTURES[truth]))
 
 
@@ -123,12 +123,12 @@ def draw(of_kind: Key, of_theta: Key, population: NormalMixture, clients: int) -
 
 
 def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Array, NormalMixture]:
-    """Needles: exactly ``nonzero`` means are ``size`` and the others 0, [m], and the distribution of these means.
+    """Fixed means [m], of which ``nonzero`` are ``size`` and the others 0, and the distribution of these means.
 
     This is the setting of Johnstone and Silverman 2004. An estimator that applies one function t to every client's x
-    has a total expected squared error of at least m times the Bayes risk of this distribution. The reason is that its
-    error is the sum over clients of E (t(theta_i + e) - theta_i)^2, which depends on the means only through their
-    distribution.
+    has a total expected squared error of at least m times the Bayes risk of this distribution. The reason is that the
+    estimator's error is the sum over clients of E (t(theta_i + e) - theta_i)^2, which depends on the means only through
+    their distribution.
     """
     share = jnp.asarray(nonzero) / clients
     theta = jnp.where(jnp.arange(clients) < nonzero, size, 0.0)
@@ -137,10 +137,10 @@ def needles(clients: int, nonzero: int | Array, size: float | Array) -> tuple[Ar
 
 
 def bayes_risk(population: NormalMixture) -> float:
-    """Least mean squared error at a unit standard error, which is the mean posterior variance.
+    """Smallest possible mean squared error at unit standard error, which is the mean posterior variance.
 
-    The mean over x is a sum over an even grid around each component, twelve standard deviations to each side. The
-    components may therefore lie anywhere.
+    The mean over x is a sum over an evenly spaced grid around each component, which extends twelve standard deviations
+    to each side. The components may therefore be far apart.
     """
     z = jnp.linspace(-_REACH, _REACH, _CELLS)
     x = population.means[:, None] + jnp.sqrt(1 + population.sds**2)[:, None] * z
@@ -150,9 +150,10 @@ def bayes_risk(population: NormalMixture) -> float:
 
 
 def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:
-    """Mean squared error of each estimator for the means theta [m], from one draw of the clients' estimates.
+    """Mean squared error of each estimator, [], for the means ``theta`` [m] and one draw of the estimates x.
 
-    ``local`` is x, ``personalized`` has a normal prior, and ``known prior`` has the population as its prior; [] each.
+    ``local`` is x itself. ``personalized`` has a fitted normal prior, and ``known prior`` has the population as its
+    prior.
     """
     x = theta + jax.random.normal(key, theta.shape)
     s = jnp.ones_like(x)
@@ -163,7 +164,7 @@ def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Se
 
 
 def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], NormalMixture]:
-    """Function of two keys that draws all clients' means, and the distribution of these means."""
+    """Return a function that draws all clients' means from two keys, and the distribution of these means."""
     if given.truth == "needles":
         theta, population = needles(given.clients, given.nonzero, given.size)
         return lambda of_kind, of_theta: theta, population
@@ -172,7 +173,7 @@ def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], Nor
 
 
 def simulated(given: NormalMeansSettings) -> Results:
-    """Simulate clients, and fit every family of priors; ``personalized`` has the normal prior.
+    """Simulate clients, and fit every family of priors; the estimator ``personalized`` has the normal prior.
 
     Raises:
       JaxpflError: as in `NormalMeansSettings.check`.
@@ -218,10 +219,10 @@ class Summaries(NamedTuple):
     """Clients read from a file.
 
     Attributes:
-      kind: kind of the pair of columns, a key of `PAIRS`.
-      client: name of the column of clients.
+      kind: kind of data, a key of `PAIRS`.
+      client: name of the column with the clients' names.
       names: the clients' names, [m].
-      first, second: values of the pair of columns, [m] each.
+      first, second: values of the two columns in `PAIRS`, [m] each.
       ignored: names of the columns that are not used.
       covariate_names: names of the covariates as given, [k].
       covariates: values of the covariates, [m, k].
@@ -245,7 +246,7 @@ class Fitted(NamedTuple):
     """Results of a fit.
 
     Attributes:
-      facts: results for all clients, as JSON; ``estimated`` includes the ``mean``.
+      facts: results for the population, as JSON; the entry ``estimated`` includes the ``mean``.
       columns: columns of ``estimates.csv`` in addition to the clients' names, [m] each.
       files: further tables, by file name.
     """
@@ -273,10 +274,10 @@ def read(
       weights: name of a column of nonnegative numbers.
 
     Raises:
-      JaxpflError: if the table has no such pair or several; if no column names the clients; if a covariate, ``groups``
-        or ``weights`` is not the name of a column, or a column is used twice; if a cell is not a finite number; if a
-        standard error, trials or an exposure is not positive, or a weight is negative; if a name is empty (the message
-        gives the line); if a client is named twice; or if a client is the sum of all others.
+      JaxpflError: if the table has none of the pairs, or more than one; if no column has the clients' names; if a
+        covariate, ``groups`` or ``weights`` is not the name of a column; if a column is used twice; if a cell is not a
+        finite number; if a standard error, a number of trials or an exposure is not positive; if a weight is negative;
+        if a name is empty (the message gives the line) or occurs twice; or if a client is the sum of all others.
     """
     path, known = table.path, [name.lower() for name in table.names]
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(known)]
@@ -308,7 +309,7 @@ def read(
         for row in np.flatnonzero(~good):
             got = shown(table.cells[name].iloc[row])
             raise JaxpflError(f"{path} line {table.lines[row]}: {name} must be {words}, got {got}")
-    with np.errstate(over="ignore"):  # a total's variance is the sum of the clients' variances
+    with np.errstate(over="ignore"):  # for a row of totals, the variance is the sum of the clients' variances
         refuse_sum(path, names, np.stack([x, s**2 if kind == "estimate" else s], axis=1))
     return Summaries(
         kind, own, names, x, s, [name for name in table.names if name not in (own, *used)], wished,
@@ -318,7 +319,7 @@ def read(
 
 
 def own_results(path: Path, given: Any, options: Any) -> Results:
-    """Estimate the clients of a file.
+    """Fit a prior to the clients in a file, and estimate every client.
 
     Args:
       path: file to read; see `read`.
@@ -326,8 +327,8 @@ def own_results(path: Path, given: Any, options: Any) -> Results:
       options: a `NormalMeansOptions`.
 
     Raises:
-      JaxpflError: if the file is bad, if the level is outside (0, 1), or if an option does not apply to the file or
-        excludes another option; also as in the fit functions of `empirical_bayes`.
+      JaxpflError: if the file cannot be read; if the level is outside (0, 1); if an option does not apply to the file;
+        or if two options exclude each other. Also as in the fit functions of `empirical_bayes`.
     """
     eb.level_within(options.level, np.float64)
     refuse_given(given, _SIMULATED, own_clients.NOT_OWN)
@@ -364,7 +365,7 @@ def _refuse_beside(path: Path, kind: Kind, options: Any) -> None:
     """Refuse options that would have no effect for this file or together with other options.
 
     Raises:
-      JaxpflError: naming such an option.
+      JaxpflError: if there is such an option; the message names it.
     """
     if kind != "estimate":
         names = ["center", "components", "groups", *["prior"] * (options.prior != "npmle")]
@@ -402,8 +403,8 @@ def _estimates(data: Summaries, options: Any) -> Fitted:
     low, high = fit.interval(options.level)
     stderr, lfsr = fit.sd, fit.lfsr
     if options.prior == "normal" and options.center is None and data.weights is None:
-        # If there are few clients, their mean and spread are uncertain, and the maximum-likelihood spread may be zero:
-        # everything that states the certainty of an estimate integrates over both.
+        # With few clients, the prior's mean and spread are uncertain, and the maximum-likelihood spread may be zero.
+        # Intervals, standard errors and false sign rates therefore integrate over both.
         facts["intervals"] = "integrated"
         middle, stderr = (
             of[:, 0] for of in eb.learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2)
@@ -507,7 +508,7 @@ def _rates(data: Summaries, seed: int, options: Any) -> Fitted:
 
 
 def _rates_about(data: Summaries, options: Any) -> Fitted:
-    """Fit priors with means from a regression on covariates to successes in trials or to counts."""
+    """Fit Beta or Gamma priors whose means follow a regression on covariates, to successes in trials or to counts."""
     bounded = data.kind == "successes"
     fit = (eb.ebbinomial_regression if bounded else eb.ebpoisson_regression)(data.first, data.second, data.covariates)
     low, high = fit.interval(options.level)
@@ -536,14 +537,14 @@ def _test(name: str, statistic: Any, p_value: Any) -> dict[str, Any]:
 
 
 def _risk(s: np.ndarray, terms: Any) -> dict[str, float]:
-    """Stein's unbiased estimate of the mean squared error, from the clients' terms, and the mean squared error of x."""
+    """Stein's unbiased estimate of the mean squared error, the mean over the clients' ``terms``, and the error of x."""
     each = np.asarray(terms)
     stderr = float(each.std(ddof=1) / len(s) ** 0.5)
     return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
 
 
 def _weighting(data: Summaries, options: Any) -> dict[str, Any]:
-    """Name of the weights' column, and Kish's effective number of clients, as JSON; empty without weights."""
+    """Name of the column of weights, and Kish's effective number of clients, as JSON; empty without weights."""
     if data.weights is None:
         return {}
     share = data.weights / data.weights.sum()

@@ -1,12 +1,12 @@
-"""The user's own clients, from a CSV file with named columns: reading, held-out errors, tables and plots.
+"""Studies on the user's own clients: reading of a CSV file with named columns, held-out errors, tables and plots.
 
-All computations are in double precision. In single precision, data without centering would lose small differences, and
-centering by the data would break the privacy of the private estimates.
+All computations are in double precision. Single precision would lose small differences unless the data are centered,
+and a center computed from the data would break the privacy of the private estimates.
 
-The difference between a held-out sample and the estimate is due to the sample's noise, and to the estimate's error
-about the client's true mean. The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the mean
-squared noise. The mean squared difference minus :math:`s_i^2` is therefore an unbiased estimate of the mean squared
-error, from which gains are computed.
+The difference between a held-out sample and an estimate is the sum of the sample's noise and the estimate's error about
+the client's true mean. The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the mean squared
+noise. The mean squared difference minus :math:`s_i^2` is therefore an unbiased estimate of the mean squared error.
+Gains are computed from this estimate.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jaxpfl.support.console import COLORS, INK, literal, new_axes, save, unmarke
 from jaxpfl.support.errors import JaxpflError, printable, shown
 
 VALUE = "value"
-"""Default name of the column of samples, in any case."""
+"""Default name of the column of samples, in upper or lower case."""
 LEVEL = 0.95
 """Default level of intervals."""
 _SHOWN = 6
-"""Number of the first client's samples that are printed at most."""
+"""Largest number of the first client's samples that are printed."""
 _SMALLEST, _LARGEST = 1e-70, 1e70
-"""Range of magnitudes whose fourth powers, used in tests of variances, are within double precision."""
+"""Range of magnitudes whose fourth powers, which tests of variances need, neither overflow nor underflow."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OwnClients(CsvLayout):
 def own_or_simulated(
     own: Callable[[Path, Any, Any], Results], simulated: Callable[[Any], Results]
 ) -> Callable[[Any, Any], Results]:
-    """Function that runs a study on the clients of the file that its options name, or without a file on simulated ones.
+    """Return a function that runs a study on the clients of a file, if its options name one, or on simulated clients.
 
     Args:
       own: ``(path, settings, options) -> Results``.
@@ -108,7 +108,7 @@ class Clients(NamedTuple):
 
     Attributes:
       names: the clients' names, [m].
-      samples: an array for each client, [n_i, d], or [n_i] if a sample is one number.
+      samples: array of each client's samples, [n_i, d], or [n_i] if a sample is one number.
       columns: names of a sample's d numbers; ``["value"]`` for a wide file.
       understood: description of how the file was read, as JSON.
     """
@@ -122,15 +122,15 @@ class Clients(NamedTuple):
 def read(path: Path, given: CsvLayout | None = None) -> Clients:
     """Read clients and their samples from a CSV file.
 
-    A long file has a row per sample: one column names the client, and the columns ``value`` have the sample (several
-    columns for samples of d numbers). A client's rows need not be adjacent. A wide file has a row per client, with its
-    samples in the columns ``values``. A cell that is empty, absent, or a word for missing values is a missing sample. A
-    sample of several numbers is left out if one of them is missing. Clients without any sample are left out.
+    A long file has a row per sample: one column names the client, and the column ``value`` contains the sample (d
+    columns for samples of d numbers). The rows of a client need not be adjacent. A wide file has a row per client, with
+    its samples in the columns ``values``. A cell that is empty, absent, or a word for missing values is a missing
+    sample. A sample of several numbers is left out if one of them is missing. Clients without any sample are left out.
 
     Raises:
-      JaxpflError: if the file cannot be read; if no column of clients or samples is named (the message says what to
-        write); if a cell is not a finite number (the message gives the line); if a client is the sum of all others; or
-        if there are no clients.
+      JaxpflError: if the file cannot be read; if the columns of clients and samples are neither given nor have default
+        names (the message says what to write); if a cell is not a finite number (the message gives the line); if a
+        client is the sum of all others; or if there are no clients.
     """
     given = given or CsvLayout()
     if given.value is not None and given.values is not None:
@@ -180,7 +180,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
 
 def distinct_clients(table: Table, column: str) -> list[str]:
-    """Names of the clients in a table with a row per client.
+    """Return the clients' names in a table with a row per client.
 
     Raises:
       JaxpflError: if a name is empty or occurs twice; the message gives the line.
@@ -194,10 +194,10 @@ def distinct_clients(table: Table, column: str) -> list[str]:
 
 
 def refuse_sum(path: Path, names: Sequence[str], numbers: np.ndarray) -> None:
-    """Refuse a client whose numbers are the sums of all others': a row of totals among the clients [m, k].
+    """Refuse a row of totals: a client whose ``numbers`` [k] are the sums over all other clients, of [m, k].
 
     Raises:
-      JaxpflError: naming the first such client.
+      JaxpflError: if there is such a client; the message names the first one.
     """
     apart = np.abs(2 * numbers - numbers.sum(axis=0)) <= 1e-12 * np.abs(numbers).sum(axis=0)
     same = np.flatnonzero(apart.all(axis=1) & numbers.any(axis=1))
@@ -209,7 +209,7 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
     """Refuse columns [d] of samples whose squares would overflow or underflow in double precision.
 
     Raises:
-      JaxpflError: naming the column, its largest number, and the allowed range.
+      JaxpflError: if there is such a column; the message gives its largest magnitude and the allowed range.
     """
     for column, values in zip(columns, _sample_columns(samples), strict=True):
         largest = float(np.abs(values).max())
@@ -221,7 +221,7 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
 
 
 def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
-    """A line for each column in which all numbers are equal."""
+    """Return a line of text for each column in which all numbers are equal."""
     one = len(columns) == 1
     return [
         f"every sample {'of the file' if one else 'in column ' + printable(column)} is {values[0]:g}"
@@ -231,7 +231,7 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
 
 
 def _unnamed(table: Table, client: str | None) -> JaxpflError:
-    """Error for a table in which no column of samples is named; the message says what to write."""
+    """Error for a table without a column called value; the message says which flags to write."""
     rest = [name for name in table.names if name != client]
     own = next((name for name in rest if name.lower() in csv_text.CLIENT_NAMES), None) if client is None else client
     rest = [name for name in rest if name != own]
@@ -248,7 +248,7 @@ def _unnamed(table: Table, client: str | None) -> JaxpflError:
 
 
 def _several(table: Table, text: str) -> list[str]:
-    """Names of the columns in a list of names and ranges; a single column's name may itself contain commas and dots."""
+    """Names of the columns that ``text`` lists, as names and ranges; a single name may contain commas and dots."""
     found: list[str] = []
     for part in [text] if text in table.names else text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -271,7 +271,7 @@ _MOST_FOLDS = 20
 """Largest number of folds. With fewer samples per client, each sample is a fold."""
 
 _LEAST_SAMPLES = 3
-"""Samples that at least one client must have for held-out scores: a single remaining sample has no variance."""
+"""Number of samples that at least one client must have for held-out scores; one training sample has no variance."""
 
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 NOT_OWN = "applies to simulated clients, not to --csv"
@@ -282,10 +282,10 @@ class Learned(NamedTuple):
     """Posterior of one column, in addition to its estimates.
 
     Attributes:
-      facts: results for all clients, as JSON; ``estimated`` includes the ``mean``.
-      low, high: ends of every client's interval, [m].
+      facts: results for the population, as JSON; the entry ``estimated`` includes the ``mean``.
+      low, high: endpoints of every client's interval, [m].
       stderr: posterior standard deviation of every client's parameter, [m].
-      local_stderr: standard errors of the clients' own estimates, [m].
+      local_stderr: standard errors of the local estimates, [m].
       more: further columns of ``estimates.csv``, by name, [m] each.
     """
 
@@ -315,14 +315,15 @@ def summary(
     learned: list[Learned],
     facts: dict[str, Any],
 ) -> Own:
-    """Result of a study: errors on held-out samples, and every client's estimates with their intervals.
+    """Make a study's result for a file: held-out errors, and every client's estimates with intervals.
 
     Args:
       study: name of the study.
       path: path of the file.
       clients: clients of the file.
       data: the samples, stacked.
-      estimators, made: estimators by name, and their results on the data.
+      estimators: estimators by name.
+      made: result of each estimator on the data, by name.
       key: random key of the estimators.
       learned: posterior of each column.
       facts: further entries of the result, as JSON.
@@ -348,8 +349,8 @@ def summary(
     pictures = []
     for number, (column, of) in enumerate(zip(clients.columns, learned, strict=True)):
         at = {name: np.asarray(each.estimates).reshape(len(names), -1)[:, number] for name, each in made.items()}
-        # The estimate uses a moment estimate of the variance, and the interval integrates over all variances. With few
-        # clients the two can be far apart; the interval is then extended to include the estimate.
+        # The estimate uses a moment estimate of the population variance, but the interval integrates over all
+        # variances. With few clients, the estimate may be outside the interval, which is then extended to include it.
         own, personal = at["local"], at["personalized"]
         low, high = np.minimum(of.low, personal), np.maximum(of.high, personal)
         facts_of = {"local": own, "local_stderr": of.local_stderr, "personalized": personal}
@@ -372,7 +373,7 @@ def sizes_of(path: Path, samples: list[np.ndarray]) -> np.ndarray:
     """Number of samples of each client, [m].
 
     Raises:
-      JaxpflError: if there are fewer than two clients, or no client has two samples.
+      JaxpflError: if there are fewer than two clients, or if no client has two samples.
     """
     sizes = np.array([len(own) for own in samples])
     if len(sizes) < 2:
@@ -395,17 +396,17 @@ class HeldOut(NamedTuple):
 
 
 def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
-    """Cross-validate the estimators.
+    """Cross-validate the estimators over the samples of each client.
 
-    Sample j is held out in fold j mod the number of folds. In a fold, a client without training samples neither sends a
-    message nor is scored.
+    A client's sample j is held out in fold j mod the number of folds. In a fold, a client without training samples
+    neither uploads a message nor is scored.
     """
     m, n = data.mask.shape
     folds = min(n, _MOST_FOLDS)
 
     @full_precision.jit
     def totals(data: Samples) -> tuple[dict[str, Array], Array, Array]:
-        # Index of each sample among its client's real samples.
+        # Index of each sample among its client's samples, without the padding.
         fold_of = jnp.cumsum(data.mask, axis=1) - 1
 
         def fold(f: Array) -> tuple[dict[str, Array], Array]:
@@ -431,9 +432,10 @@ def cross_validate(estimators: dict[str, Estimator], key: Key, data: Samples) ->
 
 
 def _scores(found: HeldOut, column: int) -> dict[str, Any]:
-    """Scores of one column, as JSON: ``mse`` about the true means, ``gains`` over local, and ``held_out_errors``.
+    """Scores of one column, as JSON: ``mse`` (estimated errors about the true means), ``gains``, ``held_out_errors``.
 
-    Standard errors are over clients. ``held_out_errors`` include the samples' noise.
+    Gains are over the local estimates. Standard errors are over clients. Only ``held_out_errors`` include the samples'
+    noise.
     """
     raw = {name: values[:, column] for name, values in found.errors.items()}
     noise = found.noise[:, column]
@@ -443,12 +445,12 @@ def _scores(found: HeldOut, column: int) -> dict[str, Any]:
 
 _SIGNIFICANT = 0.05
 _MOST_PICTURES = 12
-_FEW = 60  # number of clients above which bars are fainter and points smaller
+_FEW = 60  # with more clients than this, bars are fainter and points smaller
 _LISTED = 6
 
 
 class Picture(NamedTuple):
-    """Data of a column's plot: estimates, interval ends and numbers of samples, [m] each, and the mean over clients."""
+    """Data for a column's plot: estimates, interval endpoints and numbers of samples, [m] each; the population mean."""
 
     column: str
     local: np.ndarray
@@ -463,9 +465,9 @@ class Own(NamedTuple):
     """Results for a file.
 
     Attributes:
-      result: result for the table and JSON. The entries of a single column are at the top level; those of several
-        columns are under their names in ``columns``.
-      columns: columns of ``estimates.csv``, an entry per client.
+      result: summary for the table and JSON. The scores of a single column are entries of the summary. For several
+        columns, each column's scores are in the entry ``columns``, under the column's name.
+      columns: columns of ``estimates.csv``, with an entry for each client.
       pictures: data for the plot of each column.
       public: public settings that determine the clipping and the privacy of Gaussian messages.
     """
@@ -479,7 +481,7 @@ class Own(NamedTuple):
 def file_results(
     own: Own, tables: Callable[[], Sequence[Block]], files: Mapping[str, dict[str, list]] | None = None
 ) -> Results:
-    """Results of a study of the user's own clients, with estimates written to files.
+    """Make a study's `Results` for the user's own clients, whose estimates are written to files.
 
     Args:
       own: estimates, scores and pictures.
@@ -503,7 +505,7 @@ def file_results(
 
 
 def how_it_was_read(result: dict[str, Any]) -> list[str]:
-    """Lines that say how a file of samples was read, and what is unusual in it, followed by an empty line."""
+    """Lines that describe how a file of samples was read, what was left out, and notes, followed by an empty line."""
     read = result["read"]
     sizes, first = read["samples"], read["first"]
     layout = "a row for each sample" if read["layout"] == "long" else "a row for each client"
@@ -527,7 +529,7 @@ def how_it_was_read(result: dict[str, Any]) -> list[str]:
 
 
 def summaries_read(result: dict[str, Any]) -> str:
-    """A line that says how a file with a summary of each client was read."""
+    """Line that describes how a file with a row of summaries per client was read."""
     read = result["read"]
     columns, client = ",".join(read["columns"]), printable(read["client"])
     return f"read as: {columns} of {result['clients']} clients, named by {client}{_unused(read)}"
@@ -549,7 +551,7 @@ def file_tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
 
 
 def population_lines(block: dict[str, Any], level: float) -> list[str]:
-    """Lines below a column's table: population estimates, with digits that suit the samples' spread, and tests."""
+    """Lines below a column's table: estimates of the population, rounded to suit the samples' spread, and tests."""
     estimated = dict(block["estimated"])
     spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
     texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
@@ -575,20 +577,20 @@ def population_lines(block: dict[str, Any], level: float) -> list[str]:
 
 
 def test_line(test: dict[str, Any], what: str) -> str:
-    """A line with the result of a test that clients, or groups, differ."""
+    """Line with the result of a test of whether clients (or groups) differ."""
     differ = f"{what} differ" if test["p_value"] < _SIGNIFICANT else f"no sign that {what} differ"
     return f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
 
 
 def privacy_line(privacy: dict[str, Any]) -> str:
-    """A line on what the privacy guarantee assumes to be public, and on which results are not private."""
+    """Line that states what the privacy guarantee assumes to be public, and which results are not private."""
     public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
     known = ", ".join([*public, "the clients' numbers of samples"])
     return f"assumed public: {known}; not private: all other results, also the population's estimates and the intervals"
 
 
 def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:
-    """Coefficients (the intercept first) with standard errors and p-values, as JSON."""
+    """Regression coefficients (the intercept first) with standard errors and p-values, as JSON."""
     from scipy import special
 
     estimates, errors = np.asarray(beta), np.sqrt(np.diag(covariance))
@@ -600,7 +602,7 @@ def coefficients(covariates: Sequence[str], beta: Any, covariance: Any) -> list[
 
 
 def coefficients_line(result: dict[str, Any]) -> str:
-    """A line with the coefficients of a result."""
+    """Line with the regression coefficients in a result."""
     terms = ", ".join(
         f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
     )
@@ -608,7 +610,7 @@ def coefficients_line(result: dict[str, Any]) -> str:
 
 
 def percent(level: float) -> str:
-    """A level as text, such as "95 %"."""
+    """Format a level as text, such as "95 %"."""
     return f"{100 * level:g} %"
 
 
@@ -632,7 +634,7 @@ def write_table(path: Path, columns: dict[str, list]) -> None:
 
 
 def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
-    """Draw personalised against local estimates, with intervals and the estimated mean of all."""
+    """Plot personalised against local estimates, with intervals and the estimated population mean."""
     title = f"{title}, {literal(of.column)}" if of.column else title
     figure, axes = new_axes("local estimate", "personalised estimate", title)
     ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]

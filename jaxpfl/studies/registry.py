@@ -1,4 +1,4 @@
-"""The studies by name. A new study is a file and a line here; commands and conformance tests follow from this table."""
+"""Table of the studies by name. A new study needs a module and a line here; commands and tests use this table."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STUDIES: Mapping[str, str] = {
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
 }
-"""First line of help by the study's name. The module of this name, with underscores for dashes, defines ``STUDY``."""
+"""First line of the help, by the study's name. The module with this name (underscores for dashes) defines ``STUDY``."""
 
 
 def get(name: str) -> Study:
     """Import and return the study with this name.
 
     Raises:
-      JaxpflError: for an unknown name; the message suggests the nearest known one.
+      JaxpflError: if the name is unknown; the message suggests the nearest known name.
     """
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)

@@ -1,4 +1,4 @@
-"""The linear-regression study: a Gaussian population of coefficients, known or learned (Ozkara et al. 2023, app. E)."""
+"""Study of linear regression with Gaussian coefficients: Algorithm 4 of Ozkara et al. 2023, appendix E."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from jaxpfl.studies.report import estimator_table, fractions, plus_minus, regres
 from jaxpfl.studies.study import Results, Settings, Study, minimum, within
 
 _FLOOR = 1e-6
-"""Least estimated variance."""
+"""Lower bound on estimated variances."""
 
 
 @dataclass(frozen=True)
 class RegressionSettings(Settings):
-    """y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
+    """Model: y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
-    samples: int = within(10, minimum(2))  # moments need pairs of a client's examples
+    samples: int = within(10, minimum(2))  # moment estimates use pairs of a client's examples
     """Samples per client, n."""
     dim: int = within(50, checks.count)
     """Dimension, d."""
@@ -53,9 +53,9 @@ class RegressionSettings(Settings):
 
     @property
     def local_mse(self) -> float | None:
-        """Exact error of a client's own least-squares estimate (of least norm); None for n near d."""
+        """Exact error of a client's own least-squares estimate (the minimum-norm solution); None for n near d."""
         n, d = self.samples, self.dim
-        if abs(n - d) < 4:  # the error has no finite variance, so a mean over repetitions would say little
+        if abs(n - d) < 4:  # the error has no finite variance, so means over repetitions are unreliable
             return None
         missed = max(0.0, 1 - n / d) * d * (self.sigma_mean**2 + self.sigma_theta**2)
         return missed + self.noise_variance / self.feature_variance * min(n, d) / (abs(n - d) - 1)
@@ -76,7 +76,7 @@ def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array,
 
 
 def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bool = True) -> Array:
-    """Coefficients [m, d] by Algorithm 4, starting from zero, at the largest rate that is stable for every client."""
+    """Coefficients [m, d] by Algorithm 4, from zero, at the largest learning rate that is stable for every client."""
     rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
     zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
     begin = begin._replace(mu=zeros[0])
@@ -84,7 +84,7 @@ def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bo
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
-    """Mean squared errors of one repetition, [] each; ``bound`` is the expected error under the true prior, given X."""
+    """Mean squared errors in one repetition, [] each; ``bound`` is the expected error of ``known``, given X."""
     population, theta, x, y = draw(key, given)
     data = jax.vmap(regression.rotate)(x, y)
     moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
@@ -105,7 +105,7 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
 
 
 def simulated(given: RegressionSettings) -> Results:
-    """Compare local and pooled least squares, and posterior means under known and learned populations.
+    """Compare local and pooled least squares, Algorithm 4, and posterior means under true and learned populations.
 
     Reference: Ozkara et al. 2023, appendix K.2, linear regression.
 
@@ -128,7 +128,7 @@ def regression_results(
     exact: dict[str, float | None],
     plots: Callable[[Path, Any], list[Path]],
 ) -> Results:
-    """Results of a study of regressions; the summary also has the gains over the pooled fit.
+    """Make the `Results` of a regression study; the summary also has gains over the pooled fit.
 
     Args:
       kind: "Linear regression" or "Logistic regression", which also determines the study's name.

@@ -1,4 +1,4 @@
-"""The study of a mixture of regressions: AdaMix's Table 3 (Ozkara et al. 2023), compared with EM on the data."""
+"""Study of a mixture of regressions: AdaMix's Table 3 (Ozkara et al. 2023), compared with EM on the data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _POINTS = 20
 """Number of points on the curve of Algorithm 1 over its iterations."""
 
 _FLOOR = 1e-5
-"""Least variance of a component in EM on the data."""
+"""Lower bound on a component's variance in EM on the data."""
 
 
 @dataclass(frozen=True)
 class RegressionMixtureSettings(Settings):
-    """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
+    """Model: y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); defaults are Table 3's."""
 
     clients: int = within(1000, minimum(2))
     """Number of clients, m."""
@@ -78,7 +78,7 @@ def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Arr
 
 
 def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
-    """Mean squared errors of one repetition, [] each, and Algorithm 1's error along its iterations, [_POINTS]."""
+    """Mean squared errors in one repetition, [] each, and Algorithm 1's errors during its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
     data = jax.vmap(regression.rotate)(x, y)
     alone = jax.vmap(regression.least_squares)(data)
@@ -137,7 +137,7 @@ def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.nda
 
 
 def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
-    """Plot the errors from `measured` against n, and Algorithm 1's errors along its iterations, into ``folder``."""
+    """Plot the errors from `measured` against n, and Algorithm 1's errors against its iterations, into ``folder``."""
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
     style: dict[str, Any] = {"ylabel": "mean squared error of the coefficients", "logarithmic": "y"}
     over = {name: Curve.measured(list(errors), [measure(own[name]) for own in errors.values()]) for name in ORDER}
@@ -157,7 +157,7 @@ def _each(given: RegressionMixtureSettings) -> int:
 
 
 def simulated(given: RegressionMixtureSettings) -> Results:
-    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and true mixtures.
+    """Reproduce Table 3: local least squares, Algorithms 1 and 6, posterior means under the learned and true mixtures.
 
     Reference: Ozkara et al. 2023, Table 3.
 

@@ -1,4 +1,4 @@
-"""Repetitions of a study in one compiled program, and their mean with its standard error."""
+"""Repetitions of a study in one compiled program, and means over repetitions with standard errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError
 
 MOST_NUMBERS = 2**24
-"""Largest count of random numbers in repetitions that are vmapped together; more repetitions run in batches."""
+"""Largest number of random numbers in repetitions that are vmapped together; more repetitions run in batches."""
 
 LEAST = 3
-"""Least number of repetitions, or clients, for a standard error; with two it may be zero by chance."""
+"""Smallest number of repetitions (or clients) for a standard error, which for two may be zero by chance."""
 
 
 class Measured(NamedTuple):
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """An estimator ``build(value)`` that is run at each of the values [k], in one program."""
+    """Estimators ``build(value)``, one for each of the ``values`` [k], which run in one program."""
 
     build: Callable[[Array], Estimator]
     values: Array
@@ -45,12 +45,12 @@ def repetition(
     uploads: int | None = None,
     score: Callable[[Array, Array], Array] | None = None,
 ) -> Callable[[Key], dict[str, Array]]:
-    """Return one repetition of a study as a pure function of its key: all estimators are scored on the same new data.
+    """Return a pure function of a random key that draws new data, and scores all estimators on these data.
 
     Args:
       draw: ``key -> (parameters [m, ...], samples)``.
       estimators: estimators by name.
-      uploads: number of clients that send, K; by default all.
+      uploads: number of clients that upload, K; by default all.
       score: ``(estimates, parameters) -> score``; by default the mean squared error.
 
     Returns:
@@ -61,7 +61,7 @@ def repetition(
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         truth, clients = draw(of_data)
-        # The first K clients send; it does not matter which, because all have the same distribution.
+        # The first K clients upload; any K would do, because all clients have the same distribution.
         sent = jnp.arange(len(truth)) < (len(truth) if uploads is None else uploads)
 
         def one(estimator: Estimator) -> Array:
@@ -99,7 +99,7 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
         keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
         return jax.lax.map(study, keys, batch_size=side_by_side)
 
-    host_memory.check(  # a lower bound, checked first because compiling a program of this size would take long
+    host_memory.check(  # lower bound, checked before the slow compilation of a large program
         4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
     )
     program, devices = run.lower(jax.random.key(seed)).compile(), jax.devices()[:1]
@@ -115,15 +115,16 @@ def _too_large(repetitions: int, numbers: int) -> tuple[str, str]:
 
 
 def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -> dict[str, Any]:
-    """Results of a study as JSON.
+    """Errors and gains of a study as JSON.
 
     Args:
       errors: mean squared errors by estimator, [repetitions] each; must include ``local`` and ``personalized``.
       closed_form: exact errors by estimator, if known.
 
     Returns:
-      ``mse``: mean, stderr and closed_form by estimator. ``gain_over_local``: the fraction of local's error that the
-      personalised estimator avoids. ``gains``: this fraction and its standard error for every estimator except local.
+      ``mse``: mean, stderr and closed_form by estimator. ``gain_over_local``: the fraction of the local estimator's
+      error that the personalised estimator avoids. ``gains``: this fraction and its standard error for every estimator
+      except ``local``.
     """
     mse = {name: measure(values, closed_form.get(name))._asdict() for name, values in errors.items()}
     gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}
@@ -131,7 +132,7 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 
 
 def measure(values: Any, exact: float | None = None) -> Measured:
-    """Mean of values [repetitions] with its standard error, and the exact value."""
+    """Mean of ``values`` [repetitions] with its standard error, and the exact value."""
     values = np.asarray(values, float)
     return Measured(float(values.mean()), standard_error(values) if len(values) >= LEAST else None, exact)
 
@@ -142,9 +143,9 @@ def standard_error(values: np.ndarray) -> float | None:
 
 
 def gain(values: Any, reference: Any) -> Measured:
-    """Gain ``1 - E MSE / E MSE of the reference`` (delta method), from errors [repetitions] of both on the same data.
+    """Gain ``1 - mean(values) / mean(reference)``, from errors [repetitions] of two estimators on the same data.
 
-    The gain is NaN if the reference has no error.
+    The standard error is by the delta method. The gain is NaN if the reference's error is zero.
     """
     values, reference = np.asarray(values, float), np.asarray(reference, float)
     base = reference.mean() if reference.mean() > 0 else np.nan
@@ -153,6 +154,6 @@ def gain(values: Any, reference: Any) -> Measured:
 
 
 def mean_square(estimates: Array, truth: Array) -> Array:
-    """Mean squared error ``mean_i |estimate_i - theta_i|^2``, [m, d] or [m] -> []."""
+    """Mean squared error ``mean_i |estimate_i - truth_i|^2``, for arrays [m, d] or [m]."""
     square = (estimates - truth) ** 2
     return (square.sum(axis=-1) if square.ndim > 1 else square).mean()

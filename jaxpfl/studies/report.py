@@ -1,4 +1,4 @@
-"""Tables and curves of studies: every estimator's error, its closed form, and its gain over local estimates."""
+"""Tables and plots of studies: every estimator's error, exact error, and gain over local estimates."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _COLORS = {
 
 
 def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = ()) -> list[Block]:
-    """A table of the estimators' errors and gains, followed by lines of text.
+    """Table of the estimators' errors and gains, followed by lines of text.
 
     Args:
-      result: result with ``mse`` and ``gains`` by estimator.
+      result: study's summary, with ``mse`` and ``gains`` by estimator.
       title: title of the table.
       notes: lines below the table.
     """
@@ -60,7 +60,7 @@ def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = (
 
 
 def regression_title(study: str, given: Any, more: str) -> str:
-    """Title of a study of regressions, which includes its sizes.
+    """Title of a regression study, with its sizes.
 
     Args:
       study: first words of the title.
@@ -72,18 +72,18 @@ def regression_title(study: str, given: Any, more: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number as text with four significant figures; a dash for None."""
+    """Format a number with four significant figures; a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def beside(value: float, spread: float) -> str:
-    """A number as text with four significant figures, or more if a thousandth of ``spread`` needs them."""
+    """Format a number with four significant figures, or with as many as show a thousandth of ``spread``."""
     larger = math.log10(abs(value) / spread) if value and spread > 0 else 0
     return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
 
 def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
-    """Text ``mean ± stderr``; the error has one significant figure, or one or two decimals in percent."""
+    """Format ``mean ± stderr``; the error has one significant figure, or in percent one or two decimals."""
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
         return "-"
@@ -96,12 +96,12 @@ def plus_minus(row: dict[str, float | None], *, percent: bool = False) -> str:
 
 
 class Curve(NamedTuple):
-    """Curve of one estimator over a setting.
+    """One estimator's curve in a plot against a setting.
 
     Attributes:
-      x, mean, stderr: positions, measured means and standard errors, [points] each; empty without measurements.
+      x, mean, stderr: x coordinates, measured means and standard errors, [points] each; empty without measurements.
       line: exact values, or None.
-      at: positions of the exact values; if None, ``fine`` of `write_curves`.
+      at: x coordinates of the exact values; if None, the argument ``fine`` of `write_curves`.
     """
 
     x: Values
@@ -115,8 +115,8 @@ class Curve(NamedTuple):
         """Make a curve from measured means.
 
         Args:
-          x: positions.
-          rows: mean and standard error at each position, as `repetitions.Measured` or its dictionary.
+          x: x coordinates.
+          rows: mean and standard error at each x coordinate, as `repetitions.Measured` or its dictionary.
           line: exact values.
           scale: factor by which means and errors are multiplied.
         """
@@ -125,17 +125,17 @@ class Curve(NamedTuple):
 
     @classmethod
     def level(cls, value: float, fine: Values) -> Self:
-        """Make a horizontal line at one exact value."""
+        """Make a horizontal line at an exact value."""
         return cls((), (), (), [value] * len(fine))
 
 
 def color(name: str) -> str:
-    """Colour of an estimator, the same in every plot; text after a comma in its name names a variant and is ignored."""
+    """Colour of an estimator in every plot; text after a comma in the name denotes a variant, and is ignored."""
     return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
 def _apart(names: list[str]) -> list[str]:
-    """Colours for the estimators in one plot; only variants of the same estimator share a colour."""
+    """Colours for the estimators in one plot; only variants of one estimator share a colour."""
     whose: dict[str, str] = {}  # colour -> estimator drawn in it
     found = []
     for name in names:
@@ -160,21 +160,21 @@ def write_curves(
     logarithmic: str = "",
     from_zero: bool = True,
 ) -> Path:
-    """Plot curves to ``path``, a PNG file.
+    """Plot curves, and write the plot to ``path``, a PNG file.
 
     Args:
       path: file to write.
-      fine: positions of the exact lines.
+      fine: x coordinates of the exact lines.
       curves: curves by estimator.
       xlabel, title, ylabel: texts of the plot.
-      floor: a lower bound at ``fine``, drawn as a dotted line.
+      floor: lower bound on the errors at ``fine``, drawn as a dotted line.
       logarithmic: axes with a logarithmic scale: "", "x", "y" or "xy".
       from_zero: whether a vertical axis that is not logarithmic starts at zero.
     """
     figure, axes = new_axes(xlabel, ylabel, title)
     drawn: list[str] = []
     for (name, curve), own in zip(curves.items(), _apart(list(curves)), strict=True):
-        # A variant has the colour of its base estimator, and a dashed line.
+        # A variant has the same colour as its base estimator, and a dashed line.
         style = {"color": own, "linestyle": "--" if own in drawn else "-"}
         drawn.append(own)
         if curve.line is not None:
@@ -205,13 +205,13 @@ def write_curves(
 
 
 def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, least: float | None = None) -> Path:
-    """Plot every estimator's mean error with its standard error to ``folder/errors.png``.
+    """Plot every estimator's mean error with its standard error; write the plot to ``folder/errors.png``.
 
     Args:
       folder: folder of the plot.
       rows: rows of ``mse`` by estimator.
       ylabel, title: texts of the plot.
-      least: Bayes risk, drawn as a line; without it the axis is logarithmic.
+      least: Bayes risk, drawn as a line; if None, the axis is logarithmic.
     """
     figure, axes = new_axes("", ylabel, title)
     bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
@@ -226,13 +226,13 @@ def write_bars(folder: Path, rows: dict[str, Any], ylabel: str, title: str, *, l
 
 
 def write_gains(path: Path, fine: Values, curves: Mapping[str, Curve], *, xlabel: str, title: str) -> Path:
-    """Plot gains over the local estimate in percent with `write_curves`; the horizontal axis is logarithmic."""
+    """Plot gains over the local estimate, in percent, by `write_curves` with a logarithmic x axis."""
     style: dict[str, Any] = {"ylabel": "gain over the local estimate, %", "logarithmic": "x", "from_zero": False}
     return write_curves(path, fine, curves, xlabel=xlabel, title=title, **style)
 
 
 def log_ticks(axis: Any, values: Values) -> None:
-    """Make an axis logarithmic, with plain numbers at powers of ten; a short axis also has 2 and 5 times these."""
+    """Make an axis logarithmic, with ticks at powers of ten; a short axis also has ticks at 2 and 5 times these."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -246,7 +246,7 @@ AXES = {"clients": "clients m", "samples": "samples of a client, n"}
 
 
 def fractions(size: int, shares: Iterable[float], least: int) -> list[int]:
-    """Sizes in these proportions to ``size``, at least ``least``, without duplicates and in ascending order."""
+    """Multiples ``shares`` of ``size``, rounded, at least ``least``, without duplicates and in ascending order."""
     return sorted({max(least, round(size * share)) for share in shares})
 
 
@@ -261,19 +261,19 @@ def write_sizes(
     lines: Mapping[str, Values] | None = None,
     floor: Values | None = None,
 ) -> Path:
-    """Plot every estimator's error against a size, to ``folder/mse-NAME.png``; the study runs once per size.
+    """Run the study at each size, and plot every estimator's error to ``folder/mse-NAME.png``.
 
     Args:
       folder: folder of the plot.
-      run: ``settings -> Results``, with the rows ``mse`` by estimator.
+      run: ``settings -> Results``; the JSON summary has the entry ``mse`` by estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
       name: setting to vary, a key of `AXES`.
       sizes: values of this setting.
       study: beginning of the title.
-      fine: positions of the exact lines; by default ``sizes``.
+      fine: x coordinates of the exact lines; by default ``sizes``.
       lines: exact errors by estimator; only these estimators are plotted. By default all estimators are plotted,
         without exact errors.
-      floor: a lower bound at ``fine``.
+      floor: lower bound on the errors at ``fine``.
     """
     found = [run(replace(given, **{name: size})).json["mse"] for size in sizes]
     exact = dict.fromkeys(found[0]) if lines is None else lines

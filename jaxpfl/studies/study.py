@@ -1,4 +1,4 @@
-"""Interface of an estimation study: settings, and a run that returns tables, plots, series and a JSON summary."""
+"""Interface of an estimation study: its settings, and its results as tables, plots, series and a JSON summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxpfl.core import checks
 from jaxpfl.support.errors import JaxpflError
 
 Block: TypeAlias = Any
-"""A printed part of the results: a rich table, or a line of plain text."""
+"""One item of the printed results: a rich table, or a line of plain text."""
 
 
 NOT_PRIVATE = "requires epsilon"
@@ -23,7 +23,7 @@ NOT_PRIVATE = "requires epsilon"
 
 
 def within(default: Any, check: Callable[[str, Any], object], *, empty: bool = False) -> Any:
-    """Define a field of a study's settings with a check of its value; None is not checked.
+    """Define a field of a study's settings whose value is checked, unless it is None.
 
     Args:
       default: default of the field. If it is a tuple, every value of the field is checked.
@@ -44,10 +44,15 @@ def minimum(least: float) -> Callable[[str, float], None]:
 
 
 def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
-    """Refuse fields of a dataclass that differ from their defaults, because they would have no effect.
+    """Refuse fields of a dataclass that would have no effect, if they differ from their defaults.
+
+    Args:
+      settings: the dataclass.
+      names: names of the fields.
+      why: reason for the error message, such as "requires --csv".
 
     Raises:
-      JaxpflError: naming the field, the reason and its value.
+      JaxpflError: if such a field differs from its default; the message names it, the reason and the value.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
@@ -60,20 +65,20 @@ def check_uploads(uploads: int | None, clients: int) -> None:
     """Check that the number of uploading clients, if given, is between 2 and the number of clients.
 
     Raises:
-      JaxpflError: naming the allowed range.
+      JaxpflError: if it is not; the message gives the allowed range.
     """
     if uploads is not None and not 2 <= uploads <= clients:
         raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")
 
 
 class Settings:
-    """Base of a study's settings: a frozen dataclass whose fields have checks (`within`)."""
+    """Base class for a study's settings: a frozen dataclass whose fields have checks (see `within`)."""
 
     def check(self) -> Any:
         """Check the settings.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = getattr(self, field.name)
@@ -90,16 +95,17 @@ class Options:
 
 
 class Results(NamedTuple):
-    """Results of one run.
+    """Results of one run of a study.
 
     Attributes:
-      json: the summary; ``study`` is the registered name, and ``settings`` are the run's settings.
+      json: the summary; ``study`` is the name in the registry, and ``settings`` are the run's settings.
       tables: function that returns the printed tables and lines, in order.
       plots: ``folder -> paths``; draws the plots into the folder, and writes other files into its parent folder.
-      series: errors of every repetition by name, leaves [repetitions, ...]. Repetition r does not depend on the number
-        of repetitions, so a longer run begins with the series of a shorter one. Empty if nothing is repeated.
-      files: contents of the output folder, as printed.
-      hint: last line of the output if no output folder was given.
+      series: errors in every repetition by name, leaves [repetitions, ...]; empty for a study without repetitions.
+        Repetition r does not depend on the number of repetitions, so the series of a longer run begins with the series
+        of a shorter run.
+      files: text that lists the output folder's contents, printed after the run, such as ``summary.json, plots/``.
+      hint: line that is printed last if no output folder is given.
     """
 
     json: dict[str, Any]
@@ -114,8 +120,8 @@ class Read(NamedTuple):
     """Data that a study has read.
 
     Attributes:
-      data: the data, as an argument of the study's ``results``.
-      arrays: arrays on which the results depend; None if the settings say to draw the data.
+      data: the data, in the form that the study's ``results`` takes.
+      arrays: arrays that determine the data; None if the settings ask for simulated data.
     """
 
     data: Any
@@ -127,9 +133,10 @@ class Study:
     """A registered study.
 
     Attributes:
-      settings: a frozen dataclass. Its fields are the flags, with their docstrings as help; its ``check`` raises a
-        JaxpflError for values that are not allowed.
-      results: ``settings -> Results``. With ``options``, the options are a further argument; with ``reads``, the data.
+      settings: a frozen dataclass. Its fields are the flags, and the fields' docstrings are the flags' help. Its method
+        ``check`` raises a JaxpflError for values that are not allowed.
+      results: ``settings -> Results``. Further arguments are the options, if ``options`` is not None, and the data, if
+        ``reads`` is not None.
       options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without options.
       reads: ``settings -> Read``, the data on which the results depend; None for a study that draws its data.
     """
@@ -143,12 +150,12 @@ class Study:
         """Run the study.
 
         Args:
-          settings: the settings; by default the settings' defaults.
-          options: the options; by default their defaults. None for a study without options.
-          read: data of a study that reads data; by default they are read here.
+          settings: the settings; by default all settings have their defaults.
+          options: the options; by default all options have their defaults. None for a study without options.
+          read: data of a study that reads data; by default the data are read here.
 
         Raises:
-          JaxpflError: as in the settings' ``check``; also for a seed outside 32 bits.
+          JaxpflError: as in the settings' ``check``, and if the seed does not fit in 32 bits.
         """
         given = self.settings() if settings is None else settings
         if hasattr(given, "seed"):
@@ -163,9 +170,9 @@ class Study:
         return full_precision.products(self.results)(given, *more)
 
     def arguments(self, settings: Any, options: Options | None = None) -> Iterator[str]:
-        """Arguments of ``jaxpfl estimate`` for settings and options that differ from their defaults.
+        """Command-line arguments of ``jaxpfl estimate`` for settings and options that differ from their defaults.
 
-        Paths are absolute, so that the command works the same from another folder.
+        Paths are absolute, so that the command works in every folder.
         """
         yield from _flags(settings, self.settings())
         if options is not None and self.options is not None:

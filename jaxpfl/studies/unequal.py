@@ -26,7 +26,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class UnequalSettings(Settings):
-    """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples for client i."""
+    """Model: X_ij ~ Bern(p_i), p_i ~ P, with n_i samples for client i."""
 
     clients: int = within(10_000, minimum(2))
     """Number of clients, m."""
@@ -42,10 +42,10 @@ class UnequalSettings(Settings):
     """Seed of every random draw."""
 
     def check(self) -> ProbabilityPrior:
-        """Check the settings, and return the population.
+        """Check the settings, and return the distribution P of the clients' probabilities.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.most < max(2, self.least):
@@ -66,7 +66,7 @@ class UnequalSettings(Settings):
 
 
 def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Array, Samples]:
-    """Draw probabilities [m], and samples in {0, 1}, [m, most], with a mask of each client's first n_i."""
+    """Draw probabilities [m], and samples [m, most] in {0, 1}; the mask selects the first n_i samples of client i."""
     of_p, of_x = jax.random.split(key)
     p = prior.draw(of_p, given.clients)
     ones = jax.random.uniform(of_x, (given.clients, given.most)) < p[:, None]
@@ -74,7 +74,7 @@ def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Arr
 
 
 def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.ndarray]:
-    """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and at each of `reported_sizes`."""
+    """Mean squared errors by estimator, [repetitions, 1 + sizes]: over all clients, and for each reported size."""
     estimators = plain_estimators()
     if prior.beta is not None:
         estimators["known prior"] = bernoulli.beta_posterior(*prior.beta)
@@ -89,10 +89,10 @@ def simulate(given: UnequalSettings, prior: ProbabilityPrior) -> dict[str, np.nd
 
 
 def simulated(given: UnequalSettings) -> Results:
-    """Compare local estimates, one share for all clients, and personalised estimates with weights that depend on n_i.
+    """Compare local estimates, one estimate for all clients, and personalised estimates, whose weights depend on n_i.
 
-    The summary has ``mse`` and ``gains`` over all clients. ``by_samples`` has ``mse`` and ``gains`` over the
-    clients of each reported size, and ``limit``, the gain of the best weight for infinitely many clients.
+    In the summary, ``mse`` and ``gains`` are over all clients. ``by_samples`` has the same entries over the clients of
+    each reported size, and ``limit``: the gain of the optimal weight with infinitely many clients.
 
     Raises:
       JaxpflError: as in `UnequalSettings.check`.

@@ -1,4 +1,4 @@
-"""When collaboration helps a client: the gain in theory, the clients and privacy that it requires, a phase diagram."""
+"""Study of when collaboration helps: theoretical gain, clients and eps needed for a gain, and phase diagram."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
     """Compute the theory for these settings, without simulation.
 
     Returns:
-      ``gain_over_local``: gain of the personalised estimate with messages as sent (private if eps is given, else
-      quantised if bits are given, else exact). ``most_gain``: gain with infinitely many clients. ``global_gain``: gain
-      of one estimate for all. ``careless_gain``: gain with a weight that ignores the noise. ``needs``: for shares of
-      the most gain, the number of clients needed, and the least eps of the one-bit mechanism at the settings' clients.
+      ``gain_over_local``: gain of the personalised estimate over the local estimate, with private messages if eps is
+      given, else quantised messages if bits are given, else exact messages. ``most_gain``: gain with infinitely many
+      clients. ``global_gain``: gain of a single estimate for all clients. ``careless_gain``: gain of a personalised
+      estimate whose weight ignores the messages' noise. ``needs``: for several fractions of ``most_gain``, the number
+      of clients needed, and the smallest eps at which the one-bit mechanism reaches this gain with the settings' number
+      of clients.
 
     Raises:
       JaxpflError: as in `GaussianPopulation.check`.
@@ -62,7 +64,7 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """Sentences that summarise the result."""
+    """Sentences that summarise the result of `run`."""
     gain, limit, m = result["gain_over_local"], result["most_gain"], result["settings"]["clients"]
     if gain < 0.05:
         what = "hardly helps"
@@ -86,14 +88,14 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """The eps at which one bit adds the variance ``noise``, b^2 coth^2(eps/2); None if there is no such eps."""
+    """The eps at which the one-bit mechanism adds the variance ``noise``, b^2 coth^2(eps/2); None if no eps does."""
     if not noise > b**2:  # true also for NaN
         return None
     return 2 * math.atanh(b / math.sqrt(noise))
 
 
 def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
-    """Plot the phase diagram: the gain by the clients' heterogeneity and, in turn, the number of clients and eps."""
+    """Plot the gain against the clients' heterogeneity and the number of clients, and against heterogeneity and eps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")

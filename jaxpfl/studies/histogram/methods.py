@@ -1,6 +1,7 @@
-"""Settings, users and rows of the histogram table: centers by every method, with and without privacy.
+"""Settings, users and table rows of the histogram study; a row is a method, with or without privacy.
 
-Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into groups.
+Users are drawn from a Dirichlet mixture, or are real users with token counts. They are divided into clients, validation
+users and unseen users.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from jaxpfl.support import host_memory
 from jaxpfl.support.errors import JaxpflError, shown
 
 _FEW = 20
-"""Least number of users; if fewer have enough tokens, the required number of tokens is lowered."""
+"""Number of users below which the required tokens per user are lowered, to the first sufficient value in `_LEAST`."""
 _LEAST = (50, 20, 10, 5, 2)
 _USERS_OF_A_CLUSTER = 4
 
 
 @dataclass(frozen=True)
 class HistogramSettings(Settings):
-    """Users' histograms, estimated alone, together, in clusters, and under privacy."""
+    """Settings of the histogram study."""
 
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
@@ -112,10 +113,10 @@ class HistogramSettings(Settings):
     """Number of runs on the same users, each with its own initial centers and noise; vmapped."""
 
     def check(self) -> None:
-        """Check the settings by themselves; `follow` checks them against the data.
+        """Check the settings without the data; `follow` checks them against the data.
 
         Raises:
-          JaxpflError: naming the setting, its value and the allowed values.
+          JaxpflError: if a setting is out of range; the message names the setting, its value and the allowed values.
         """
         super().check()
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
@@ -139,17 +140,17 @@ class HistogramSettings(Settings):
 
 
 def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[HistogramSettings, dict[str, Any]]:
-    """Reduce settings that have their defaults and are too large for the data.
+    """Reduce default settings that are too large for the data.
 
     Args:
       given: settings that have passed their own checks.
       counts: counts of real users; None for synthetic users.
 
     Returns:
-      The settings, and the changed ones by name.
+      The settings, and the new values of the reduced settings by name.
 
     Raises:
-      JaxpflError: if a setting given by the user is too large for the data.
+      JaxpflError: if a setting that differs from its default is too large for the data, or if there are too few users.
     """
     taken: dict[str, Any] = {}
 
@@ -189,23 +190,23 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
 
 
 class Group(NamedTuple):
-    """Users, and the ground truth by which their estimates are scored."""
+    """A group of users, and the true histograms (or held-out counts) against which their estimates are scored."""
 
     users: Users
     truth: Truth
 
 
 class Prepared(NamedTuple):
-    """Users of a study, in groups.
+    """Users of a study, divided into groups.
 
     Attributes:
-      clients: users that take part.
+      clients: users whose counts the methods use.
       validation: users on which lambda and alpha are tuned.
-      unseen: users that no method sees, scored separately.
+      unseen: users whose counts no method uses for the centers; scored separately.
       vocabulary: the tokens, [d].
       names: the clients' names, [clients].
       population: mixture from which synthetic users are drawn; None for real users.
-      kinds: each client's component of that mixture, [clients]; None for real users.
+      kinds: index of the mixture component from which each client is drawn, [clients]; None for real users.
     """
 
     clients: Group
@@ -283,7 +284,7 @@ LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
 ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())
 METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
 BLENDED = ("Algorithm 2", "Standardised")
-"""Methods with an additional row in which users blend the centers."""
+"""Methods with an additional row in which users take convex combinations of the centers."""
 PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
 """Methods with an additional row in which the weight of a user's own histogram depends on its number of tokens."""
@@ -296,7 +297,7 @@ ALGORITHM_3 = "Algorithm 3 (printed)"
 
 
 def exact_centers(method: str, key: Key, users: Users, given: HistogramSettings) -> Array:
-    """Centers by a non-private method, [1 or k, d].
+    """Centers [1 or k, d] computed by a non-private method.
 
     Without noise, ``Standardised`` is Algorithm 2 with random multiples of the mean as initial centers.
     """
@@ -331,7 +332,7 @@ def selected_tokens(moment: Array, candidates: Array, clusters: int, given: Hist
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """All rows of the table for these centers: the estimates, and the chosen lambda or alpha (NaN if there is none).
+    """Table rows for each method's centers: the personalisation, and the tuned lambda or alpha (NaN if none is tuned).
 
     Each row's lambda or alpha is tuned only on the validation users.
     """
@@ -369,11 +370,12 @@ def exact_rows(key: Key, data: Prepared, given: HistogramSettings) -> dict[str, 
 
 
 def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
-    """Reference rows from Dirichlet models around Algorithm 2's centers [k, d].
+    """Reference rows: Dirichlet models around Algorithm 2's centers [k, d], and the validation users' mean.
 
-    The rows are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for synthetic
-    users the Bayes estimate under the true population, which is optimal. A further row fine-tunes the validation users'
-    mean. It costs the other users no privacy, and is the baseline for FedAvg under much noise.
+    The Dirichlet models are a Dirichlet distribution fitted to each cluster, a Dirichlet mixture fitted by EM, and for
+    synthetic users the true population, whose Bayes estimate is optimal. The last row fine-tunes the validation users'
+    mean. This mean uses no client's data, so it costs the clients no privacy. It is the baseline for FedAvg with large
+    noise.
     """
     s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
     start = histogram_dirichlet.around(centers, 100.0)
@@ -396,7 +398,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Scores of a row: mean loss, mean loss on unseen users, the chosen lambda or alpha, each user's loss [b, c]."""
+    """Scores of a row: mean loss, mean loss of unseen users, tuned lambda or alpha, loss of each user [blocks, c]."""
 
     loss: Array
     unseen: Array
@@ -405,7 +407,7 @@ class Scored(NamedTuple):
 
 
 def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, Scored]:
-    """Score every row; unseen users are assigned and fine-tuned by their own counts only."""
+    """Score every row; unseen users are assigned to centers and fine-tuned with their own counts only."""
     found = {}
     for name, (personal, chosen) in rows.items():
         own = losses(*data.clients, personal)
@@ -415,7 +417,7 @@ def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, 
 
 
 class Choice(NamedTuple):
-    """Settings of a private method: k, T, clipping norm C, and the first release's share of the privacy budget."""
+    """Settings of a private method: k, T, clipping norm C, and the first release's fraction of the privacy budget."""
 
     clusters: int
     rounds: Scalar
@@ -424,11 +426,12 @@ class Choice(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise for one privacy budget (eps, delta).
+    """Noise of the private methods for one privacy budget (eps, delta).
 
     Attributes:
-      alone: noise multiplier of a method with a single release; methods with several releases divide it (`divided`).
-      printed_epsilon: eps of each part of a call of Algorithm 3 as printed.
+      alone: noise multiplier of a method with a single release; `divided` computes the multipliers for several
+        releases.
+      printed_epsilon: eps of each part of one call of Algorithm 3 as printed.
       printed_stddev: standard deviation of the noise in these calls.
     """
 
@@ -438,7 +441,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """Noise with which each private row as a whole is (eps, delta)-DP."""
+    """Noise that makes all releases behind one private row together (eps, delta)-DP."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
     part = histogram_printed.call_budget(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
@@ -453,7 +456,7 @@ def method_choices(given: HistogramSettings) -> dict[str, Choice]:
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
-    """Noise multipliers of the first and of each further release, and the number of further releases."""
+    """Noise multiplier for the first release, multiplier for each further release, and number of further releases."""
     if method in ONE_RELEASE:
         return alone, alone, 0
     others = choice.rounds + (method == "Algorithm 2 + DimRed")
@@ -463,15 +466,15 @@ def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar,
 def private_centers(
     method: str, key: Key, users: Users, alone: Scalar, choice: Choice, given: HistogramSettings
 ) -> Array:
-    """Centers by a private method, [1 or k, d]; the privacy accounting covers every use of the users' data.
+    """Centers [1 or k, d] computed by a private method; the privacy accounting covers every use of the users' data.
 
     Args:
       method: name in `PRIVATE_METHODS`.
-      key: random key of the initial centers and the noise; every method, budget and choice derives its own stream.
+      key: random key of the initial centers and the noise; each method, budget and choice derives a separate stream.
       users: the users.
       alone: noise multiplier of a single release that is as private as all releases together; may be traced.
       choice: the method's settings; k is static, the others may be traced.
-      given: all other settings: floor, IFCA's step size, DimRed's tokens.
+      given: the study's settings, for the floor, IFCA's step size and DimRed's numbers of tokens.
     """
     s, k = given.floor, choice.clusters
     key = numbered(named(key, method, given), alone, *choice)
@@ -489,7 +492,7 @@ def private_centers(
     keep = None
     if method == "Algorithm 2 + DimRed":
         mean = histogram_private.private_mean(first, s)
-        candidates = jax.lax.top_k(mean, given.candidates)[1]  # derived from the private mean, at no privacy cost
+        candidates = jax.lax.top_k(mean, given.candidates)[1]  # computed from the private mean, so at no privacy cost
         moment = histogram_clusters.second_moment(users, mean, candidates, MOMENT_RADIUS)
         keep = selected_tokens(
             histogram_clusters.noisy_moment(of_moment, moment, MOMENT_RADIUS, noise), candidates, k, given
@@ -501,7 +504,7 @@ def private_centers(
 def all_private_centers(
     key: Key, users: Users, noise: Noise, choices: Mapping[str, Choice], given: HistogramSettings
 ) -> dict[str, Array]:
-    """Centers by every private method, and by Algorithm 3 as printed, which is not private as a whole."""
+    """Centers by every private method, and by Algorithm 3 as printed, whose start is not private."""
     made = {name: private_centers(name, key, users, noise.alone, choices[name], given) for name in PRIVATE_METHODS}
     own = numbered(named(key, ALGORITHM_3, given), *noise)
     of_start, of_printed = jax.random.split(own)
@@ -523,7 +526,7 @@ def all_private_centers(
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
-"""Method with the exported centers, which the users blend: without privacy (True) and with privacy (False)."""
+"""Method whose centers are exported and blended by the users: without privacy (True) and with privacy (False)."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
 """Names of the arrays in an exported archive, see `export`."""
 PRINTED = {
@@ -542,7 +545,7 @@ ORDER = (
 
 
 def exported(column: str) -> str:
-    """Name of the row with the histograms that `export` writes for a column."""
+    """Name of the table row whose histograms `export` writes, for a column."""
     return f"{CLUSTERING[column == EXACT]}, blended + FT"
 
 
@@ -553,7 +556,7 @@ class Made(NamedTuple):
       given: the settings after `follow`.
       result: summary, see `run`.
       data: the users.
-      centers: centers of `CLUSTERING` in the first run, [k, d], by column.
+      centers: centers of the method in `CLUSTERING` in the first run, [k, d], by column.
       series: mean losses by "row, column", [runs] each; [1] for rows that do not depend on the run.
     """
 

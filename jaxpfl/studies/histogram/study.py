@@ -1,4 +1,4 @@
-"""The histogram study: both columns of Table 1 of Setlur et al. 2023, with intervals, and users' own histograms."""
+"""Reproduces both columns of Table 1 of Setlur et al. 2023, and can export every user's personalised histogram."""
 
 from __future__ import annotations
 
@@ -89,14 +89,16 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 
     The summary ``result`` has the entries
 
-    - ``rows``: by column ("non-private" and "epsilon E") and row, the mean loss over runs with its 95 % half width
-      (``interval``, by Student's t; None for one run), the mean loss of unseen users, and the mean lambda or alpha.
-      ``difference`` is the paired difference from the column's FedAvg + FT, with half widths over runs, and over users
-      (of each user's mean over runs).
-    - ``best``: the row `exported`, by column.
-    - ``privacy`` at each eps; ``floor``; ``users``; ``printed``, the paper's table.
+    - ``rows``: scores by column ("non-private" and "epsilon E") and row. ``mean`` is the mean loss over runs, and
+      ``interval`` the half width of its 95 % confidence interval by Student's t (None for one run). ``unseen`` is the
+      mean loss of unseen users, and ``chosen`` the mean tuned lambda or alpha. ``difference`` is the difference from
+      the column's FedAvg + FT in the same runs; its half widths are over runs, and over users (of their means over
+      runs).
+    - ``best``: name of the row that `export` writes, by column.
+    - ``privacy``: privacy statement of each method, by column. ``floor``: floor of the estimates. ``users``: numbers of
+      users by group. ``printed``: the paper's table.
     - ``followed_the_data``: settings that `methods.follow` reduced.
-    - ``misclustering``: see `misclustering`; only for synthetic users.
+    - ``misclustering``: result of `misclustering`; only for synthetic users.
 
     Reference: Setlur et al. 2023, Table 1.
 
@@ -108,7 +110,7 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
       The summary, and arrays for plots and export.
 
     Raises:
-      JaxpflError: as in `HistogramSettings.check`; also if files cannot be read.
+      JaxpflError: as in `HistogramSettings.check`, and if a file cannot be read.
     """
     given.check()
     noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
@@ -160,12 +162,13 @@ def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
 
 
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
-    """Write users' own histograms, from the row `exported` of the first run, to an ``.npz`` file.
+    """Write the users' personalised histograms from the first run to an ``.npz`` file.
 
-    Its arrays are ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n]
-    with each user's nearest center, and ``lam``.
+    The function `exported` names the table row. The file's arrays are ``users`` [n], ``vocabulary`` [d], ``histograms``
+    [n, d] float32, ``centers`` [k, d], ``cluster`` [n] (each user's nearest center), and ``lam``.
 
-    With an eps of the study the centers are private. A user's histogram is meant for that user, and is not private.
+    If ``epsilon`` is given, which must be a value in the settings, the centers are private. A user's histogram is for
+    that user only, and is not private.
     """
     given, column = made.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
@@ -188,7 +191,7 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
 
 def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
     made = measure(scored.loss)
-    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # paired: runs share their keys
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # paired: runs share keys
     of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
     return {
         "mean": made.mean,
@@ -237,7 +240,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict
 
 
 def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
-    """Share of users in a wrong cluster, under the best matching of the labels [n] to the true clusters [n]."""
+    """Fraction of users in a wrong cluster, under the best matching of ``labels`` [n] to the clusters ``true`` [n]."""
     from scipy.optimize import linear_sum_assignment
 
     table = np.zeros((clusters, clusters))
@@ -246,10 +249,12 @@ def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
 
 
 def rate(population: DirichletMixture, tokens: float) -> float:
-    """Rate ``exp(-Delta^2 / (8 sigma^2))`` of the bound; sigma^2 is the largest variance of a histogram's entry.
+    """The paper's bound ``exp(-Delta^2 / (8 sigma^2))`` on the misclustering rate, up to vanishing terms.
 
-    An entry's variance about the center is ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``. For small P the
-    largest eigenvalue of the covariance is not much larger.
+    Delta is the smallest distance between two centers, and sigma^2 the largest variance of an entry of a user's
+    histogram. An entry with the value P at the center has the variance ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1))
+    / m)``, where m is the user's number of tokens. For small P, the largest eigenvalue of the covariance is not much
+    larger than sigma^2.
     """
     centers, about = population.centers, 1 / (population.alpha + 1)
     apart = ((centers[:, None] - centers) ** 2).sum(axis=-1)
@@ -259,14 +264,14 @@ def rate(population: DirichletMixture, tokens: float) -> float:
 
 
 def misclustering(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
-    r"""Misclustering rates of the users after 0 ... T rounds by method, averaged over runs, and the paper's bound.
+    r"""Misclustering rates after 0 ... T rounds by method, averaged over runs, and the paper's bound.
 
-    Appendix D of the paper bounds the rate by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish. Delta
-    is the least distance between two centers, and sigma^2 a sub-Gaussian parameter of a user's histogram about its
-    center. The analysis is for Lloyd's algorithm in Euclidean distance with such noise, not for the KL divergence, so
-    the bound is shown only for comparison.
+    Appendix D of the paper bounds the rate by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to vanishing terms. Delta is
+    the smallest distance between two centers, and sigma^2 is a sub-Gaussian parameter of a user's histogram about its
+    center. The paper's analysis is for Lloyd's algorithm in Euclidean distance with sub-Gaussian noise, and not for the
+    KL divergence, so the bound is shown only for comparison.
 
-    If the numbers of clusters differ, users in clusters without a match count as wrong.
+    If the numbers of fitted and true clusters differ, users in a cluster without a match count as wrong.
 
     Implements: Setlur et al. 2023, appendix D.
     """
@@ -325,7 +330,7 @@ class HistogramOptions(Options):
         """Check that the study computes the centers to export, and that the file can be written.
 
         Raises:
-          JaxpflError: naming the option, its value and the allowed values.
+          JaxpflError: if an option is not allowed; the message names the option and its value.
         """
         if self.export_epsilon is not None and self.export_epsilon not in given.epsilon:
             known = ", ".join(f"{e:g}" for e in given.epsilon)
@@ -360,7 +365,7 @@ DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed +
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """Table of every row in every column, and lines on the privacy claims, from the result of `study.run`."""
+    """Table of all rows and columns, and lines on the privacy guarantees, from the result of `run`."""
     given, users = result["settings"], result["users"]
     sizes = result["tokens_per_user"]
     title = (
@@ -407,7 +412,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
-    """Lines that compare each column's exported row with FedAvg + FT."""
+    """Lines that compare each column's exported row with the row FedAvg + FT."""
     lines = []
     for column, name in result["best"].items():
         gap = result["rows"][column][name]["difference"]
