@@ -28,7 +28,7 @@ def test_the_largest_client_is_named_before_examples_are_copied(monkeypatch: pyt
     with pytest.raises(
         JaxpflError,
         match=r"^1100 examples of 21 clients \(client 20 has 500 of them\) need 434 KiB of memory, 434 KiB are free: "
-        r"take fewer examples, or fewer clients$",
+        r"use fewer examples or fewer clients$",
     ):
         stack_clients(given)
 

@@ -127,8 +127,8 @@ def federate(source: Source, **settings: Any) -> Federation:
     classes = are_classes(source.y_train)
     if not classes and given.partition not in CLASSLESS:
         raise JaxpflError(
-            f"the partition {given.partition!r} deals examples by their classes, and the labels of {source.name} are "
-            f"{'several each' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
+            f"the partition {given.partition!r} deals examples by class, but the labels of {source.name} are "
+            f"{'several per example' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
         )
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = assign(given.partition, source if classes else _single_class(source), clients, given.options, rng)
@@ -192,9 +192,9 @@ def federate_unseen(source: Source, **settings: Any) -> Federation:
     """
     given = Split(**settings)
     if given.partition != "natural":
-        raise JaxpflError(f"test users are clients of the partition natural, got {given.partition}")
+        raise JaxpflError(f"federate_unseen requires partition='natural' (clients are users), got {given.partition!r}")
     if given.standardize:
-        raise JaxpflError("unseen clients are scaled as the trained ones: scaled(unseen, scaling_of(trained))")
+        raise JaxpflError("standardize must be False for unseen clients: use scaled(unseen, scaling_of(trained))")
     others = federate(unseen(source), **settings)
     assert source.users_train is not None
     return others._replace(client_ids=others.client_ids + np.int32(len(np.unique(source.users_train))))
@@ -250,8 +250,8 @@ def _warn_of_unseen(source: Source, split: bool) -> None:
     users, all_users = (len(np.unique(own)) for own in (source.users_test[apart], source.users_test))
     warn(
         f"data set {source.name!r}: {users} of {all_users} test users have no training examples, and their "
-        f"{apart.sum()} examples are left out{'; each client is tested on a part of its own' if split else ''}: "
-        "score them as clients unseen in training, --unseen-clients test (federate_unseen)"
+        f"{apart.sum()} examples are left out{'; each client is tested on part of its own examples' if split else ''}: "
+        "to score them as unseen clients, use --unseen-clients test (federate_unseen)"
     )
 
 
@@ -264,7 +264,7 @@ def _single_class(source: Source) -> Source:
 def _check_source(source: Source) -> None:
     """Check a source before it is split, so that errors refer to the user's own examples."""
     if (source.x_test is None) != (source.y_test is None):
-        raise JaxpflError(f"data set {source.name!r}: give x_test and y_test, or neither")
+        raise JaxpflError(f"data set {source.name!r}: give both x_test and y_test, or neither")
     for part, x, y in (("train", source.x_train, source.y_train), ("test", source.x_test, source.y_test)):
         if x is None or y is None:
             continue
@@ -275,7 +275,7 @@ def _check_source(source: Source) -> None:
         check_finite(x, whose)
         y = checked_labels(y, whose)
         if y.shape[1:] != source.y_train.shape[1:]:
-            raise JaxpflError(f"{whose}: labels are {y.shape[1:]}, but training labels {source.y_train.shape[1:]}")
+            raise JaxpflError(f"{whose}: labels have shape {y.shape[1:]}, but y_train has {source.y_train.shape[1:]}")
         if source.task != "classification":
             continue
         if not are_classes(y):
@@ -284,14 +284,14 @@ def _check_source(source: Source) -> None:
                 "set Source.task to another task"
             )
         if len(y) and y.max() >= source.num_classes:
-            raise JaxpflError(f"{whose}: labels must lie in 0 .. {source.num_classes - 1}")
+            raise JaxpflError(f"{whose}: labels must be from 0 to {source.num_classes - 1}")
     for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):
         if users is not None and (
             y is None or users.shape != y.shape[:1] or not np.issubdtype(users.dtype, np.integer)
         ):
             raise JaxpflError(f"data set {source.name!r}, {part}: users must be integers, one for each example")
     if source.superclasses is not None and source.superclasses.shape != (source.num_classes,):
-        raise JaxpflError(f"data set {source.name!r}: superclasses must be [{source.num_classes}], one for each class")
+        raise JaxpflError(f"data set {source.name!r}: superclasses must have shape [{source.num_classes}]")
 
 
 def number_held(n: int, share: float) -> int:

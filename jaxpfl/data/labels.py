@@ -42,20 +42,18 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     """
     y = np.asarray(y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-        raise JaxpflError(f"{whose}: labels must be [n], or [n, d] for several each, got shape {y.shape}")
+        raise JaxpflError(f"{whose}: labels must have shape [n], or [n, d] for several each, got {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
         if y.dtype.itemsize > 4 and (lost := digit_loss(y)) is not None:
             warn(f"{whose}, labels: {lost}: subtract an offset from them")
         check_finite(y, whose, "the label")
         return y.astype(np.float32, copy=False)
     if not np.issubdtype(y.dtype, np.integer):
-        raise JaxpflError(
-            f"{whose}: labels must be integers >= 0, got {y.dtype}: classes are integers, labels of a regression floats"
-        )
+        raise JaxpflError(f"{whose}: labels must be integers >= 0, or floats for regression, got {y.dtype}")
     least = 0 if y.ndim == 1 else -1  # -1 marks a position of a sequence without a label
     if len(y) and (y.min() < least or y.max() > _LARGEST):
         wrong = int(y[(y < least) | (y > _LARGEST)][0])
-        hint = "; labels of a regression are floats" if wrong < 0 else ""
+        hint = "; for regression, use floats" if wrong < 0 else ""
         raise JaxpflError(f"{whose}: labels must be integers >= {least} (and below 2**31), got {wrong}{hint}")
     return y.astype(np.int32, copy=False)
 

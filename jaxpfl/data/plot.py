@@ -48,7 +48,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
+        raise JaxpflError("drawing a plot needs the package matplotlib: pip install matplotlib") from error
     if not counts.has_classes:
         raise JaxpflError("the plot of a split needs labels that are classes: leave out --plot")
     m, num_classes = counts.class_counts.shape

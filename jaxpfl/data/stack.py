@@ -63,7 +63,7 @@ def stack_clients(
     """
     m = len(train)
     if m == 0:
-        raise JaxpflError("zero clients: at least one is needed")
+        raise JaxpflError("at least 1 client is needed, got 0")
     ids = _check_ids(client_ids, m)
     parts: dict[str, list[Examples]] = {}
     for split, own in (("train", train), ("validation", validation), ("test", test)):
@@ -112,7 +112,7 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     if ids.shape != (m,) or not np.issubdtype(ids.dtype, np.integer):
         raise JaxpflError(f"client_ids must be {m} integers, got shape {ids.shape} of {ids.dtype}")
     if ids.min() < 0 or ids.max() >= 2**31 or len(np.unique(ids)) < m:
-        raise JaxpflError("client_ids must be distinct and lie in 0 .. 2**31 - 1")
+        raise JaxpflError("client_ids must be distinct and from 0 to 2**31 - 1")
     return ids.astype(np.int32)
 
 
@@ -167,8 +167,8 @@ def warn_of_shared(federation: Federation) -> Federation:
     chance = (np.append(same, False) | np.insert(same, 0, False)).mean() * len(own)
     if found > 2 * chance + 3 * math.sqrt(chance) or np.array_equal(known, np.sort(own)):
         warn(
-            f"{found} of {len(own)} test examples are training examples too, features and label: give a test set of "
-            "other examples"
+            f"{found} of {len(own)} test examples are training examples too, with the same features and label: "
+            "use a test set of other examples"
         )
     return federation
 
@@ -192,17 +192,17 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
         x, y = _arrays(x), np.asarray(y)
     except ValueError as error:  # NumPy on nested lists of unequal length
-        raise JaxpflError(f"{whose}: not an array: {error}") from error
+        raise JaxpflError(f"{whose}: inputs or labels are not an array: {error}") from error
     leaves = jax.tree.leaves(x)
     for leaf in leaves:
         if leaf.ndim == 0 or y.ndim not in (1, 2):
             raise JaxpflError(
-                f"{whose}: inputs must be [n, ...] and labels [n] or [n, d], got shapes {leaf.shape}, {y.shape}"
+                f"{whose}: inputs must be [n, ...] and labels must be [n] or [n, d], got {leaf.shape} and {y.shape}"
             )
         if len(leaf) != len(y):
             raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
     if not leaves:
-        raise JaxpflError(f"{whose}: inputs without an array")
+        raise JaxpflError(f"{whose}: inputs must contain an array")
     if len(y) == 0:
         return x, y.astype(np.int32)
     check_finite(x, whose)
@@ -234,7 +234,7 @@ def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax
             common = found if common is None else common
             structures = jax.tree.structure(found[0]), jax.tree.structure(common[0])
             if structures[0] != structures[1]:
-                raise JaxpflError(f"{whose}: inputs are {structures[0]}, the clients before it have {structures[1]}")
+                raise JaxpflError(f"{whose}: inputs are {structures[0]}, but earlier clients have {structures[1]}")
             inputs = jax.tree.map(partial(_shared, whose=f"{whose}: one input"), found[0], common[0])
             common = inputs, _shared(found[1], common[1], f"{whose}: one label")
     assert common is not None, "some client has training examples"
@@ -243,7 +243,7 @@ def _common(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[Any, jax
 
 def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
     if found.shape != expected.shape:
-        raise JaxpflError(f"{whose} has shape {found.shape}, the clients before it have {expected.shape}")
+        raise JaxpflError(f"{whose} has shape {found.shape}, but earlier clients have {expected.shape}")
     return jax.ShapeDtypeStruct(found.shape, _shared_type(found.dtype, expected.dtype))
 
 
@@ -302,7 +302,7 @@ def check_memory(sizes: np.ndarray, ids: np.ndarray, one: int) -> None:
         one * int(of_client.sum()),
         f"{of_client.sum()} examples of {len(ids)} clients (client {ids[largest]} has {of_client[largest]} of them) "
         "need",
-        "take fewer examples, or fewer clients",
+        "use fewer examples or fewer clients",
     )
 
 
@@ -366,11 +366,11 @@ def alike(train: Any, test: Any, name: str) -> tuple[Any, Any]:
         return stored, stored
     if jax.tree.structure(train) != jax.tree.structure(test):
         found, given = jax.tree.structure(test), jax.tree.structure(train)
-        raise JaxpflError(f"data set {name!r}: test inputs are {found}, but training inputs {given}")
+        raise JaxpflError(f"data set {name!r}: test inputs are {found}, but training inputs are {given}")
     for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
         if a.shape[1:] != b.shape[1:]:
             raise JaxpflError(
-                f"data set {name!r}: one test input has shape {b.shape[1:]}, but one training input {a.shape[1:]}"
+                f"data set {name!r}: a test input has shape {b.shape[1:]}, but a training input has {a.shape[1:]}"
             )
     pair = converted(train, "train"), converted(test, "test")
     kinds = jax.tree.map(lambda a, b: _shared_type(a.dtype, b.dtype), *pair)

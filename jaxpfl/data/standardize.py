@@ -37,7 +37,7 @@ def scaling_of(federation: Federation) -> Scaling:
     """
     examples = federation.train.flat()
     if not len(examples.y):
-        raise JaxpflError("no client has training examples to standardize by")
+        raise JaxpflError("standardize needs training examples, but no client has any")
     pairs = map(_scaling, jax.tree.leaves(examples.x))
     return Scaling(*(jax.tree.unflatten(jax.tree.structure(examples.x), part) for part in zip(*pairs, strict=True)))
 

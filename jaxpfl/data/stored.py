@@ -100,7 +100,7 @@ def check_new(folder: Path) -> None:
       JaxpflError: if it is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise JaxpflError(f"{folder} exists: name a folder that does not, or delete it")
+        raise JaxpflError(f"{folder} already exists: choose another folder, or delete it")
 
 
 def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
@@ -134,9 +134,9 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         task = manifest.get("task", "classification")  # older manifests have no task: all were classifications
         scales = None if scales is None else [(np.float32(mean), np.float32(scale)) for mean, scale in scales]
         if not (type(classes) is int and inputs in ("pixels", "features", "tokens")):
-            raise ValueError("its classes or inputs are of no kind")
+            raise ValueError("its classes or inputs are of an unknown kind")
         if not isinstance(task, str):
-            raise ValueError("its task is no name")
+            raise ValueError("its task is not a name")
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
     names = manifest.get("class_names")
@@ -156,10 +156,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = files.read_json(folder / MANIFEST)
     split = manifest.get("split") if isinstance(manifest, dict) else None
     if not (isinstance(split, dict) and isinstance(manifest.get("data"), str)):
-        raise JaxpflError(f"{folder / MANIFEST} is damaged, or not of a federation")
+        raise JaxpflError(f"{folder / MANIFEST} is damaged or is not the manifest of a federation")
     if manifest.get("format") != FORMAT:
         found = shown(manifest.get("format"))
-        raise JaxpflError(f"{folder / MANIFEST} has format {found}, this version reads {FORMAT}")
+        raise JaxpflError(f"{folder / MANIFEST} has format {found}, but this version reads {FORMAT}")
     if not isinstance(split.get("clients"), int | None):
         raise JaxpflError(f"{folder / MANIFEST} is damaged: clients = {shown(split['clients'])}")
     return manifest
@@ -247,12 +247,12 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
         try:
             found = path.stat().st_size
             if found != entry["bytes"]:
-                raise JaxpflError(f"{path} is damaged: it has {found} bytes, {shown(entry['bytes'])} were written")
+                raise JaxpflError(f"{path} is damaged: it has {found} bytes, but {shown(entry['bytes'])} were written")
             array = read_npy(path, mode=None if into_memory else "r")
         except OSError as error:
             raise JaxpflError(f"{path} is missing or damaged: {error.strerror or error}") from error
         if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
-            raise JaxpflError(f"{path} is damaged: it holds {array.shape} of {array.dtype.str}")
+            raise JaxpflError(f"{path} is damaged: its array has shape {array.shape} and type {array.dtype.str}")
         if (check or into_memory) and checksum(array) != entry["crc32"]:
             raise JaxpflError(f"{path} is damaged: its checksum is not the one that was written")
         return array
@@ -267,7 +267,7 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
             raise ValueError("its clients' numbers of examples are not those of its files")
         made, capacity, chunk = ClientData.stacked(examples, size), int(entry["capacity"]), int(entry["chunk"])
         if not made.capacity <= capacity or not min(capacity, 1) <= chunk <= capacity:
-            raise ValueError(f"no capacity of {capacity} and chunks of {chunk} for its clients")
+            raise ValueError(f"a capacity of {capacity} and chunks of {chunk} do not fit its clients")
         return ClientData(examples, made.start, made.size, capacity, chunk)
 
     ids = opened("client_ids", manifest["client_ids"], into_memory=True)

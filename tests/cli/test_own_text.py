@@ -45,7 +45,7 @@ def test_texts_are_described_and_refused(capsys, modules):
     assert "labels" not in described.json
     long = jaxpfl(capsys, "data", "describe", *modules[:2], "--window", "4000")
     assert (long.status, long.err.count("\n")) == (2, 1)
-    assert "bisect.py: 2500 bytes, and a window of 4000 needs 4001: give a shorter window" in long.err
+    assert "bisect.py has 2500 bytes, but a window of 4000 needs 4001: use a shorter window" in long.err
     other = jaxpfl(capsys, "data", "describe", "--data", "digits", "--window", "24")
     assert "window applies to text:FOLDER, not to digits" in other.err
     model = jaxpfl(capsys, "run", "fedavg", *modules, "--model", "mlp")

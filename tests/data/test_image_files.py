@@ -72,7 +72,7 @@ def test_other_sets_by_folder_by_name_and_with_a_prefix(tmp_path: Path, monkeypa
         assert source.x_train.shape == (6, 4, 3, 1)
         assert source.x_test is not None
     write_set(tmp_path / "emnist", prefix="emnist-letters-")
-    with pytest.raises(JaxpflError, match=r"several sets in one folder .*emnist-letters-train-images"):
+    with pytest.raises(JaxpflError, match=r"has files of several data sets .*emnist-letters-train-images"):
         load("idx:emnist")
     listed = {entry.name: entry.present for entry in available()}
     assert [listed[name] for name in ("digits", "mnist", "fashion-mnist", "kmnist")] == [True, False, True, False]

@@ -53,7 +53,7 @@ def test_whole_numbers_are_numbers_and_classes_keep_their_names(tmp_path: Path, 
     np.testing.assert_array_equal(source.y_train, [0, 2, 1, 0])
     assert source.class_names is not None
     assert source.class_names.tolist() == [5, 7, 10**6]
-    with pytest.raises(JaxpflError, match="user 'b': tokens are whole numbers, got float64"):
+    with pytest.raises(JaxpflError, match="user 'b': tokens must be integers, got float64"):
         load("leaf:own", str(tmp_path), in_files=in_files, tokens=True)
     write(tmp_path / "own" / "train" / "a.json", {"a": users["a"]})
     assert load("leaf:own", str(tmp_path), in_files=in_files, tokens=True).inputs == "tokens"
@@ -86,7 +86,7 @@ def test_test_users_that_are_not_trained_are_said_and_come_unseen(tmp_path: Path
     write(tmp_path / "own" / "test" / "a.json", writers({"v": 4, "x": 2} | shared, d=7))
     for in_files in (False, True):
         source = load("leaf:own", str(tmp_path), in_files=in_files)
-        instead = "left out: score" if shared else "left out; each client is tested on a part of its own: score"
+        instead = "left out: to" if shared else "left out; each client is tested on part of its own examples: to"
         said = rf"2 of {2 + len(shared)} test users have no training examples, and their 6 examples are {instead}"
         with pytest.warns(JaxpflWarning, match=said):
             federation = federate(source, partition="natural")
@@ -186,7 +186,7 @@ def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
     assert source.num_classes == 10_000
     assert source.y_train.tolist() == [2, 3]
     vocabulary.write_bytes(pickle.dumps({"vocab": {"cat": 10_000}, "size": 10_000}))
-    with pytest.raises(JaxpflError, match=r"reddit_vocab.pck: its tokens must be integers in 0 .. 9999"):
+    with pytest.raises(JaxpflError, match=r"reddit_vocab.pck: its tokens must be integers from 0 to 9999"):
         load("reddit", str(tmp_path))
     vocabulary.write_bytes(pickle.dumps([1]))
     with pytest.raises(JaxpflError, match="it has no 'vocab' and 'size'"):
@@ -286,7 +286,7 @@ def test_schools_are_users_and_scores_real_labels(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"y": [np.ones((n, 1)) for n in NATURAL_SIZES[:2]]}, "X has 3 schools, Y has 2"),
+        ({"y": [np.ones((n, 1)) for n in NATURAL_SIZES[:2]]}, "X has 3 schools, but Y has 2"),
         ({"y": [np.ones((n + 1, 1)) for n in NATURAL_SIZES]}, "school 0 has X of shape .4, 3. and Y of shape .5, 1."),
         ({"x": [np.full((n, 3), np.nan) for n in NATURAL_SIZES]}, "X: an input of example 0 is NaN"),
         ({"X": np.ones((3, 3))}, "X must be a cell array"),

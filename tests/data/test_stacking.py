@@ -132,7 +132,7 @@ def test_test_examples_that_are_trained_on_are_counted(copies: int, tree: bool) 
     x_test, y_test = np.concatenate([x_test, other[0]]), np.concatenate([y_test, other[1]])
     of = (lambda a: {"a": a[:, :1], "b": a[:, 1:]}) if tree else (lambda a: a)
     train = [(of(x[:20]), y[:20]), (of(x[20:]), y[20:])]
-    said = rf"^{copies} of 13 test examples are training examples too, features and label: give a test set of other"
+    said = rf"^{copies} of 13 test examples are training examples too, with the same features and label: use a"
     with pytest.warns(JaxpflWarning, match=said):
         stack_clients(train, test=[(of(x_test), y_test), (of(x_test[:0]), y_test[:0])])
     users = np.zeros(40, np.int32)

@@ -78,7 +78,7 @@ def test_a_folder_that_holds_something_stays(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     jaxpfl.save_federation(federation(), tmp_path / "f")
     for place in (tmp_path / "f", tmp_path / "f" / "train-y.npy"):
-        with pytest.raises(JaxpflError, match="exists: name a folder that does not, or delete it"):
+        with pytest.raises(JaxpflError, match="exists: choose another folder, or delete it"):
             jaxpfl.save_federation(federation(), place)
     jaxpfl.open_federation(tmp_path / "f", check=True)
 
@@ -129,13 +129,21 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
     cases: list[tuple[str, Any, str]] = [
         ("federation.json", Path.unlink, "is not a saved federation: it has no federation.json"),
         ("federation.json", lambda path: path.write_text("{"), "cannot read .*federation.json: not JSON"),
-        ("federation.json", lambda path: path.write_text(said(format=2)), "has format 2, this version reads 1"),
-        ("federation.json", lambda path: path.write_text(said(splits=small)), "no capacity of 3 and chunks"),
+        ("federation.json", lambda path: path.write_text(said(format=2)), "has format 2, but this version reads 1"),
+        ("federation.json", lambda path: path.write_text(said(splits=small)), "a capacity of 3 and chunks"),
         ("federation.json", lambda path: path.write_text(said(classes="x")), "federation.json is damaged"),
         ("federation.json", lambda path: path.write_text(said(split={"clients": "x"})), "damaged: clients = 'x'"),
-        ("train-x-0.npy", lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged: it has 307 bytes, 308"),
+        (
+            "train-x-0.npy",
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            "is damaged: it has 307 bytes, but 308",
+        ),
         ("train-x-0.npy", lambda path: changed(path, 3), "train-x-0.npy is missing or damaged"),
-        ("train-y.npy", lambda path: np.save(path, np.zeros(15, np.uint32)), "is damaged: it holds .* of <u4"),
+        (
+            "train-y.npy",
+            lambda path: np.save(path, np.zeros(15, np.uint32)),
+            "is damaged: its array has shape .* and type <u4",
+        ),
         ("train-size.npy", lambda path: changed(path, -4), "train-size.npy is damaged: its checksum"),
         ("train-x-0.npy", lambda path: changed(path, -4), "train-x-0.npy is damaged: its checksum"),
     ]

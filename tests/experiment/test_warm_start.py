@@ -86,7 +86,7 @@ def test_fit_starts_from_a_tree(flat):
         ("{models}:local", "local of .* has no global model"),
         ("{models}/none.npz", "is neither a run folder, nor exported models, nor an .npz file"),
         ("{models}/local/clients", "is neither a run folder, nor exported models, nor an .npz file"),
-        ("{models}/manifest.json", "damaged, or no .npz archive"),
+        ("{models}/manifest.json", "damaged or is not an .npz archive"),
     ],
 )
 def test_what_cannot_be_read(first, exported, place: str, message: str):

@@ -77,7 +77,7 @@ def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path: Path) -
         head = {"descr": "<f8", "fortran_order": False, "shape": (2**50,)}
         np.lib.format.write_array_header_1_0(file, head)
         file.write(bytes(64))
-    with pytest.raises(JaxpflError, match="of its shape"):
+    with pytest.raises(JaxpflError, match=r"its shape \(.*\) needs"):
         read_npy(path)
 
 
@@ -179,7 +179,7 @@ def test_texts_in_messages_stay_one_short_line() -> None:
 def test_a_label_beyond_single_precision_is_no_infinite_one(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0.5\n2,1e39\n3,2.5\n")
-    with pytest.raises(JaxpflError, match="line 3: column 'y' holds a number beyond 32 bits"):
+    with pytest.raises(JaxpflError, match="line 3: column 'y' holds a number beyond float32's range"):
         load_table("csv:a", path, TableOptions("y"), task="regression")
 
 
@@ -235,7 +235,7 @@ def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path
 def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
     split = {"x_train": np.zeros((4, 3), np.float32), "y_train": np.zeros((4, 0), np.int64)}
     np.savez(tmp_path / "a.npz", **split, **{name.replace("train", "test"): value for name, value in split.items()})
-    with pytest.raises(JaxpflError, match=r"a\.npz, y_train: labels must be .*got shape \(4, 0\)"):
+    with pytest.raises(JaxpflError, match=r"a\.npz, y_train: labels must have shape .*got \(4, 0\)"):
         jaxpfl.load(f"npz:{tmp_path / 'a.npz'}")
 
 

@@ -37,7 +37,7 @@ def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator, 
     the classes less.
     """
     if k > len(classes):
-        raise JaxpflError(f"{what} per client must be 1 to {len(classes)} (all that there are), got {k}")
+        raise JaxpflError(f"{what} per client must be from 1 to {len(classes)}, the number of {what}, got {k}")
     if m * k < len(classes):
         raise JaxpflError(
             f"{m} clients with {k} {what} each cannot hold all {len(classes)} {what}: "
@@ -73,7 +73,7 @@ def split_by_class(
         examples = rng.permutation(np.flatnonzero(labels == label))
         if len(examples) < len(holders) and not allow_none:
             raise JaxpflError(
-                f"class {label} has {len(examples)} examples for {len(holders)} clients that hold it: "
+                f"class {label} has {len(examples)} examples, too few for {len(holders)} clients that hold it: "
                 "use fewer clients or fewer classes per client"
             )
         for client, part in zip(holders, np.array_split(examples, len(holders)), strict=True):
@@ -275,8 +275,8 @@ def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) ->
     """
     most = min(m, math.factorial(num_classes))
     if not 1 <= k <= most:
-        limit = f"the {m} clients" if most == m else f"the {most} permutations of {num_classes} classes"
-        raise JaxpflError(f"clusters must be 1 to {most} ({limit}), got {k}")
+        limit = "clients" if most == m else f"permutations of {num_classes} classes"
+        raise JaxpflError(f"clusters must be from 1 to {most}, the number of {limit}, got {k}")
     member = rng.permutation(np.arange(m) % k)
     permutations: dict[tuple[int, ...], None] = {}  # a set that keeps the order of the draws
     while len(permutations) < k:
@@ -300,7 +300,7 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
       JaxpflError: if g or m * g exceeds the number of users.
     """
     if len(users) < g:
-        raise JaxpflError(f"users per client must be at most the {len(users)} users there are, got {g}")
+        raise JaxpflError(f"users per client must be at most {len(users)}, the number of users, got {g}")
     m = len(users) // g if m is None else m
     if m * g > len(users):
         raise JaxpflError(

@@ -86,8 +86,8 @@ def check_options(name: str, options: PartitionOptions) -> None:
     takes = options_of(name)
     for field in dataclasses.fields(options):
         if getattr(options, field.name) is not None and field.name not in takes:
-            allowed = " and ".join(map(_words, takes)) or "no option"
-            raise JaxpflError(f"the partition {name!r} takes {allowed}, not {_words(field.name)}")
+            allowed = " and ".join(map(_words, takes)) or "no options"
+            raise JaxpflError(f"the partition {name!r} does not take {_words(field.name)}: it takes {allowed}")
 
 
 def assign(name: str, source: Source, m: int | None, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
@@ -155,7 +155,7 @@ def _clusters(source: Source, m: int, options: PartitionOptions, rng: np.random.
 def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
     if options.sigma is None and options.min_examples is not None:
-        raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
+        raise JaxpflError("the partition 'classes' takes min examples only with sigma: without sigma, sizes are equal")
     held = deal_classes(np.unique(source.y_train), m, k, rng)
     if options.sigma is None:
         return _assign_hands(source, held, rng)
@@ -166,7 +166,7 @@ def _classes(source: Source, m: int, options: PartitionOptions, rng: np.random.G
 def _superclasses(source: Source, m: int, options: PartitionOptions, rng: np.random.Generator) -> Assignment:
     k = _required(options.superclasses_per_client, "superclasses", "the number of superclasses per client")
     if source.superclasses is None:
-        raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
+        raise JaxpflError(f"data set {source.name!r} has no superclasses: use cifar100, or another partition")
     held = deal_superclasses(source.superclasses, m, k, rng)
     return _assign_hands(source, np.where(np.isin(held, source.y_train), held, -1), rng)
 

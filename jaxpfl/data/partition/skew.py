@@ -67,8 +67,8 @@ def dirichlet_per_class(
     _check_enough(len(labels), m)
     if least < 0 or m * least > len(labels):
         raise JaxpflError(
-            f"min examples (--min-examples) must be 0 to {len(labels) // m} "
-            f"for {m} clients of {len(labels)} examples, got {least}"
+            f"min examples (--min-examples) must be from 0 to {len(labels) // m} "
+            f"for {m} clients and {len(labels)} examples, got {least}"
         )
     classes = np.unique(labels)
     totals = np.bincount(labels, minlength=num_classes)[classes]
@@ -193,4 +193,4 @@ def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Gene
 
 def _check_enough(n: int, m: int) -> None:
     if m > n:
-        raise JaxpflError(f"{m} clients are more than the {n} examples")
+        raise JaxpflError(f"{n} examples are too few for {m} clients: use at most {n} clients")

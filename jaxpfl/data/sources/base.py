@@ -86,7 +86,7 @@ def data_directory(data_dir: str | None = None) -> Path:
 
 def where_to_put_it() -> str:
     """Return the advice that ends an error message about a missing file."""
-    return f"put it there, or say where the data lie with {DATA_DIR_VARIABLE} or --data-dir"
+    return f"put it there, or set ${DATA_DIR_VARIABLE} or --data-dir to the folder with the data"
 
 
 def are_unseen(source: Source) -> np.ndarray:
@@ -211,7 +211,9 @@ def pixels(images: np.ndarray) -> np.ndarray:
 def warn_of_empty(place: Path, names: Collection[str]) -> None:
     """Warn about clients without examples, which every reader leaves out."""
     if names:
-        warn(f"{place}: left out {len(names)} clients without examples ({printable(', '.join(sorted(names)), 300)})")
+        warn(
+            f"{place}: {len(names)} clients without examples are left out ({printable(', '.join(sorted(names)), 300)})"
+        )
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:

@@ -82,7 +82,7 @@ def load_cifar(name: str, root: Path) -> Source:
     batches = [_batch(read, known, place / f"{file}{suffix}") for file in (*known.train, known.test)]
     sizes = [len(images) for images, _ in batches[:-1]]
     if len(set(sizes)) > 1:
-        raise JaxpflError(f"{place}: training batches of {sizes} images: one of them is truncated")
+        raise JaxpflError(f"{place}: training batches have {sizes} images: one of them is truncated")
     # Memory is needed for all images as bytes, concatenated, as floats, and standardised.
     check_fits(place, 6 * sum(images.nbytes for images, _ in batches))
     images = np.concatenate([images for images, _ in batches[:-1]])
@@ -119,7 +119,7 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
         if "x_train" in npz_keys(file):
             return "npz", file
     for archive in (file for place in places for file in sorted(place.glob(f"{known.archive}-*.tar.gz"))):
-        raise JaxpflError(f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}")
+        raise JaxpflError(f"data set {name!r} is still packed: run tar -xzf {archive} -C {root}")
     raise JaxpflError(
         f"data set {name!r}: no folder {known.python} or {known.binary} and no {name}.npz (x_train, y_train, x_test, "
         f"y_test, x uint8 [N, {_SIDE}, {_SIDE}, 3]) in {' nor in '.join(map(str, places))}: {where_to_put_it()}"
@@ -132,23 +132,23 @@ def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[
     if any(len(column) != len(flat) for column in columns):
         raise JaxpflError(f"{path}: {len(flat)} images but {', '.join(str(len(c)) for c in columns)} labels")
     if len(flat) == 0:
-        raise JaxpflError(f"{path}: no images")
+        raise JaxpflError(f"{path} has no images")
     labels = columns[-1]
     if labels.min() < 0 or labels.max() >= known.classes:
-        raise JaxpflError(f"{path}: labels {labels.min()} to {labels.max()}, expected 0 to {known.classes - 1}")
+        raise JaxpflError(f"{path}: labels are {labels.min()} to {labels.max()}, expected 0 to {known.classes - 1}")
     return np.ascontiguousarray(flat.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)), columns
 
 
 def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
     batch = read_pickle(path)
     if not isinstance(batch, dict):
-        raise JaxpflError(f"{path}: not a CIFAR batch: a pickled {type(batch).__name__}, expected a dictionary")
+        raise JaxpflError(f"{path} is not a CIFAR batch: it holds a {type(batch).__name__}, expected a dictionary")
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if missing := [key for key in ("data", *known.labels) if key not in batch]:
         raise JaxpflError(f"{path}: it has no {missing[0]!r} (it holds {printable(', '.join(map(str, batch)))})")
     data = batch["data"]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
-        raise JaxpflError(f"{path}: its data must be bytes [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")
+        raise JaxpflError(f"{path}: its data must be uint8 [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")
     return data, [_labels(batch[key], path) for key in known.labels]
 
 
@@ -158,7 +158,7 @@ def _labels(column: Any, path: Path) -> np.ndarray:
         column = column.tolist()
     if isinstance(column, list) and all(type(label) is int and 0 <= label < 256 for label in column):
         return np.array(column, np.int32)
-    raise JaxpflError(f"{path}: its labels must be integers [N] in 0 .. 255")
+    raise JaxpflError(f"{path}: its labels must be a list of integers from 0 to 255")
 
 
 def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -179,7 +179,7 @@ def _load_npz(name: str, path: Path) -> Source:
         return source
     coarse = read_npz(path, ["coarse_train"])["coarse_train"]
     if coarse.shape != source.y_train.shape or not np.issubdtype(coarse.dtype, np.integer):
-        raise JaxpflError(f"{path}: coarse_train must be integers [{len(source.y_train)}], one for each y_train")
+        raise JaxpflError(f"{path}: coarse_train must be {len(source.y_train)} integers, one for each label")
     return source._replace(superclasses=_superclasses(path, coarse, source.y_train, known.classes))
 
 

@@ -104,7 +104,7 @@ class Table(NamedTuple):
                 return self.find(known)
         ways = [f"--client {shlex.quote(own)}" for own in self.names if own not in used]
         raise JaxpflError(
-            f"{self.path}: no column is called client or id, of {self.listed}: "
+            f"{self.path}: no column is called client or id (there are {self.listed}): "
             + (f"write {printable(', or '.join(ways[:4]), 300)}" if ways else "add one with the clients' names")
         )
 
@@ -122,7 +122,7 @@ class Table(NamedTuple):
         cells = self.cells[name].tolist()
         for line, cell in zip(self.lines, cells, strict=True):
             if self.is_missing(cell):
-                means = ": --missing-words WORDS tells which words are missing values" if cell else ""
+                means = "; to change which words mean a missing value, use --missing-words" if cell else ""
                 raise JaxpflError(f"{self.path} line {line}: no name in column {shown(name)}, got {shown(cell)}{means}")
         return cells
 
@@ -175,14 +175,14 @@ def read(
     while names and not names[-1] and not cells.iloc[:, -1].any():  # each line ends with a separator
         cells, names = cells.iloc[:, :-1], names[:-1]
     if all(parse(name, "point") is not None for name in names):
-        raise JaxpflError(f"{path} line {line}: numbers where the names of the columns should be: put a header there")
+        raise JaxpflError(f"{path} line {line}: expected the names of columns, got numbers: add a header")
     for place, name in enumerate(names, start=1):
         if not name:
             raise JaxpflError(f"{path} line {line}: column {place} has no name")
         if names.index(name) != place - 1:
             raise JaxpflError(f"{path} line {line}: two columns are named {shown(name)}")
     if cells.empty:
-        raise JaxpflError(f"{path}: a header and no rows")
+        raise JaxpflError(f"{path}: the file has a header but no rows")
     words = MISSING if missing_words is None else ("", *(word.strip().lower() for word in missing_words.split(",")))
     return Table(path, cells, separator, decimal or _decimal(path, cells, separator), words)
 
@@ -217,8 +217,8 @@ def rows(
         more = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         if more is None:
             raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-        line, what = int(more[2]) + skipped, f"{more[3]} cells, the header has {more[1]}"
-        raise JaxpflError(f"{path} line {line}: {what}") from None
+        line, what = int(more[2]) + skipped, f"{more[3]} cells, but the header has {more[1]}"
+        raise JaxpflError(f"{path} line {line} has {what}") from None
     inside = sum(cells[place].str.count("\n") for place in cells)  # line breaks inside quotes
     cells.index = skipped + 1 + np.arange(len(cells)) + np.cumsum(inside)
     for place in cells:
@@ -245,7 +245,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
         name = codecs.lookup(encoding or "utf-8").name
         "".encode(name)  # raises LookupError for codecs of bytes, such as base64
     except (LookupError, ValueError):
-        raise JaxpflError(f"unknown encoding {shown(encoding)}: such as latin-1, cp1252 or utf-8") from None
+        raise JaxpflError(f"unknown encoding {shown(encoding)}: use one such as latin-1, cp1252 or utf-8") from None
     if name == "utf-8":
         name = "utf-16" if raw.startswith(_UTF16) else "utf-8-sig"
     try:

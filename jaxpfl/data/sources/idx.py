@@ -61,7 +61,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
     if shape[0] != count:
         raise JaxpflError(f"{images} holds {shape[0]} images but {labels} holds {count} labels")
     if 0 in shape:
-        raise JaxpflError(f"{images}: no pixels: its shape is {shape}")
+        raise JaxpflError(f"{images} has no pixels: its shape is {shape}")
     return read_idx(images, 3), read_idx(labels, 1)
 
 
@@ -99,7 +99,7 @@ def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
     if magic[3] != ndim:
         raise JaxpflError(
             f"{path}: wrong magic number {_hex(magic)}: {magic[3]} dimensions, "
-            f"expected {ndim} ({_hex(expected_magic)}); images and labels swapped?"
+            f"expected {ndim} ({_hex(expected_magic)}); are images and labels swapped?"
         )
     if len(header) < 4 + 4 * ndim:
         raise JaxpflError(f"{path}: truncated header: {len(header)} bytes, expected {4 + 4 * ndim}")
@@ -185,7 +185,7 @@ def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
     prefixed = sorted(file for file in folder.iterdir() if file.name.endswith(tuple(f"-{n}" for n in names)))
     if len({file.name.removesuffix(".gz") for file in prefixed}) > 1:
         found = ", ".join(file.name for file in prefixed)
-        raise JaxpflError(f"{folder}: several sets in one folder ({found}): put each in a folder of its own")
+        raise JaxpflError(f"{folder} has files of several data sets ({found}): put each in its own folder")
     return prefixed[0] if prefixed else None
 
 

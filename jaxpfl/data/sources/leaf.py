@@ -92,7 +92,7 @@ class Vocabulary(NamedTuple):
         """
         if self.words is None:
             if any(not isinstance(token, int) or not 0 <= token < self.size for token in sequence):
-                raise JaxpflError(f"{whose}: tokens must be integers in 0 .. {self.size - 1}")
+                raise JaxpflError(f"{whose}: tokens must be integers from 0 to {self.size - 1}")
             return np.array(sequence, np.int32)
         known = [self.words.get(word, UNKNOWN) if isinstance(word, str) else UNKNOWN for word in sequence]
         return np.array(known, np.int32)
@@ -122,9 +122,9 @@ def load_leaf(name: str, folder: Path, *, every: bool = False, tokens: bool = Fa
     users = {"train": read_users(train_folder)} | ({} if test_folder is None else {"test": read_users(test_folder)})
     kind = kind_of(users["train"], train_folder)
     if expected not in (None, kind):
-        raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
+        raise JaxpflError(f"{train_folder} holds {kind}, but {name!r} needs {expected}")
     if every and kind == "images":
-        raise JaxpflError(f"{train_folder}: holds {kind}, but the task next-token needs text or sequences")
+        raise JaxpflError(f"{train_folder} holds {kind}, but the task next-token needs text or sequences")
     encode: Callable[..., Any] = partial(_numbers, tokens=tokens)
     if kind == "text":
         encode, classes = partial(encode_text, every=every), len(ALL_LETTERS)
@@ -191,7 +191,7 @@ def read_users(folder: Path) -> Users:
         for user, own in _read(file).items():
             if user in origin:
                 raise JaxpflError(
-                    f"user {shown(user)} is in {origin[user]} and in {file}: files of an earlier preparation?"
+                    f"user {shown(user)} is in {origin[user]} and in {file}: delete files of earlier preparations"
                 )
             origin[user], users[user] = file, _read_user(own, f"{file}: user {shown(user)}")
     if not any(y for _, y in users.values()):
@@ -225,7 +225,7 @@ def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
         # One dictionary of lists for all of a user's examples becomes a list of one dictionary per example.
         y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
     if not isinstance(x, list) or not isinstance(y, list):
-        raise JaxpflError(f"{whose}: needs lists 'x' and 'y'")
+        raise JaxpflError(f"{whose} needs lists 'x' and 'y'")
     if len(x) != len(y):
         raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
     if x and isinstance(x[0], list) and x[0] and isinstance(x[0][0], int | float) and not isinstance(y[0], dict):
@@ -239,12 +239,12 @@ def _array(x: list, whose: str) -> np.ndarray:
         array = np.asarray(x)
         integers = np.issubdtype(array.dtype, np.integer)
         if integers and array.size and not (array.min() >= -_LARGEST - 1 and array.max() <= _LARGEST):
-            raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
+            raise ValueError(f"integers from {array.min()} to {array.max()} do not fit in 32 bits")
         array = array.astype(np.int32 if integers else np.float64, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:
-        raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
+        raise JaxpflError(f"{whose}: inputs must be numbers, in lists of equal length: {one_line(error)}") from None
     if array.size == 0:
-        raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
+        raise JaxpflError(f"{whose}: inputs must hold numbers, got shape {array.shape}")
     check_finite(array, whose)
     return array
 
@@ -263,8 +263,8 @@ def kind_of(users: Users, folder: Path) -> str:
     if isinstance(x[0], list) and isinstance(label, dict) and "target_tokens" in label:
         return "sequences"
     raise JaxpflError(
-        f"{folder}: inputs such as {str(x[0])[:30]!r} are neither numbers, nor characters with the next one, "
-        "nor token sequences with 'target_tokens'"
+        f"{folder}: inputs such as {str(x[0])[:30]!r} are not numbers, text labelled with its next character, "
+        "or token sequences with 'target_tokens'"
     )
 
 
@@ -282,8 +282,8 @@ def _concatenate(
         usual = usual or parts[0]
         if (x.shape[1:], x.dtype) != (usual.x.shape[1:], usual.x.dtype):
             raise JaxpflError(
-                f"{folder}: user {shown(name)}: one input is {x.shape[1:]} of {x.dtype}, "
-                f"others are {usual.x.shape[1:]} of {usual.x.dtype}"
+                f"{folder}: user {shown(name)}: one input has shape {x.shape[1:]} and type {x.dtype}, "
+                f"but others have {usual.x.shape[1:]} and {usual.x.dtype}"
             )
     return _Encoded(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -297,7 +297,7 @@ def _number_labels(
     """
     largest = max(int(part.y.max(initial=0)) for part in parts.values())
     if classes is not None and largest >= classes:
-        raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
+        raise JaxpflError(f"{folder}: label {largest} is too large: the data set has {classes} classes")
     if classes is not None or np.issubdtype(parts["train"].x.dtype, np.integer):
         return parts, classes or largest + 1, None
     y, own = number_classes({name: part.y for name, part in parts.items()})
@@ -306,13 +306,13 @@ def _number_labels(
 
 def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(x, np.ndarray):
-        raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
+        raise JaxpflError(f"{whose}: inputs must be numbers, like those of the other users")
     if any(isinstance(label, float) for label in y):
         raise no_classes(f"{whose}: labels", np.dtype(float))
     if not all(type(label) is int and 0 <= label <= _LARGEST for label in y):
-        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {_LARGEST}")
+        raise JaxpflError(f"{whose}: labels must be integers from 0 to {_LARGEST}")
     if tokens and not np.issubdtype(x.dtype, np.integer):
-        raise JaxpflError(f"{whose}: tokens are whole numbers, got {x.dtype}")
+        raise JaxpflError(f"{whose}: tokens must be integers, got {x.dtype}")
     kept = x.dtype if tokens else np.float32 if x.shape[1:] == _IMAGE else np.float64  # `load_leaf` narrows float64
     return x.astype(kept, copy=False), np.array(y, np.int32)
 
@@ -331,10 +331,10 @@ def encode_text(x: list, y: list, whose: str, *, every: bool) -> tuple[np.ndarra
       JaxpflError: for inputs other than strings, strings of different lengths, or a character outside LEAF's alphabet.
     """
     if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
-        raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
+        raise JaxpflError(f"{whose}: inputs must be strings and labels must be single characters")
     lengths = {len(text) for text in x}
     if len(lengths) > 1 or lengths == {0}:
-        raise JaxpflError(f"{whose}: strings of {min(lengths)} to {max(lengths)} characters; all must be of one length")
+        raise JaxpflError(f"{whose}: inputs must be equally long, got {min(lengths)} to {max(lengths)} characters")
     inputs, following = _codes("".join(x), whose).reshape(len(x), -1), _codes("".join(y), whose)
     if not every:
         return inputs, following
@@ -381,7 +381,7 @@ def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
     if len(numbers) == len(counts):
         largest = max(numbers, default=0)
         if largest >= _LARGEST:
-            raise JaxpflError(f"{folder}: tokens must be integers in 0 .. {_LARGEST - 1}, got {str(largest)[:20]}")
+            raise JaxpflError(f"{folder}: tokens must be integers from 0 to {_LARGEST - 1}, got {str(largest)[:20]}")
         return Vocabulary(None, largest + 1)
     words = {word: count for word, count in counts.items() if isinstance(word, str) and word != "<PAD>"}
     frequent = sorted(words, key=lambda word: (-words[word], word))[: MOST_WORDS - 2]
@@ -447,11 +447,11 @@ def _aligned(x: list, y: list, whose: str) -> Iterator[tuple[list, list, np.ndar
     for comment, label in zip(x, y, strict=True):
         targets = label.get("target_tokens") if isinstance(label, dict) else None
         if not isinstance(comment, list) or not isinstance(targets, list):
-            raise JaxpflError(f"{whose}: every input must be a list of sequences, and its label hold 'target_tokens'")
+            raise JaxpflError(f"{whose}: inputs must be lists of sequences, and labels must have lists 'target_tokens'")
         counts = label.get("count_tokens")
         rows = [_sequences(part) for part in (comment, targets, comment if counts is None else counts)]
         if len({tuple(map(len, part)) for part in rows}) > 1 or (comment and not rows[0]):
-            raise JaxpflError(f"{whose}: inputs, target_tokens and count_tokens must be shaped alike")
+            raise JaxpflError(f"{whose}: inputs, target_tokens and count_tokens must have the same shape")
         for sequence, target, own in zip(*rows, strict=True):
             if counts is not None and not all(isinstance(count, int | float) for count in own):
                 raise JaxpflError(f"{whose}: count_tokens must be numbers")
@@ -474,7 +474,7 @@ def _read_vocabulary(file: Path) -> Vocabulary:
         raise JaxpflError(f"{file}: not a LEAF vocabulary: it has no 'vocab' and 'size'")
     table = {_text(word): token for word, token in words.items()}
     if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):
-        raise JaxpflError(f"{file}: its tokens must be integers in 0 .. {size - 1}")
+        raise JaxpflError(f"{file}: its tokens must be integers from 0 to {size - 1}")
     return Vocabulary(table, size)
 
 

@@ -88,8 +88,8 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
     places = [root / own, root / "libsvm" / own]
     train = next((place for place in places if place.is_file()), None)
     if train is None or not path:
-        tried = " nor ".join(map(str, places))
-        raise JaxpflError(f"data set {name!r}: no file {tried}: {where_to_put_it()}")
+        tried = " or ".join(map(str, places))
+        raise JaxpflError(f"data set {name!r}: file {tried} not found: {where_to_put_it()}")
     stem, suffix = (train.with_suffix(""), train.suffix) if train.suffix in _COMPRESSED else (train, "")
     test = stem.with_name(f"{stem.name}.t{suffix}")
     return train, test if test.is_file() else None
@@ -100,7 +100,7 @@ def _parse(files: list[Path], several: bool) -> list[tuple]:
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
-        raise JaxpflError("LIBSVM files are read with scikit-learn: pip install scikit-learn") from error
+        raise JaxpflError("reading LIBSVM files needs the package scikit-learn: pip install scikit-learn") from error
     texts = [_text(file) for file in files]
     try:
         flat = load_svmlight_files(texts, dtype=cast(Any, np.float64), multilabel=several)
@@ -125,7 +125,7 @@ def _text(file: Path) -> IO[bytes]:
             while piece := inflated.read(2**20):
                 text.write(piece)
                 if text.tell() > most:
-                    raise JaxpflError(f"{file}: not LIBSVM text: it inflates to over {_MOST_INFLATED} times its length")
+                    raise JaxpflError(f"{file}: not LIBSVM text: it unpacks to over {_MOST_INFLATED} times its size")
                 check_fits(file, _MEMORY * text.tell())
     except (OSError, EOFError, zlib.error) as error:
         raise JaxpflError(f"{file}: not LIBSVM text: {one_line(error)}") from error

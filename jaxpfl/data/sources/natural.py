@@ -53,7 +53,7 @@ def _writers_file(root: Path) -> Path:
     places = [root / "writers" / _WRITERS_FILE, root / WRITERS / _WRITERS_FILE, root / _WRITERS_FILE]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise JaxpflError(f"data set {WRITERS!r}: no file {places[0]}: {where_to_put_it()}")
+        raise JaxpflError(f"data set {WRITERS!r}: file {places[0]} not found: {where_to_put_it()}")
     return found
 
 
@@ -73,7 +73,7 @@ def load_school(root: Path) -> Source:
     if not x:
         raise JaxpflError(f"{path}: X has no schools")
     if len(x) != len(y):
-        raise JaxpflError(f"{path}: X has {len(x)} schools, Y has {len(y)}")
+        raise JaxpflError(f"{path}: X has {len(x)} schools, but Y has {len(y)}")
     for i, (inputs, scores) in enumerate(zip(x, y, strict=True)):
         if inputs.ndim != 2 or inputs.shape[1:] != x[0].shape[1:] or len(inputs) != scores.size:
             raise JaxpflError(
@@ -131,17 +131,17 @@ def load_elections(data_dir: str | None = None) -> Elections:
     """
     path = data_directory(data_dir) / "elections" / ELECTIONS_FILE
     if not path.is_file():
-        raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
+        raise JaxpflError(f"data set 'elections': file {path} not found: {where_to_put_it()}")
     table = csv_text.read(path)
     columns = {int(name[4:]): name for name in table.names if re.fullmatch(r"win_\d{4}", name)}
     if len(columns) < 2 or "fips" not in table.names:
-        raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
+        raise JaxpflError(f"{path} needs a header with fips and at least two columns win_YYYY, and counties below it")
     years = sorted(columns)
     _check_cells(table, "fips", r"\d{5}", "five digits")
     twice = table.cells["fips"].duplicated().tolist()
     if any(twice):
         line = table.lines[twice.index(True)]
-        raise JaxpflError(f"{path} line {line}: fips must be distinct, and this county's are in an earlier line")
+        raise JaxpflError(f"{path} line {line}: fips must be distinct, but this one is also in an earlier line")
     for year in years:
         _check_cells(table, columns[year], "[RD]", "R or D")
     republican = np.array([table.cells[columns[year]].tolist() for year in years]) == "R"

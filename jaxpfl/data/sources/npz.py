@@ -133,14 +133,15 @@ def load_npz(
                 f"{path}: no array {key!r} (it holds {printable(', '.join(sorted(headers))) or 'nothing'})"
             )
     if ("x_test" in headers) != ("y_test" in headers):
-        raise JaxpflError(f"{path}: needs both x_test and y_test, or neither")
+        raise JaxpflError(f"{path} needs both x_test and y_test, or neither")
     parts = ["train", "test"] if "x_test" in headers else ["train"]
     for part in parts:
         _check_part(path, part, headers)
     first, last = (headers[f"x_{part}"] for part in (parts[0], parts[-1]))
     if first.shape[1:] != last.shape[1:] or first.dtype != last.dtype:
         raise JaxpflError(
-            f"{path}: x_test is {last.shape[1:]} of {last.dtype}, x_train {first.shape[1:]} of {first.dtype}"
+            f"{path}: inputs have shape {last.shape[1:]} and type {last.dtype} in x_test, but {first.shape[1:]} "
+            f"and {first.dtype} in x_train"
         )
     users_key = _check_users(path, headers, parts)
     kinds = ("x", "y") if users_key is None else ("x", "y", users_key)
@@ -165,7 +166,7 @@ def load_npz(
     if are_classes(labels["train"]):
         largest = max(int(labels[part].max()) for part in parts)
         if num_classes is not None and largest >= num_classes:
-            raise JaxpflError(f"{path}: label {largest}, but the data set has {num_classes} classes")
+            raise JaxpflError(f"{path}: label {largest} is too large: the data set has {num_classes} classes")
         outputs = largest + 1 if num_classes is None else num_classes
     else:
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
@@ -205,7 +206,7 @@ def _number_labels(
     if task in ("binary", "ranking") and len(names) != 2:
         raise JaxpflError(f"{path}: the task {task} needs two classes, but the labels have {len(names)}")
     if task is None and len(names) > 2 and names[0] < 0:
-        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (for numbers: --task regression)")
+        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (for regression: --task regression)")
     return numbers, unlike_numbers(names)
 
 
@@ -214,7 +215,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
     y = arrays["y_train"]
     if not (x.holds_integers and len(x.shape) == 2):
         if tokens or _VOCABULARY in arrays:
-            raise JaxpflError(f"{path}: tokens are integers [N, T], x_train is {x.shape} of {x.dtype}")
+            raise JaxpflError(f"{path}: tokens must be integers [N, T], but x_train is {x.dtype} {list(x.shape)}")
         return False
     if tokens or _VOCABULARY in arrays or task == "next-token":
         return True
@@ -229,7 +230,7 @@ def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bo
 def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
     """Return the declared number of tokens, which must exceed the largest token."""
     if size.shape or size.dtype.kind not in "iu" or size <= largest:
-        raise JaxpflError(f"{path}: {_VOCABULARY} must be the number of tokens, above the largest, {largest}")
+        raise JaxpflError(f"{path}: {_VOCABULARY} must be a number of tokens above the largest token, {largest}")
     return int(size)
 
 
@@ -247,7 +248,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with opened(path) as file:
             if file.read(6) == b"\x93NUMPY":
-                raise JaxpflError(f"{path}: a single array, not an .npz archive")
+                raise JaxpflError(f"{path} is a single array, not an .npz archive")
             with zipfile.ZipFile(file) as archive:
                 yield archive
     except JaxpflError:  # errors of our own keep their message, also for a full disk
@@ -255,7 +256,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:
-        raise JaxpflError(f"{path}: damaged, or no .npz archive of plain arrays: {one_line(error)}") from error
+        raise JaxpflError(f"{path} is damaged or is not an .npz archive of plain arrays: {one_line(error)}") from error
 
 
 def _inflated(member: IO[bytes]) -> np.ndarray:
@@ -276,8 +277,8 @@ def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
     x, y = headers[f"x_{part}"], headers[f"y_{part}"]
     if len(x.shape) < 2 or y.shape[:1] != x.shape[:1] or len(y.shape) > 2 or 0 in x.shape or x.dtype.kind not in "iuf":
         raise JaxpflError(
-            f"{path}: x_{part} must be numbers [N, ...] and y_{part} [N] or [N, d], got {x.shape} of {x.dtype} and "
-            f"{y.shape}"
+            f"{path}: x_{part} must be numbers [N, ...] and y_{part} must be [N] or [N, d], "
+            f"got {x.shape} of {x.dtype} and {y.shape}"
         )
     if not y.holds_integers and y.dtype.kind != "f":
         raise no_classes(f"{path}: y_{part}", y.dtype)
@@ -290,7 +291,7 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
         if own is None or own.shape != labels.shape[:1] or own.dtype.kind not in "biuSU":
             raise JaxpflError(
-                f"{path}: {key}_{part} must name a user for each of {labels.shape[0]} examples, by numbers or text"
+                f"{path}: {key}_{part} must have a user, as integer or text, for each of {labels.shape[0]} examples"
             )
     return key
 
@@ -303,7 +304,7 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str, wide: bool) ->
         ends = [(int(part.min()), int(part.max())) for part in host_memory.iterate(x)]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         if low < -_LARGEST - 1 or high > _LARGEST:
-            raise JaxpflError(f"{path}: {key} holds tokens of more than 32 bits, {low} to {high}")
+            raise JaxpflError(f"{path}: tokens in {key} must fit in 32 bits, got {low} to {high}")
     shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
     dtype = np.int32 if inputs == "tokens" else np.float32
     return host_memory.converted(x, dtype, pixels if inputs == "pixels" else lambda part: part, shape)
@@ -339,7 +340,7 @@ def header_of(member: IO[bytes], name: str, size: int) -> Header:
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects")
     if member.tell() + header.nbytes != size or min(shape, default=0) < 0:
-        raise ValueError(f"{name} has {size - member.tell()} bytes, {header.nbytes} of its shape {shape}")
+        raise ValueError(f"{name} has {size - member.tell()} bytes, but its shape {shape} needs {header.nbytes}")
     return header
 
 

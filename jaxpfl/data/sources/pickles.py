@@ -45,7 +45,7 @@ def read_pickle(path: Path) -> Any:
         return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).convert(_Reader(content).load())[0]
     except _RefusedError as refused:
         raise JaxpflError(
-            f"{path}: refused: the pickle asks for {printable(str(refused))}, and only plain NumPy arrays and "
+            f"{path}: refused: the pickle asks for {printable(str(refused))}, but only plain NumPy arrays and "
             "containers are read; nothing was executed"
         ) from None
     except Exception as error:  # a damaged pickle raises many types

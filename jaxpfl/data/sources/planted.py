@@ -51,7 +51,7 @@ class PlantedSettings:
         """
         settings.check(self, prefix="planted:")
         if self.clusters > self.clients:
-            raise JaxpflError(f"planted:clusters must be at most the {self.clients} clients, got {self.clusters}")
+            raise JaxpflError(f"planted:clusters must be at most {self.clients} (its clients), got {self.clusters}")
 
 
 class Planted(NamedTuple):
@@ -79,7 +79,7 @@ def draw_planted(given: PlantedSettings) -> Planted:
     host_memory.check(
         8 * (6 * m * most * d + given.clusters * d),  # uniform draws, their transforms and products, in float64
         f"planted: {m} clients with {most} examples in {d} dimensions need",
-        "set fewer clients, examples, test_examples or dim",
+        "use fewer clients, examples or test_examples, or a smaller dim",
     )
     rng = np.random.default_rng(np.random.SeedSequence(given.seed))
     member = rng.permutation(np.arange(m) % given.clusters)

@@ -108,7 +108,7 @@ def _load(name: str, root: Path, how: _How) -> Source:
     if name and Path(name).name == name and idx.has_idx_files(root / name):
         return idx.load_idx_folder(name, root / name)
     if prefix == "federation":
-        raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
+        raise JaxpflError(f"{name!r} is a saved federation, which is already split: use open_federation")
     raise unknown_name("data set", name, source_names())
 
 
@@ -147,7 +147,7 @@ def _load_digits(name: str, argument: str, root: Path, how: _How) -> Source:
     # Read scikit-learn's file without importing scikit-learn, whose import takes as long as training does.
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise JaxpflError("the data set 'digits' comes with scikit-learn: pip install scikit-learn")
+        raise JaxpflError("the data set 'digits' needs the package scikit-learn: pip install scikit-learn")
     table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     x = (table[:, :-1] / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     return Source("digits", x, table[:, -1].astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
@@ -160,8 +160,8 @@ def _load_planted(name: str, argument: str, root: Path, how: _How) -> Source:
 def _load_table(name: str, argument: str, root: Path, how: _How) -> Source:
     place = _place(argument, root)
     if not place.exists():
-        here = "; --data-dir . is the present one" if Path(argument).exists() else ""
-        raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is absolute, or in the data folder{here}")
+        here = "; to use the current folder, set --data-dir ." if Path(argument).exists() else ""
+        raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is looked up in the data folder{here}")
     return tables.load_table(name, place, how.table or TableOptions(), task=how.task)
 
 

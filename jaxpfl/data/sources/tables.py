@@ -82,7 +82,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     table = csv_text.read(path, encoding=options.encoding, missing_words=options.missing_words)
     targets = options.targets(table.names)
     if not targets:
-        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {table.listed}")
+        raise JaxpflError(f"{name}: set target to the column of the labels; the columns are {table.listed}")
     for column in (*targets, options.client, *options.ignore):
         if column is not None and column not in table.names:
             raise unknown_name(f"column of {path}", column, table.names)
@@ -90,24 +90,24 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         twice = next(column for column in targets if targets.count(column) > 1)
         raise JaxpflError(f"{name}: target names the column {shown(twice)} twice")
     if options.client in targets:
-        raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
+        raise JaxpflError(f"{name}: target and client must differ, got {shown(options.client)} for both")
     for column in options.ignore:
         if column in (*targets, options.client):
             holds = "labels" if column in targets else "clients"
-            raise JaxpflError(f"ignore = {column}: it is the column of the {holds}")
+            raise JaxpflError(f"ignore must not name the column of the {holds}, got {column}")
     table = _without_missing(table._replace(cells=table.cells.drop(columns=list(options.ignore))), options.missing)
     labels = _labels(table, targets, task)
     columns = [column for column in table.names if column not in (*targets, options.client)]
     if not columns:
         used = [column for column in (*targets, options.client) if column is not None]
         whose = "labels" if options.client is None else "labels and clients"
-        raise JaxpflError(f"{path}: no columns of features, only of {whose}: {printable(', '.join(used), 300)}")
+        raise JaxpflError(f"{path} has only columns of {whose}, none of features: {printable(', '.join(used), 300)}")
     x, users, user_names = _inputs(table, columns), None, None
     if options.client is not None:
         users, _, user_names = number_users(np.array(table.texts(options.client)), None)
         if len(user_names) < 2:
             alone = shown(str(user_names[0]))
-            raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {alone}")
+            raise JaxpflError(f"{path}: column {shown(options.client)} names only one client, {alone}")
     y = checked_labels(labels.y, f"{path}, {options.target}")
     names = None if labels.names is None else unlike_numbers(labels.names)
     description = f"{len(y)} rows of {path}, {x.shape[1]} features"
@@ -125,14 +125,14 @@ def _without_missing(table: Table, missing: str) -> Table:
         row = int(lacking.argmax())
         place = int(gaps.iloc[row].argmax())
         column, cell = gaps.columns[place], table.cells.iloc[row, place]
-        means = f", or name the words of missing values, without {cell}, by --missing-words" if cell else ""
+        means = f"; or set the words that mean a missing value, without {cell}, with --missing-words" if cell else ""
         raise JaxpflError(
             f"{table.path} line {table.lines[row]}: no value in column {shown(column)}: fill it in, or leave such rows "
             f"out with --missing drop{means}"
         )
     if lacking.all():
         raise JaxpflError(f"{table.path}: every row lacks a value")
-    warn(f"{table.path}: left out {lacking.sum()} of {len(lacking)} rows, which lack a value")
+    warn(f"{table.path}: {lacking.sum()} of {len(lacking)} rows lack a value and are left out")
     return table._replace(cells=table.cells[~lacking])
 
 
@@ -168,8 +168,8 @@ def _labels(table: Table, targets: Sequence[str], task: str | None) -> _Labels:
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
-            f"task = {task}: one label column suits classification, binary, ranking or regression; for several write "
-            "target = A,B"
+            f"task = {task} needs several label columns, target = A,B; for one use classification, binary, ranking or "
+            "regression"
         )
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
@@ -182,7 +182,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
     for name in targets:
         numbers = _numbers(table, name)
         if numbers is None:
-            raise JaxpflError(f"{table.path}: several label columns need numbers, but column {shown(name)} holds text")
+            raise JaxpflError(f"{table.path}: several label columns must hold numbers, but {shown(name)} holds text")
         columns.append(numbers)
     y = np.stack(columns, axis=1)
     marks = (y == 0) | (y == 1)
@@ -195,7 +195,7 @@ def _several_labels(table: Table, targets: Sequence[str], task: str | None) -> _
             _check_single(table, name, numbers)
         return _Labels(y, task, len(targets))
     if task != "multilabel":
-        raise JaxpflError(f"task = {task}: several label columns suit multilabel or regression")
+        raise JaxpflError(f"task = {task} needs one label column; for several use multilabel or regression")
     for row, place in np.argwhere(~marks):
         holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
         raise JaxpflError(f"{table.path} line {table.lines[row]}: multilabel needs labels 0 or 1, but {holds}")
@@ -212,7 +212,7 @@ def _check_single(table: Table, column: str, numbers: np.ndarray) -> None:
         held = np.isfinite(numbers.astype(np.float32))
     if not held.all():
         line = table.lines[int(np.argmin(held))]
-        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
+        raise JaxpflError(f"{table.path} line {line}: column {shown(column)} holds a number beyond float32's range")
 
 
 def _inputs(table: Table, names: list[str]) -> np.ndarray:
@@ -228,7 +228,7 @@ def _inputs(table: Table, names: list[str]) -> np.ndarray:
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
             raise JaxpflError(
                 f"{table.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
-                "for categories: take it out of the table"
+                f"for categories: leave it out with --ignore {shown(name)}"
             )
         check_fits(table.path, 8 * len(texts) * len(places))
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
@@ -248,7 +248,7 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
     if len(wrong) < len(found) / 2:
         cell = table.cells[name].iloc[wrong[0]]
         raise JaxpflError(
-            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, and numbers in most "
+            f"{table.path} line {table.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, but numbers in most "
             "other rows"
         )
     marked = [cell for cell in table.cells[name] if _MARKED.fullmatch(cell.strip())]

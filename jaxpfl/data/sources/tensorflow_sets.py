@@ -45,11 +45,11 @@ def load_tfds(name: str, root: Path) -> Source:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise JaxpflError(
-            "the data sets tfds:NAME come with tensorflow-datasets: pip install tensorflow-datasets"
+            "the data sets tfds:NAME need the package tensorflow-datasets: pip install tensorflow-datasets"
         ) from error
     matched = _NAME.fullmatch(name)
     if matched is None:
-        raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
+        raise JaxpflError(f"the data set must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION, got tfds:{name}")
     with _quiet(), _own_classes(tfds):
         builder = _builder(tfds, name, matched["set"], root)
         try:
@@ -94,7 +94,7 @@ def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
     if builder is None:
         raise unknown_name("tensorflow-datasets set", base, tfds.list_builders(with_community_datasets=False))
     raise JaxpflError(
-        f"tfds:{name}: not prepared in {root} nor in {Path(builder.data_dir)}: {_how_to_prepare(name, root)}"
+        f"tfds:{name} is prepared neither in {root} nor in {Path(builder.data_dir)}: {_how_to_prepare(name, root)}"
     )
 
 
@@ -112,7 +112,7 @@ def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
     label = next((key for key in wanted if key in labels), labels[0] if labels else None)
     if image is None or label is None:
         raise JaxpflError(
-            f"tfds:{name}: needs an image and a class label, its features are {listed(features, 'image')}"
+            f"tfds:{name} needs an image and a class label, but its features are {listed(features, 'image')}"
         )
     return image, label, int(features[label].num_classes)
 
@@ -125,7 +125,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         records = builder.as_data_source(split=split)
     except NotImplementedError:
         raise JaxpflError(
-            f"{whose}: prepared in {builder.data_dir}, but in a format without random access: "
+            f"{whose} is prepared in {builder.data_dir}, but in a format without random access: "
             f"remove that folder and {_how_to_prepare(name, root)}"
         ) from None
     images, labels = [], []
@@ -141,9 +141,9 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         raise JaxpflError(f"{whose}: cannot be read: {one_line(error)}") from error
     shapes = {array.shape for array in images}
     if len(shapes) != 1:
-        raise JaxpflError(f"{whose}: images of {len(shapes)} sizes; all must be of one (and there must be some)")
+        raise JaxpflError(f"{whose}: all images must have the same size, got {len(shapes)} sizes")
     if images[0].dtype != np.uint8:
-        raise JaxpflError(f"{whose}: pixels are {images[0].dtype}; only bytes are read")
+        raise JaxpflError(f"{whose}: pixels must be uint8, got {images[0].dtype}")
     if min(labels) < 0:
         raise JaxpflError(f"{whose}: its labels are hidden (negative)")
     return np.stack(images), np.array(labels, np.int32)

@@ -46,17 +46,17 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         raise JaxpflError(f"window must be >= 1, got {window}")
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
-        raise JaxpflError(f"{folder}: {found}: text:FOLDER is a folder with a file or subfolder for each client")
+        raise JaxpflError(f"{folder}: {found}: text:FOLDER must be a folder with a file or subfolder for each client")
     clients = {entry.name: list(_files(entry)) for entry in _entries(folder)}
     if not clients:
-        raise JaxpflError(f"{folder}: holds no file or subfolder: each is a client")
+        raise JaxpflError(f"{folder} holds no file or subfolder: each would be a client")
     size = sum(file.stat().st_size for files in clients.values() for file in files)
     check_fits(folder, 10 * size)  # the text, and its tokens twice as int32
     texts = {client: b"".join(map(_read, files)) for client, files in clients.items()}
     warn_of_empty(folder, [client for client, text in texts.items() if not text])
     texts = {client: text for client, text in texts.items() if text}
     if not texts:
-        raise JaxpflError(f"{folder}: holds no text")
+        raise JaxpflError(f"{folder} holds no text")
     windows = [_windows(folder / client, text, window) for client, text in texts.items()]
     whole = np.concatenate(windows).astype(np.int32)
     x, y = np.ascontiguousarray(whole[:, :-1]), np.ascontiguousarray(whole[:, 1:])
@@ -84,8 +84,8 @@ def _windows(client: Path, text: bytes, window: int) -> np.ndarray:
     """Cut a client's text into windows of bytes, [n, window + 1]."""
     if len(text) <= window:
         raise JaxpflError(
-            f"{client}: {len(text)} bytes, and a window of {window} needs {window + 1}: give a shorter window, or "
-            "leave it out of the folder"
+            f"{client} has {len(text)} bytes, but a window of {window} needs {window + 1}: use a shorter window, or "
+            "remove this text from the folder"
         )
     length = window + 1
     return np.frombuffer(text, np.uint8)[: len(text) // length * length].reshape(-1, length)

@@ -126,7 +126,7 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
       JaxpflError: if there are too few numbers to divide, or if shares are not positive or leave no rest.
     """
     if not (min(shares) > 0 and sum(shares) < 1):  # NaN is refused too
-        raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
+        raise JaxpflError(f"shares of users set apart must be > 0 and sum to less than 1, got {shares}")
     if number <= len(shares):
         raise JaxpflError(f"{number} users cannot be divided into {len(shares) + 1} groups")
     sizes = shares_of(number, *shares)
@@ -164,7 +164,7 @@ def split(
     parts = groups(rng, len(sizes), validation, unseen)
     if sizes.min() < 2:
         user, size = counts.users[sizes.argmin()], sizes.min()
-        raise JaxpflError(f"user {user} has {size} token(s): two are needed, to learn from one and test on the other")
+        raise JaxpflError(f"user {user} has {size} token(s) but needs two, one to train on and one to test on")
     own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
     divided = counts.divided(rng, own)
     return HistogramSplit(*(Part(*(tokens.select_users(part) for tokens in divided)) for part in parts))
@@ -246,16 +246,16 @@ def read_counts_csv(path: Path, encoding: str | None = None) -> TokenCounts:
     header = [] if cells.empty else [name.lower() for name in cells.iloc[0]]
     if sorted(filter(None, header)) != sorted(HEADER):
         found = "" if cells.empty else ",".join(cells.iloc[0])
-        raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {found[:60]!r}")
+        raise JaxpflError(f"{path} needs the header {','.join(HEADER)}, got {found[:60]!r}")
     rows = cells.iloc[1:].set_axis(header, axis=1)[HEADER]
     if rows.empty:
-        raise JaxpflError(f"{path}: a header, and no counts below it")
+        raise JaxpflError(f"{path} has a header but no counts below it")
     for line, row in rows[(rows == "").any(axis=1)].iterrows():
         got = ",".join(row).rstrip(",")
-        raise JaxpflError(f"{path} line {line}: needs a user, a token and a count, got {got[:60]!r}")
+        raise JaxpflError(f"{path} line {line} needs a user, a token and a count, got {got[:60]!r}")
     counts = rows["count"].where(rows["count"].str.fullmatch("0*[1-9][0-9]{0,9}"), "0").astype(np.int64)
     for line, count in rows["count"][(counts < 1) | (counts > _MOST)].items():
-        raise JaxpflError(f"{path} line {line}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
+        raise JaxpflError(f"{path} line {line}: count must be a whole number from 1 to {_MOST}, got {count[:30]!r}")
     for line, row in rows[rows.duplicated(["user", "token"])].iterrows():
         twice = f"user {shown(row['user'])} has the token {shown(row['token'])} twice"
         raise JaxpflError(f"{path} line {line}: {twice}: add the counts up")
@@ -276,7 +276,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 
     path = data_directory(data_dir).joinpath(*_IRC)
     if not path.is_file():
-        raise JaxpflError(f"data set 'irc': no file {path}: {where_to_put_it()}")
+        raise JaxpflError(f"data set 'irc': file {path} not found: {where_to_put_it()}")
     arrays = read_npz(path, _IRC_ARRAYS)
     missing = [name for name in _IRC_ARRAYS if name not in arrays]
     if missing:
@@ -292,7 +292,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
     except (TypeError, ValueError) as error:
         raise JaxpflError(f"{path}: not token counts in compressed rows: {one_line(error)}") from error
     if not ((matrix.data > 0) & (matrix.data <= _MOST)).all():
-        raise JaxpflError(f"{path}: counts must be in 1 .. {_MOST}")
+        raise JaxpflError(f"{path}: counts must be from 1 to {_MOST}")
     matrix.sort_indices()
     if not matrix.has_canonical_format:
         raise JaxpflError(f"{path}: a user has a token twice")
@@ -315,7 +315,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     """
     parts = [leaf.read_users(part) for part in leaf.locate("reddit", folder) if part is not None]
     if leaf.kind_of(parts[0], folder) != "sequences":
-        raise JaxpflError(f"{folder}: no sequences of tokens with 'target_tokens' in it: not LEAF's Reddit")
+        raise JaxpflError(f"{folder} is not LEAF's Reddit: it has no sequences of tokens with 'target_tokens'")
     tallies = [leaf.tally(users) for users in parts]
     vocabulary, length = leaf.vocabulary_of(folder, tallies[0]), max(found.longest for found in tallies)
     check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)
