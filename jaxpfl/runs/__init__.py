@@ -1,1 +1,1 @@
-"""Experiments: configs, run folders, checkpoints, summaries and plots."""
+"""Runs of experiments: configs, run folders, checkpoints, summaries and plots."""

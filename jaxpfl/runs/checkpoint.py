@@ -1,6 +1,7 @@
-"""Checkpoints of one method's state, by orbax, written atomically with checksums; two are kept.
+"""Checkpoints of one method's state, written atomically by orbax, with checksums.
 
-``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name."""
+The latest two checkpoints are kept. The folder ``checkpoints/METHOD/ROUND`` contains ``state`` (orbax's files) and
+``SHA256SUMS``. It is written under a temporary name and renamed when complete."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _STATE = "state"
 
 
 def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Report all but what the threads of a failed save say after the save has been reported."""
+    """Report unraisable exceptions, except those raised by orbax's threads after a failed save, which is reported."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
@@ -43,20 +44,20 @@ class Checkpoints:
     """The checkpoints of one method in a run folder.
 
     Args:
-      folder: folder that holds them.
-      resumed: whether ``--resume`` continues from them, which errors then mention.
+      folder: folder of the checkpoints.
+      resumed: whether ``--resume`` can continue from the checkpoints; if so, error messages mention it.
     """
 
     def __init__(self, folder: Path, *, resumed: bool = True):
         import orbax.checkpoint as ocp
 
-        # orbax logs every step of a save, and the traceback if one fails; a run reports both itself.
+        # orbax logs every step of a save, and a traceback if a save fails; the run reports progress and errors itself.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if sys.unraisablehook is sys.__unraisablehook__:
             sys.unraisablehook = _report_unraisable
         self._ocp = ocp
-        # Only one of several processes writes and reads.
+        # With several processes, only one of them writes and reads checkpoints, so orbax must not wait for the others.
         alone: dict[str, Any] = {}
         if processes.several():
             own = {processes.index()}
@@ -70,17 +71,17 @@ class Checkpoints:
         self._latest: int | None = None
 
     def rounds(self) -> list[int]:
-        """Rounds of all checkpoints, intact or damaged, latest first; other files are ignored."""
+        """Return the rounds that have a checkpoint, intact or damaged, latest first."""
         if not self._folder.is_dir():
             return []
         names = (path.name for path in self._folder.iterdir() if path.is_dir())
         return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name)), reverse=True)
 
     def save(self, round: int, state: RunState, seconds: float) -> None:
-        """Save the state after ``round`` rounds, and the seconds spent so far, unless saved already.
+        """Save the state after ``round`` rounds and the seconds spent so far, unless this object just saved that round.
 
         Raises:
-          JaxpflError: if it cannot be written, for example on a full disk; the previous one stays.
+          JaxpflError: if the checkpoint cannot be written, for example on a full disk; the previous checkpoint is kept.
         """
         if round == self._latest:
             return
@@ -91,9 +92,9 @@ class Checkpoints:
                 place.mkdir(parents=True)
                 self._orbax.save(place / _STATE, args=self._ocp.args.StandardSave(tree))
                 files.write_checksums(place)
-                if target.exists():  # a damaged one, which `restore` skipped
+                if target.exists():  # a damaged checkpoint, which `restore` skipped
                     shutil.rmtree(target)
-        except Exception as error:  # orbax raises whatever its parts do
+        except Exception as error:  # orbax passes on exceptions of many types
             discard_late(target)
             remedy = "; --resume continues from the previous one" if self._resumed else ""
             raise JaxpflError(
@@ -104,27 +105,27 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Delete the checkpoints of all other rounds."""
+        """Delete all checkpoints but that of ``round``."""
         for other in self.rounds():
             if other != round:
                 shutil.rmtree(self._folder / str(other), ignore_errors=True)
 
     def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
-        """Restore the latest intact checkpoint, or ``like`` itself if there is none at all.
+        """Restore the latest intact checkpoint, or return ``like`` itself if the folder has no checkpoints.
 
-        A damaged one (flipped bits, a copied folder) is reported and skipped: the run continues from the one before,
-        with the same results, and writes it again.
+        A damaged checkpoint (flipped bits, a copied folder) is reported and skipped. The run then continues from the
+        previous checkpoint, reaches the same results, and writes the damaged checkpoint again.
 
         Args:
-          like: a state of the same shapes, such as the initial one.
-          most: rounds of the run.
-          say: called with messages about damaged checkpoints.
+          like: state with the shapes to restore, such as the initial state.
+          most: number of rounds of the run; checkpoints of later rounds are skipped.
+          say: function called with a message about the skipped checkpoints.
 
         Returns:
           The state, and the seconds spent until it was saved.
 
         Raises:
-          JaxpflError: if there are checkpoints, and none of them is intact.
+          JaxpflError: if there are checkpoints but none of them can be used.
         """
         problems: list[str] = []
         for round in self.rounds():
@@ -146,22 +147,22 @@ class Checkpoints:
         return like, 0.0
 
     def read(self, round: int, like: RunState) -> tuple[RunState, float]:
-        """Read the checkpoint of one round: its state, and the seconds spent until it was saved.
+        """Read the checkpoint of one round: the state, and the seconds spent until it was saved.
 
         Raises:
-          JaxpflError: if it is damaged or cannot be read.
+          JaxpflError: if the checkpoint is damaged or cannot be read.
         """
         place = self._folder / str(round)
         try:
             files.check_checksums(place)
         except JaxpflError as error:
             raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
-        # With today's placement: it may have been saved from devices that this machine lacks.
+        # Placed on the devices of `like`: the checkpoint may have been saved from devices that this machine lacks.
         abstract = jax.tree.map(_abstract, like)
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
             tree = self._orbax.restore(place / _STATE, args=wanted)
-        except Exception as error:  # orbax raises whatever its parts do
+        except Exception as error:  # orbax passes on exceptions of many types
             raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
         state = jax.tree.map(_typed, tree["state"], like)
         if (found := int(np.ravel(state.round)[0])) != round:
@@ -170,7 +171,7 @@ class Checkpoints:
 
 
 def save(checkpoints: Checkpoints | None, round: int, simulation: Simulation, state: RunState, seconds: float) -> None:
-    """Save the state of a simulation's runs, by the first process alone; see `Checkpoints.save`."""
+    """Save the state of a simulation's runs; only the first process writes (see `Checkpoints.save`)."""
     whole = simulation.gather(state) if processes.several() else simulation.checkpointed(state)
     simulation.prepare(round)
 
@@ -189,15 +190,15 @@ def restore(
     """Restore the runs of a simulation from the latest intact checkpoint; see `Checkpoints.restore`.
 
     Args:
-      checkpoints: checkpoints of the first process; None in the others.
-      simulation: simulation to restore, on any number of devices and processes.
-      first: its first state, returned if there is no checkpoint.
+      checkpoints: the method's checkpoints in the first process; None in the other processes.
+      simulation: simulation to restore; its numbers of devices and processes may differ from the saved run's.
+      first: initial state of the simulation, returned if there is no checkpoint.
       most: number of rounds of the run.
-      say: called with messages about damaged checkpoints.
+      say: function called with a message about the skipped checkpoints.
     """
     if not processes.several():
         assert checkpoints is not None
-        # The stored state does not depend on the devices: a run may continue with more or fewer of them.
+        # The stored state does not depend on the number of devices, so a run may continue with more or fewer.
         state, seconds = checkpoints.restore(simulation.checkpointed(first), most, say)
         return simulation.adopt(state), seconds
     found: list[RunState] = []
@@ -219,7 +220,10 @@ def restore(
 
 
 def _abstract(like: Any) -> Any:
-    """Shape, type and placement as stored: of the data of a key, which every checkpoint reader supports."""
+    """Return the shape, dtype and placement of a leaf as stored; a key is stored as its raw data.
+
+    Every checkpoint reader supports the raw data, but not JAX's key types.
+    """
     if isinstance(like, np.ndarray):
         return like
     stored = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
@@ -227,6 +231,7 @@ def _abstract(like: Any) -> Any:
 
 
 def _typed(found: Any, like: Any) -> Any:
+    """Convert a stored leaf to the kind of `like`: a NumPy array, a key or a JAX array with the same placement."""
     if isinstance(like, np.ndarray):
         return np.asarray(found)
     return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
@@ -237,7 +242,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's reason if there is one, else the message in a line."""
+    """Return the operating system's reason if there is one, else the error's message on one line."""
     code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore writes it
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -246,15 +251,19 @@ def _reason(error: Exception) -> str:
 
 _READ = "read.json"
 _SECONDS = 60.0
-"""Least time between two saves, and thus the work that a kill loses."""
+"""Minimum number of seconds between two saves. A killed run loses about this much work."""
 _REST = 20
-"""Least time between two saves in multiples of the last save's duration: saving takes at most a twentieth."""
+"""Minimum time between two saves, in multiples of the last save's duration: saving takes at most 1/20 of the time."""
 
 
 class Unfinished:
-    """A folder with the state of some runs, and what was read from them on the way.
+    """A folder with the state of unfinished runs and the results that were read from them so far.
 
-    Stored runs with other settings, data or versions are not continued.
+    The stored runs are continued only if their settings, data and versions are the same as now.
+
+    Args:
+      folder: folder of the stored state.
+      asked: settings and data that identify the runs.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any]):
@@ -264,7 +273,7 @@ class Unfinished:
 
     @classmethod
     def within(cls, folder: Path, asked: Mapping[str, Any]) -> Self:
-        """The runs of these settings, beside others in the same folder."""
+        """Return the unfinished runs with these settings, stored in a subfolder of ``folder`` named by their hash."""
         text = json.dumps(files.jsonable(dict(asked)), sort_keys=True)
         return cls(folder / hashlib.sha256(text.encode()).hexdigest()[:16], asked)
 
@@ -285,30 +294,31 @@ class Unfinished:
         seconds: float,
         read: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Save the state after ``done`` rounds, the seconds spent so far, and what was read before.
+        """Save the state after ``done`` rounds, the seconds spent so far, and the results read so far.
 
         Raises:
-          JaxpflError: if it cannot be written.
+          JaxpflError: if the files cannot be written.
         """
         began = time.monotonic()
         try:
-            # Written first, so that a stored state always has what was read before it.
+            # The results are written first, so that a stored state never lacks the results read before it.
             files.write_checksummed(self._folder / _READ, {"asked": self._asked, "read": [dict(one) for one in read]})
             save(self._checkpoints, done, simulation, state, seconds)
-        finally:  # a full disk is not tried again at once
+        finally:  # also after an error, so that a full disk is not tried again immediately
             now = time.monotonic()
             self._next = now + max(_SECONDS, _REST * (now - began))
 
     def restore(
         self, simulation: Simulation, first: RunState, stops: Sequence[int]
     ) -> tuple[RunState, int, float, list[dict[str, Any]]]:
-        """The last state that was saved, its round, the seconds spent, and what was read before it; ``first`` and
-        nothing where there is none.
+        """Return the last saved state, its round, the seconds spent until then, and the results read until then.
+
+        If no usable state is stored, the state is ``first``, the round and the seconds are 0, and there are no results.
 
         Args:
           simulation: simulation of the runs.
           first: initial state of the runs.
-          stops: rounds after which something is read, up to the runs' last round.
+          stops: rounds after which results are read, in increasing order; the last is the runs' last round.
         """
         if not (self._folder / _READ).exists():
             return first, 0, 0.0, []
@@ -329,5 +339,5 @@ class Unfinished:
 
     def remove(self) -> None:
         """Delete the stored state."""
-        self.__dict__.pop("_checkpoints", None)  # it knows which rounds there are
+        self.__dict__.pop("_checkpoints", None)  # the cached object remembers which round it saved last
         shutil.rmtree(self._folder, ignore_errors=True)

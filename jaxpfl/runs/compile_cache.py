@@ -1,4 +1,4 @@
-"""Compilation cache of the command line: a program compiled once on this machine is loaded the next time.
+"""Compilation cache of the command line, from which a program that was compiled once on this machine is loaded.
 
 The cache is JAX's persistent cache, in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables the cache, because a
 library must not write to its user's home. The user's settings take precedence. If the folder cannot be written, nothing
@@ -19,21 +19,22 @@ from typing import Any
 from jaxpfl.support import files
 
 LIMIT_BYTES = 2 * 2**30
-"""Limit on the total size of the cache's folders, beyond which the least recently used programs are deleted."""
+"""Limit on the total size of the cache. When it is exceeded, the least recently used programs are deleted."""
 
 TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)'"
-"""Beginning of JAX's warning about an entry that cannot be read or written; JAX then compiles, so nothing is lost."""
+"""Beginning of JAX's warning about an entry that cannot be read or written. JAX then compiles the program as usual."""
 
-_MIN_COMPILE_SECONDS = 0.2  # below it, a run has dozens of programs that compile as fast as they load
+# A run has dozens of programs that compile faster than this, and loading them would take as long as compiling them.
+_MIN_COMPILE_SECONDS = 0.2
 
 
 def enable() -> Path | None:
     """Enable the cache; must be called before anything is compiled.
 
     Returns:
-      The cache's folder, or None if the cache stays off: because the user chose so (``JAX_COMPILATION_CACHE_DIR`` is
-      set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a folder was set in this process), because the
-      folder cannot be written, or because others can write to it.
+      The cache's folder, or None if this function leaves JAX's settings as they are. That is so if the user has made
+      a choice (``JAX_COMPILATION_CACHE_DIR`` is set, even to nothing; ``JAX_ENABLE_COMPILATION_CACHE=false``; or a
+      folder was set in this process), if the folder cannot be written, or if other users can write to it.
     """
     import jax
     import jaxlib.version
@@ -41,20 +42,20 @@ def enable() -> Path | None:
     from jaxpfl.engine import compiled
     from jaxpfl.support import processes
 
-    settings: Any = jax.config  # JAX defines their names as it runs
+    settings: Any = jax.config  # Any: JAX defines the attributes at run time, which type checkers cannot see
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or settings.jax_compilation_cache_dir is not None
     if chosen or not settings.jax_enable_compilation_cache:
         return None
     try:
         folder = _folder(jaxlib.version.__version__)
-        # Compiled code is executed as it is: no one else may write there.
+        # Compiled code from the cache is executed unchecked, so no other user may be able to write there.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         if not all(files.is_own(place.stat()) for place in (folder, folder.parent)):
             return None
         tempfile.TemporaryFile(dir=folder).close()
         trim(folder.parent, LIMIT_BYTES)
-    except (OSError, RuntimeError):  # not writable, or no home
+    except (OSError, RuntimeError):  # the folder is not writable, or the user has no home
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     for name, value in (
@@ -63,19 +64,21 @@ def enable() -> Path | None:
     ):
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    if not processes.several():  # a stored program is for the devices of one process
+    if not processes.several():  # a stored program runs on the devices of a single process only
         compiled.keep_in(folder)
     return folder
 
 
 def repair(warning: str) -> bool:
-    """Delete the cache entry that JAX warned about: one cut short by a kill or a full disk would stay for ever.
+    """Delete the damaged cache entry that a warning of JAX is about.
+
+    JAX never replaces an entry that a kill or a full disk cut short, and would warn about it on every run.
 
     Args:
-      warning: the text of any warning.
+      warning: text of any warning.
 
     Returns:
-      True if the warning was about this cache, and needs no attention.
+      True if the warning was about this cache; the user then need not see it.
     """
     import jax
 
@@ -84,7 +87,7 @@ def repair(warning: str) -> bool:
     folder = Path(settings.jax_compilation_cache_dir or "")
     if match is None or not re.fullmatch("xla-[0-9a-f]{16}", folder.name):
         return False
-    # The warning names the program, not the entry.
+    # The warning names the program but not the entry, so all entries of that program are checked.
     for entry in folder.glob(f"{match[2]}-*-cache"):
         try:
             zlib.decompress(entry.read_bytes())
@@ -96,17 +99,18 @@ def repair(warning: str) -> bool:
 
 
 def trim(root: Path, limit: int) -> None:
-    """Delete the least recently used programs, also from other machines and versions, down to a limit.
+    """Delete the least recently used programs until at most ``limit`` bytes remain.
 
-    JAX's own limit needs a package that it does not depend on, and refuses every write after a kill between two files.
+    The programs of all machines and versions below ``root`` count. JAX's own limit is not used: it needs a package that
+    JAX does not install, and refuses every write if an earlier process was killed between writing two files.
     """
     entries = []
     for path in root.glob("xla-*/*-cache"):
         try:
             status = path.stat()
-        except OSError:  # another process trims too
+        except OSError:  # another process is trimming too
             continue
-        # The time of access is kept to the day, or not at all: then the oldest go first.
+        # File systems may update the access time only once a day, or never; then the oldest files are deleted first.
         entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     held = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):
@@ -117,18 +121,22 @@ def trim(root: Path, limit: int) -> None:
 
 
 def _folder(jaxlib: str) -> Path:
-    """Folder for this jaxlib and kind of CPU: a home may be shared between CPUs that cannot run each other's code."""
+    """Return the folder for this jaxlib and type of CPU.
+
+    A home may be shared between machines whose CPUs cannot run each other's code.
+    """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    root = given if given.is_absolute() else Path.home() / ".cache"  # as the specification has it
+    root = given if given.is_absolute() else Path.home() / ".cache"  # the XDG specification ignores relative paths
     name = hashlib.sha256("\n".join((jaxlib, *_machine())).encode()).hexdigest()[:16]
     return root / "jaxpfl" / f"xla-{name}"
 
 
 def _machine() -> tuple[str, ...]:
+    """Return the architecture and the CPU's instruction set extensions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine(), platform.processor()
-    # "flags" on x86, "Features" on Arm; the cores of one machine may differ in order only.
+    # The line is called "flags" on x86 and "Features" on Arm; the set keeps one of several cores' equal lines.
     flags = {line.partition(":")[2].strip() for line in lines if line.lower().startswith(("flags", "features"))}
     return platform.machine(), *sorted(flags)

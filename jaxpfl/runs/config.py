@@ -1,6 +1,6 @@
-"""A run as text: the dataclass behind the command line, config files and ``config.json``, and reading these files.
+"""Settings of a run as text: the dataclass `RunConfig`, and the functions that read it from files.
 
-A file is TOML, YAML, or the ``config.json`` of a run folder.
+The command line, config files (TOML or YAML) and the ``config.json`` of a run folder all give a `RunConfig`.
 """
 
 from __future__ import annotations
@@ -56,40 +56,40 @@ T = TypeVar("T")
 
 _BY_DATA_SET = "by data set unless given"
 TEST_USERS = "test"
-"""Unseen clients that are the users of the official test set."""
+"""Value of ``unseen_clients`` for which the unseen clients are the users of the official test set."""
 
 
 @read_help
 @dataclass(frozen=True)
 class _Source:
     data: str = setting("digits")
-    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:,
-    libsvm:, npz:, csv:, text: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data
-    list shows them. federation: and a folder is what jaxpfl data convert saved there."""
+    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ...; or a prefix idx:,
+    leaf:, libsvm:, npz:, csv:, text: or tfds: followed by a folder, file (relative to --data-dir, or absolute) or name;
+    or federation: followed by a folder that jaxpfl data convert saved. jaxpfl data list shows all data sets."""
     data_dir: str | None = setting(None)
     """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
     target: str | None = setting(None)
-    """Column of the labels, of a table csv:FILE; several with commas between them."""
+    """Column of the labels in a table csv:FILE; several columns are separated by commas."""
     client: str | None = setting(None)
-    """Column that names the clients, of a table csv:FILE; without it a partition makes them."""
+    """Column of the client names in a table csv:FILE; without it, --partition divides the rows among clients."""
     missing: str = setting("refuse")
-    """Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning."""
+    """Treatment of rows in a table csv:FILE that lack a value: refuse the table, or drop the rows with a warning."""
     ignore: str | None = setting(None)
-    """Columns of a table csv:FILE that are not features, separated by commas."""
+    """Columns of a table csv:FILE to leave out of the features, separated by commas."""
     missing_words: str | None = setting(None, unless_given="NA, N/A, NaN, null and none unless given")
-    """Words of a table csv:FILE for missing values, separated by commas."""
+    """Words that mark a missing value in a table csv:FILE, separated by commas."""
     encoding: str | None = setting(None, unless_given="UTF-8 unless given")
     """Encoding of a table csv:FILE, such as latin-1."""
     window: int | None = setting(None, unless_given="64 unless given", range=COUNT, unit="bytes")
-    """Length of the windows of texts text:FOLDER."""
+    """Length of the windows into which the texts of text:FOLDER are cut."""
     tokens: bool = setting(False)
-    """Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers."""
+    """Treat the integer inputs [N, T] of npz:FILE or leaf:FOLDER as tokens, not as numbers."""
 
 
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Split, _Source):
-    """The data set, and how it is split among clients. Fields left at None take the data set's preset."""
+    """The data set and its split among clients. A field left at None takes its value from the data set's preset."""
 
     partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
     clients: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
@@ -103,22 +103,22 @@ class DataConfig(Split, _Source):
             f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
         ),
     )
-    """Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored. test takes the
-    users of the official test set that have no training examples (LEAF's split by user); the others are trained on
-    all their own."""
+    """Clients in addition to --clients that do not take part in training: after the last round, they adapt and are
+    scored. With test, these are the users of the official test set that have no training examples (LEAF's split by
+    user), and the other users train on all their examples."""
 
     @property
     def clients_apart(self) -> int:
-        """Number of clients that are drawn among all to be unseen."""
+        """Number of unseen clients that are drawn among all clients (0 if the test users are the unseen clients)."""
         return self.unseen_clients if isinstance(self.unseen_clients, int) else 0
 
 
 @read_help
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings, DataConfig):
-    """One experiment as text: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+    """Settings of one experiment as text. A field left at None takes its value from the data set's preset.
 
-    `spec_for` makes a `RunSpec` of it for each method.
+    `spec_for` converts the config to a `RunSpec` for each method.
     """
 
     model: Any = restated(Settings, "model", None, _BY_DATA_SET)
@@ -127,41 +127,41 @@ class RunConfig(Settings, DataConfig):
     batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
     rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
     warm_start: str | None = setting(None)
-    """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD
-    where there are several methods), or an .npz file of parameters by path."""
+    """Initial parameters of every model: a run folder or a folder of exported models, for the global model in it
+    (PATH:METHOD if there are several methods), or an .npz file with the parameters by path."""
     set: tuple[str, ...] = setting(())
-    """A method's own hyper-parameters or options: METHOD.name=value."""
+    """Hyper-parameters or options of a method: METHOD.name=value."""
     seed: int = setting(0, range=Range(0, 2**32 - 1))
-    """First run seed."""
+    """First seed of the runs; the others are the integers after it."""
     seeds: int | None = setting(None, unless_given=_BY_DATA_SET, range=COUNT, unit="runs")
-    """Number of run seeds, all in one program."""
+    """Number of seeds; the runs of all seeds are one program."""
     time_to: float | None = setting(None, unless_given="none unless given")
-    """Score to reach (mean over clients, of personalised models): results give the simulated time (time_model) until
-    the first evaluation that reaches it."""
+    """Score of the personalised models, averaged over clients. The results give the simulated time (see time_model)
+    until the first evaluation that reaches this score."""
     eval_every: int = setting(10, range=COUNT)
-    """Score all clients after every so many rounds, and at the end."""
+    """Number of rounds between evaluations of all clients; the last round is always evaluated."""
     checkpoint_every: int = setting(50, range=COUNT)
-    """Write a checkpoint after every so many rounds, and at the end."""
+    """Number of rounds between checkpoints; one is always written at the end."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig, metadata=about())
-    """User-level differential privacy of uploads: clipping, noise, and the guarantee."""
+    """User-level differential privacy of the uploads: clipping, noise and the privacy guarantee."""
     plan: ExecutionPlan = field(default_factory=ExecutionPlan, metadata=about())
-    """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
+    """Execution of the run, which affects speed and memory but not the results (up to rounding errors of sums)."""
 
 
 ORDERS = 2
-"""Version of the orders in which clients draw their examples, as stored runs record it; they did not before it."""
+"""Version of the order in which clients draw their examples. Stored runs record it since version 2."""
 _MAY_GROW = ("rounds",)
-# These do not change the run: its execution, checkpoints, and the paths of its data and initial parameters (whose
-# values the fingerprint holds).
+# These settings do not change the results: execution, checkpoints, and the paths to the data and the initial parameters
+# (the fingerprint covers the values that are read from these paths).
 _FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The same experiment with every preset filled in; `prepare` fills in values that depend on the data.
+    """Return the config with every preset filled in; `prepare` later fills in values that depend on the data.
 
     Raises:
-      JaxpflError: for an unknown task, counts below one, shares outside [0, 1), and a cohort larger than the number of
-        clients.
+      JaxpflError: if the task is unknown, a count is below one, a share is outside [0, 1), or the cohort is larger
+        than the number of clients.
     """
     if isinstance(config.task, str) and config.task not in TASKS:
         raise unknown_name("task", config.task, TASKS)
@@ -176,9 +176,9 @@ def resolve(config: RunConfig) -> RunConfig:
         partition = "iid"
     values = preset(data_sets.origin(config), partition, config.users_per_client)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
+    # The preset's cohort is meant for the preset's number of clients; with fewer clients than that, all take part.
     clients = given["clients"] if given["clients"] is not None else values["clients"]
-    if clients is None:  # as many as there are users, which `prepare` counts
+    if clients is None:  # one client per user (or group of users); `prepare` counts them
         del values["cohort"]
     else:
         values["cohort"] = min(values["cohort"], max(clients, 1))
@@ -201,12 +201,12 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = ()) -> str:
-    """Settings of a run that its preset changes from the defaults of `fit`; "" for none.
+    """Return a line with the settings for which the preset differs from the defaults of `fit`; "" if none differ.
 
     Args:
-      given: the config with its presets left at None.
-      config: the same config, resolved.
-      swept: settings that a sweep varies, which are left out.
+      given: config before `resolve`, in which settings that the preset decides are None.
+      config: the same config after `resolve`.
+      swept: settings that a sweep varies, which are omitted from the line.
     """
     usual = {field.name: field.default for field in dataclasses.fields(Settings)}
     names = ("model", "cohort", "local_steps", "batch_size", "rounds", "lr")
@@ -220,7 +220,7 @@ def preset_words(given: RunConfig, config: RunConfig, swept: Collection[str] = (
 
 
 def _check_text(config: RunConfig) -> None:
-    """Refuse Python functions and other values that have no form as text, as only text can be stored."""
+    """Refuse Python functions and other values that cannot be written as text, because a config is stored as text."""
     for one in dataclasses.fields(config):
         value = getattr(config, one.name)
         if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
@@ -228,16 +228,17 @@ def _check_text(config: RunConfig) -> None:
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
-    """The run of one method in a resolved config; the texts of ``--set`` are parsed here.
+    """Return the run specification of one method, with the entries of ``--set`` parsed.
 
     Args:
-      config: the config.
-      name: the method's name.
-      methods: all methods of the run.
+      config: resolved config.
+      name: name of the method.
+      methods: names of all methods of the run.
       num_classes: number of classes of the data set.
 
     Raises:
-      JaxpflError: for a name or a value that is not the method's.
+      JaxpflError: if ``--set`` names a hyper-parameter or option that the method does not have, or gives it a value of
+        the wrong type.
     """
     method = algorithms.get(name)
     hyper: dict[str, float | str] = {}
@@ -255,7 +256,7 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
         method=method,
         hyper=hyper,
         options=options,
-        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # any number of them, none listed
+        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # a range, because there may be very many seeds
         privacy=config.privacy if config.privacy.on else None,
         plan=config.plan,
         num_classes=num_classes,
@@ -263,17 +264,18 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
 
 
 def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | None) -> dict[str, str]:
-    """The ``--set`` entries of one method, name -> value as text.
+    """Return the ``--set`` entries of one method as a mapping name -> value (text).
 
-    An entry without a method's name is for the only method of the run.
+    If the run has only one method, its entries may omit the method's name.
 
     Args:
-      config: settings with these entries.
+      config: config with the ``--set`` entries.
       method: name of the method.
-      methods: all methods of the run; None to take an entry without a name for this one, and leave out all others.
+      methods: names of all methods of the run; None to accept entries for any method, and to apply entries without a
+        method's name to ``method``.
 
     Raises:
-      JaxpflError: for an entry that is not ``METHOD.name=value``, or names a method that is not part of the run.
+      JaxpflError: if an entry is not ``METHOD.name=value``, or names a method that is not part of the run.
     """
     settings = {}
     for entry in config.set:
@@ -291,23 +293,25 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...] | N
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
-    """The config as JSON-able values."""
+    """Return the config as a dict of JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def fill_defaults(stored: Mapping[str, Any], where: object = "config") -> dict[str, Any]:
-    """JSON of a stored config, with the defaults of settings that are newer than it.
+    """Return a stored config with defaults for the settings that were added to jaxpfl after it was stored.
 
     Raises:
-      JaxpflError: for a config that was damaged or edited to impossible values.
+      JaxpflError: if the config has an unknown setting or a value of the wrong type.
     """
     return to_json(from_mapping(stored, str(where)))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
+    """Return the changes between a stored and a resumed config: (forbidden changes, allowed changes).
 
-    The plan (but for its precision), more rounds, and the folder of the data may change; anything else is another
+    Each change is a text ``name: old -> new``. Allowed are changes to the execution plan (except its precision), to
+    ``checkpoint_every``, and to the paths of the data and of the initial parameters, and more rounds, unless the
+    learning-rate schedule or the privacy noise depends on the number of rounds. Any other change makes a different
     experiment.
     """
     semantic, allowed = [], []
@@ -335,7 +339,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
 
 
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
-    """``runs/COMMAND-DATA-HASH``, a hash of all that may not change on resume; numbered if the name is taken."""
+    """Return the default folder of a run, ``runs/COMMAND-DATA-HASH``.
+
+    The hash covers the settings that may not change when a run is resumed. If the folder exists, a number is appended;
+    with ``resume``, the existing folder with the highest number is returned.
+    """
     fixed = to_json(config)
     for name in ("rounds", "checkpoint_every", "data_dir"):
         del fixed[name]
@@ -343,7 +351,8 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
     if precision != "float32":
         fixed["precision"] = precision
     for part, table in ((config, fixed), (config.privacy, fixed["privacy"])):
-        for name in set(table) & vars(part).keys():  # a later setting does not rename the folders of runs without it
+        # Defaults are left out of the hash, so that a setting added later does not rename the folders of older runs.
+        for name in set(table) & vars(part).keys():
             if is_default(part, name):
                 del table[name]
     text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
@@ -355,22 +364,22 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
     return latest if resume and latest is not None else folder
 
 
-_MEMORY = 50  # memory of a text while it is parsed, in multiples of its length
+_MEMORY = 50  # memory needed to parse a text, in multiples of its length
 _MOST_PARTS = 100_000
 
 _OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "orders", "versions")
-"""Entries of ``config.json`` in a run folder; those beside the config identify the run."""
+"""Entries of ``config.json`` in a run folder. The entries other than ``config`` identify the run."""
 
 
 class ConfigFile(NamedTuple):
-    """A config file's content.
+    """Content of a config file.
 
     Attributes:
-      config: the config.
-      methods: the methods that it names; none if the command line names them.
-      hyper: method -> hyper-parameter -> value, as a run folder's ``config.json`` records them beside the config;
-        `check_recorded` says whether they are still what the config gives.
-      data: checksum of the clients of that run; None in other files.
+      config: settings in the file.
+      methods: names of the methods in the file; empty if the command line has to name them.
+      hyper: hyper-parameters that a run folder's ``config.json`` records, as method -> hyper-parameter -> value.
+        `check_recorded` checks that the config still gives these values.
+      data: checksum of the run's clients that a run folder's ``config.json`` records; None for other files.
     """
 
     config: RunConfig = RunConfig()
@@ -380,10 +389,10 @@ class ConfigFile(NamedTuple):
 
 
 def read(path: str | Path) -> ConfigFile:
-    """A config file, or the ``config.json`` of a run folder.
+    """Read a config file, or the ``config.json`` of a run folder.
 
     Raises:
-      JaxpflError: as `read_file` and `from_mapping`, and for methods that are not a list of names.
+      JaxpflError: as in `read_file` and `from_mapping`, or if ``methods`` is not a list of names.
     """
     values = read_file(path)
     hyper: dict[str, Any] = {}
@@ -406,10 +415,10 @@ def read(path: str | Path) -> ConfigFile:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
+    """Parse a TOML or YAML config file, or the ``config.json`` of a run folder, into a mapping name -> value.
 
     Raises:
-      JaxpflError: for a missing file, another suffix, or text that does not parse.
+      JaxpflError: if the file is missing, has another suffix, does not parse, or is not a table.
     """
     path = Path(path)
     try:
@@ -436,16 +445,16 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    """The value of a YAML text.
+    """Parse a YAML text.
 
     Raises:
-      Exception: for text that does not parse, and for two values of one name in a mapping (PyYAML keeps the last).
+      Exception: if the text does not parse, or a name appears twice in a mapping (PyYAML would keep the last value).
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)  # before a merge (<<) adds what may be overridden
+            node = super().compose_mapping_node(anchor)  # before a merge (<<), whose names may be overridden
             names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for (_, name), times in names.items():
                 if times > 1:
@@ -456,7 +465,7 @@ def _yaml(text: str) -> Any:
 
 
 def _check_parts(value: Any, path: Path) -> None:
-    """Refuse YAML with aliases nested so deeply that no message could print it."""
+    """Refuse YAML that its aliases expand to so many values that no message could print them."""
     rest, parts = [value], 0
     while rest:
         part = rest.pop()
@@ -467,10 +476,12 @@ def _check_parts(value: Any, path: Path) -> None:
 
 
 def from_mapping(values: Mapping[str, Any], where: str) -> RunConfig:
-    """A config from a mapping of field names (dashes or underscores), such as a parsed file.
+    """Make a config from a mapping field name -> value, such as a parsed file.
+
+    Field names may be written with dashes or underscores.
 
     Raises:
-      JaxpflError: for an unknown field or a value of the wrong type.
+      JaxpflError: if a field is unknown or a value has the wrong type.
     """
     return _read_fields(RunConfig, values, where)
 
@@ -479,7 +490,7 @@ _TABLES: Mapping[str, type] = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
 
 def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
-    """A settings dataclass from the values in a file or in one of its tables."""
+    """Make a settings dataclass from the values in a file or in one of the file's tables."""
     if not isinstance(values, Mapping):
         raise JaxpflError(f"{table} in {where} must be a table, got {shown(values)}")
     fields = {f.name: text_words(f) for f in dataclasses.fields(cast(Any, kind))}
@@ -500,7 +511,7 @@ def _read_fields(kind: type[T], values: Any, where: str, table: str = "") -> T:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings under their full names: values of nested mappings, under names joined by dots behind a prefix.
+    """Flatten nested mappings; names are joined by dots and preceded by ``prefix``.
 
     Examples:
       >>> flat({"plan": {"devices": 2}, "lr": 0.1})
@@ -513,7 +524,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
+    """Return the entries METHOD.name=value of ``set``, which may be a list of them or a table (of tables)."""
     if isinstance(value, dict):
         texts = {
             name: ",".join(map(str, one)) if isinstance(one, list) else str(one) for name, one in flat(value).items()
@@ -525,6 +536,7 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:
+    """Return the value, as a float if the annotation allows it; refuse a value of any other type."""
     allowed = annotation.split(" | ")
     if value is None and "None" in allowed:
         return None

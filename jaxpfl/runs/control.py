@@ -1,6 +1,6 @@
-"""Control of a run's calls, several rounds each: their length, Ctrl-C, early stopping, and seconds of compiling.
+"""Control of a run: rounds per call of the compiled program, Ctrl-C, early stopping, and compilation in a thread.
 
-A thread compiles the programs of the next methods while one runs.
+While one method runs, a thread compiles the programs of the next methods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Interrupted(Exception):
     """A run was stopped on request and can be resumed.
 
     Attributes:
-      status: the exit status of the signal: 130 for Ctrl-C, 143 for SIGTERM.
+      status: exit status of the process: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, message: str, number: int):
@@ -39,13 +39,14 @@ class Interrupted(Exception):
 
 
 class Interrupt(ExitStack):
-    """Context manager in which the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
+    """Context manager in which the first Ctrl-C (or SIGTERM) lets the run save its rounds before it stops.
 
-    Otherwise, and the second time, the signal has its usual effect.
+    While ``saves`` is true, the first signal only sets ``asked``. A second signal, and any signal while ``saves`` is
+    false, has its usual effect.
 
     Attributes:
-      asked: the signal that requested the stop; None without one.
-      saves: whether there are, or soon will be, rounds without a checkpoint.
+      asked: number of the signal that requested the stop; None if there was no signal.
+      saves: whether there are, or soon will be, rounds that no checkpoint contains.
     """
 
     def __init__(self) -> None:
@@ -58,14 +59,14 @@ class Interrupt(ExitStack):
         return self
 
     def stop_signal(self) -> int | None:
-        """The signal that asked any process to stop; all processes must call this, and then all stop."""
-        # Only exchanged signals count, as later ones differ between the processes.
+        """Return the number of the signal that asked any process to stop, or None; all processes must call this."""
+        # Only the exchanged value is returned, so that all processes decide alike: `asked` may change at any moment.
         asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
         self.asked = self.asked or asked
         return asked
 
     def end_if_asked(self, said: str) -> None:
-        """End the process, with a line on standard error, if a signal asked for it."""
+        """If a signal asked for it, print ``said`` on standard error and end the process."""
         if self.asked is not None:
             print(said, file=sys.stderr)
             raise SystemExit(128 + self.asked)
@@ -81,9 +82,12 @@ _SECONDS_PER_CALL = 1.0
 
 
 class Pace:
-    """Rounds of one call: about a second's worth.
+    """Number of rounds in one call of the compiled program, chosen so that a call takes about a second.
 
-    Every length runs the same compiled program, so the choice does not touch the numbers.
+    The same compiled program runs any number of rounds, so the choice does not affect the results.
+
+    Args:
+      most: maximum number of rounds in one call.
     """
 
     def __init__(self, most: int):
@@ -92,26 +96,26 @@ class Pace:
 
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
-        """Time one call of at most ``rounds`` rounds; yields its length."""
-        # Clocks differ, the number of rounds must not.
+        """Time one call, the body of the ``with`` statement, and yield its number of rounds, at most ``rounds``."""
+        # All processes take the first one's number: their clocks differ, but they must run the same rounds.
         length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length
         fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
-        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
+        # The first call includes compilation, so its length says little; the length then at most doubles per call.
         self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
 
 
 class Patience:
-    """Validation scores of one method so far, and whether its patience has run out.
+    """Early stopping of one method: its validation scores so far, and whether its patience has run out.
 
     Args:
-      experiment: the run.
-      name: the method.
+      experiment: experiment of the run.
+      name: name of the method.
       records: records of the run up to round ``done``.
       done: round from which the run continues.
 
     Raises:
-      JaxpflError: if the run's patience depends on evaluations whose records are lost.
+      JaxpflError: if the run has a patience and the record of an earlier evaluation is lost.
     """
 
     def __init__(self, experiment: Experiment, name: str, records: files.Records, done: int):
@@ -135,13 +139,13 @@ class Patience:
             self.add({key: found[round]})
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add an evaluation's record."""
+        """Add the record of an evaluation."""
         if self._patience is not None:
             self._scores.append(np.asarray(record[self._headline.validation], float))
 
     @property
     def over(self) -> bool:
-        """True once no seed has patience left."""
+        """True once the patience of every seed has run out."""
         if self._patience is None or not self._scores:
             return False
         return bool(chosen(np.stack(self._scores), self._patience, lower=self._headline.lower).over.all())
@@ -157,16 +161,16 @@ _COMPILING = (
 
 
 class CompileClock(ExitStack):
-    """Context manager that counts the seconds in which this thread compiles, or waits for another thread's compilation.
+    """Context manager that measures how long this thread compiles or waits for another thread's compilation.
 
     Attributes:
-      seconds: seconds so far.
+      seconds: seconds measured so far.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds, self._thread = 0.0, threading.get_ident()
-        self._spans: list[tuple[float, float]] = []  # (start, seconds) of events that an outer one may hold
+        self._spans: list[tuple[float, float]] = []  # (start, seconds) of events that a later event may enclose
 
     def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
@@ -177,7 +181,7 @@ class CompileClock(ExitStack):
         if event not in _COMPILING or threading.get_ident() != self._thread:
             return
         start, own = time.perf_counter() - duration_secs, duration_secs
-        # What ended inside this event was counted when it ended.
+        # Events enclosed in this one ended earlier and are counted already, so their seconds are subtracted.
         while self._spans and self._spans[-1][0] >= start:
             own -= self._spans.pop()[1]
         self._spans.append((start, duration_secs))
@@ -185,20 +189,20 @@ class CompileClock(ExitStack):
 
 
 class Ahead(AbstractContextManager["Ahead"]):
-    """Simulations of an experiment's methods; after the first, the others' programs are compiled in a thread.
+    """Simulations of an experiment's methods, whose programs a thread compiles while the first method runs.
 
-    It compiles what the run would compile, from the same seeds and data, which lie on the devices once. What fails
-    there fails again, and is reported, when the method's turn comes. Leaving the context waits for the program that is
-    being compiled.
+    The thread compiles the programs that the run needs, with the same seeds and data; the simulations share one copy of
+    the data on the devices. If compilation fails in the thread, the error is ignored there: it recurs, and is reported,
+    when the method runs. Leaving the context waits for the program that is being compiled.
     """
 
     def __init__(self, experiment: Experiment, methods: tuple[str, ...], last: str | None = None):
         """Prepare the simulations.
 
         Args:
-          experiment: experiment with their data.
-          methods: methods to compile ahead, in this order.
-          last: method whose simulation is made last; the examples on the host are then freed.
+          experiment: experiment whose methods are simulated.
+          methods: names of the methods to compile in the thread, in this order.
+          last: name of the method whose simulation is made last; afterwards the examples in host memory are freed.
         """
         self._experiment, self._names, self._last = experiment, methods, last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
@@ -208,10 +212,10 @@ class Ahead(AbstractContextManager["Ahead"]):
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def simulation(self, name: str) -> Simulation:
-        """The simulation of a method; the first one starts the thread on the others."""
+        """Return the simulation of a method; the first call starts the thread that compiles the later methods."""
         made, simulation = self._made.pop(name, None), None
         if made is not None:
-            with suppress(Exception):  # made again here, where errors and warnings are the run's
+            with suppress(Exception):  # made again below, where the run reports the error
                 simulation = made.result()
         if simulation is None:
             simulation = self._experiment.simulation(name)
@@ -241,5 +245,8 @@ class Ahead(AbstractContextManager["Ahead"]):
 
 
 def _same_types(one: Federation, other: Federation) -> bool:
-    """True if placing the data changed no type: a private run's noise is named after their bytes."""
+    """Return whether the two federations have the same dtypes.
+
+    A private run derives its noise from the bytes of the data, so placing the data on the devices must not change them.
+    """
     return [leaf.dtype for leaf in jax.tree.leaves(one)] == [leaf.dtype for leaf in jax.tree.leaves(other)]

@@ -1,6 +1,7 @@
 """Data sets of a config: registered data sets, the user's tables, and saved federations (``federation:FOLDER``).
 
-The preset of a data set has the defaults of fields that are None: the papers' settings where the papers state them.
+A data set's preset gives the values of the config's fields that are None. If a paper states its settings for the data
+set, the preset follows the paper.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
 
 PREFIX = "federation:"
 _OF_RUN = ("standardize",)
-"""Settings of the split that apply when a federation is opened."""
+"""Fields of `Split` that apply when a saved federation is opened, not when it is saved."""
 C = TypeVar("C", bound="DataConfig")
 
 
 def is_stored(name: str) -> bool:
-    """True if a name is that of a saved federation, ``federation:FOLDER``."""
+    """Return whether the data set is a saved federation, ``federation:FOLDER``."""
     return name.startswith(PREFIX)
 
 
 def opened(config: DataConfig) -> Stored | None:
-    """The saved federation that a config names; None if it names another data set.
+    """Open the saved federation that a config names; return None if it names another kind of data set.
 
     Raises:
       JaxpflError: if the folder is missing or damaged.
@@ -43,15 +44,15 @@ def opened(config: DataConfig) -> Stored | None:
 
 
 def origin(config: DataConfig) -> str:
-    """Name of the data set, by which presets are found; for a saved federation, the data set from which it was made."""
+    """Return the name under which the preset is found: the data set's, or the data set that a federation is made of."""
     return _manifest(config.data, config.data_dir)["data"] if is_stored(config.data) else config.data
 
 
 def adopt_split(config: C) -> C:
-    """Return the config with the split of the saved federation that it names.
+    """Return the config with the settings of the split from the saved federation that it names.
 
     Raises:
-      JaxpflError: if a setting differs from that of the saved split.
+      JaxpflError: if the config sets a different value for one of these settings.
     """
     _refuse_test_users(config)
     known = dataclasses.asdict(Split(partition="natural")) | _manifest(config.data, config.data_dir)["split"]
@@ -67,29 +68,29 @@ def adopt_split(config: C) -> C:
 
 
 def has_validation(config: DataConfig) -> bool:
-    """True if clients of a saved federation have validation examples."""
+    """Return whether the config names a saved federation with validation examples."""
     stored = opened(config)
     return stored is not None and len(stored.federation.validation.examples.y) > 0
 
 
 def checksum(name: str, data_dir: str | None) -> int:
-    """CRC-32 of a saved federation, from the checksums in its manifest."""
+    """Return the CRC-32 of a saved federation, computed from the checksums in its manifest."""
     manifest = _manifest(name, data_dir)
     return zlib.crc32(json.dumps([manifest["client_ids"], manifest["splits"]], sort_keys=True).encode())
 
 
 def convert(config: RunConfig, folder: Path) -> Stored:
-    """Split a data set and save the federation in a folder.
+    """Split a data set among clients and save the federation in a folder.
 
-    LEAF's files and .npz archives are read piece by piece: memory holds one user, or some rows, at a time, and the
-    labels, the users and the indices of all examples.
+    LEAF's files and .npz archives are read in pieces. At any time, memory contains the inputs of one user (or of some
+    rows) and the labels, users and indices of all examples.
 
     Args:
-      config: resolved config; the clients that it sets apart as unseen are saved with the other clients.
+      config: resolved config. The unseen clients are saved together with the other clients.
       folder: folder to create.
 
     Raises:
-      JaxpflError: as in `data.load`, `data.federate` and `data.save_federation`; also if the data set is a saved
+      JaxpflError: as in `data.load`, `data.federate` and `data.save_federation`, or if the data set is a saved
         federation, or if ``standardize`` or ``unseen_clients = test`` is set.
     """
     if is_stored(config.data):
@@ -136,12 +137,15 @@ FIELDS = (
 
 
 def is_table(config: DataConfig) -> bool:
-    """True for a table of the user's own (or a federation made of one), whose features are always standardised."""
+    """Return whether the data set is a user's table ``csv:FILE``, or a federation saved from such a table.
+
+    The features of tables are always standardised.
+    """
     return origin(config).startswith("csv:")
 
 
 def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
-    """Load the data set of a config, before the split.
+    """Load the data set of a config, not yet split among clients.
 
     Raises:
       JaxpflError: as in `data.load`.
@@ -173,7 +177,7 @@ _COMMON: dict[str, Any] = {
     "rounds": 300,
     "seeds": 3,
 }
-"""Ozkara et al. 2022, Table 1, MNIST: 50 epochs of 60 iterations. The presets below list their differences from it."""
+"""Settings of Ozkara et al. 2022, Table 1, MNIST (50 epochs of 60 iterations). Every preset starts from them."""
 
 _WRITERS: dict[str, Any] = {
     "model": "cnn",
@@ -184,9 +188,10 @@ _WRITERS: dict[str, Any] = {
     "batch_size": 4,
     "rounds": 240,
 }
-"""Their FEMNIST at a sampling ratio of .33: 40 epochs of 60 iterations, with about 240 examples per client."""
+"""FEMNIST in Ozkara et al. 2022, with sampling ratio 0.33, 40 epochs of 60 iterations and about 240 examples per
+client."""
 
-# LEAF's own clients are its users, as many as there are; ten take part in a round.
+# Each user of a LEAF data set is a client, and ten clients take part in a round.
 _USERS: dict[str, Any] = {
     "partition": "natural",
     "clients": None,
@@ -195,7 +200,7 @@ _USERS: dict[str, Any] = {
     "rounds": 100,
     "seeds": 1,
 }
-# Two classes, and features scaled by the file's authors: clients differ in their class proportions.
+# LIBSVM tables: the file's authors scaled the features, and a Dirichlet partition varies the class proportions.
 _TABLE: dict[str, Any] = {"model": "linear", "partition": "dirichlet", "alpha": 0.5, "cohort": 10, "rounds": 100}
 _PLANTED: dict[str, Any] = _USERS | {"model": "linear", "seeds": 3}
 
@@ -204,10 +209,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"model": "cnn"},
     "fashion-mnist": {"model": "cnn"},
     "kmnist": {"model": "cnn"},
-    # Twelve of a hundred examples: the share that FEMNIST's test set has, 25 to 40 of a client's.
+    # A test share of 0.12 is that of FEMNIST, where the test set has 25 to 40 of a client's examples.
     "mnist-writers": _WRITERS | {"test_share": 0.12},
     "femnist": _WRITERS,
-    # 250 epochs of 60 iterations on 1000 examples; for CIFAR-100, 100 rounds of 2 epochs of 40 iterations.
+    # CIFAR-10: 250 epochs of 60 iterations on 1000 examples. CIFAR-100: 100 rounds of 2 epochs of 40 iterations.
     "cifar10": {"model": "cnn", "classes_per_client": 4, "cohort": 10, "batch_size": 17, "rounds": 1500},
     "cifar100": {
         "model": "cnn-cifar100",
@@ -221,14 +226,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "shakespeare": _USERS | {"model": "gru"},
     "reddit": _USERS | {"model": "gru"},
     "a9a": _TABLE,
-    # Liu et al. 2022: every school in each round, a linear model; features are to be standardised.
+    # Liu et al. 2022: every school takes part in each round, with a linear model; the features should be standardised.
     "school": _USERS
     | {"model": "linear", "cohort": 139, "batch_size": 32, "rounds": 200, "test_share": 0.2, "lr": 0.01},
     "planted": _PLANTED,
 }
-"""Data sets known by name. Without ``model``, it is chosen by the kind of inputs."""
+"""Presets by data set, as differences from `_COMMON`. Without ``model``, `model_for` chooses one by the inputs."""
 
-# A table with a column of clients; all features are standardised, and the rate suits correlated ones.
+# A table with a column of clients. Its features are standardised, and the learning rate suits correlated features.
 _OWN_TABLE: dict[str, Any] = _USERS | {
     "model": "linear",
     "test_share": 0.25,
@@ -239,15 +244,21 @@ _OWN_TABLE: dict[str, Any] = _USERS | {
 _TEXT: dict[str, Any] = _USERS | {"model": "gru", "test_share": 0.2, "seeds": 3}
 
 _BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED, "text": _TEXT}
-_SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
+_SMALLEST_IMAGE = 16  # pixels a side; two 5 x 5 convolutions, each with pooling, reduce it to one pixel
 
 
 def preset(data: str, partition: str | None, users_per_client: int | None = None) -> dict[str, Any]:
-    """The preset of a data set, for the partition and users per client that are given or, if None, for its own.
+    """Return the preset of a data set, adapted to a partition and a number of users per client.
 
-    Options that the partition does not take are left out, and a preset's number of clients applies to its own
-    partition: another one has all users if clients are users, else 50. With other users per client there are as many
-    clients as the users make.
+    If either is None, the preset's value is used. Options that the partition does not take are left out. The preset's
+    number of clients applies only to its own partition and users per client. With another grouping of users, or if the
+    given partition is ``natural``, there are as many clients as groups of users (``clients`` is None). With any other
+    partition there are 50 clients.
+
+    Args:
+      data: name of the data set.
+      partition: partition, or None for the preset's.
+      users_per_client: users that make up one client of the partition ``natural``, or None for the preset's number.
 
     Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;
       Ozkara et al. 2023, Table 5; Ozkara et al. 2022, Table 1.
@@ -263,10 +274,11 @@ def preset(data: str, partition: str | None, users_per_client: int | None = None
 
 
 def model_for(source: Source) -> str:
-    """Default model of a data set without one in its preset.
+    """Return the default model of a data set whose preset names none.
 
     Raises:
-      JaxpflError: for inputs of several arrays, and tokens other than the classes, which no model takes.
+      JaxpflError: if the inputs consist of several arrays, or are tokens of which some are not classes. No model of the
+        package accepts such inputs.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(f"data set {source.name!r} has inputs of several arrays, which no model of jaxpfl takes")

@@ -1,9 +1,10 @@
-"""Output of a stored run: its models as files that need no jaxpfl to be read (see `model_files`), and parameters from
-which another run starts (``--warm-start``).
+"""Export of a finished run's models, and the parameters that ``--warm-start`` reads from a run.
 
-A server may hold control variates or optimizer state beside its model, and a client two models that it mixes. Which
-parameters it predicts with is known to the prediction alone, so it is run once on a task whose model records the
-parameters that it is called with.
+Exported files can be read without jaxpfl (see `model_files`).
+
+A method's state may contain more than the parameters of its models, such as control variates, optimizer state, or two
+models that a client mixes. Only the method's prediction function determines which of these are used as the model's
+parameters. So that function is called once with a model that records the parameters passed to it (`Witness`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from jaxpfl.support.output_paths import partial
 
 
 class Stack(NamedTuple):
-    """The models of a group of clients.
+    """Personalised models of a group of clients.
 
     Attributes:
-      client_ids: [m].
-      parameters: leaves [m, ...].
-      of_model: true for parameters of the run's own model; false if a client predicts with another model or several,
-        and ``parameters`` is the method's personalised model as it is.
+      client_ids: ids of the m clients [m].
+      parameters: pytree of the clients' parameters, with leaves [m, ...].
+      of_model: True if ``parameters`` are parameters of the run's model. False if a client predicts with another model
+        or with several models; ``parameters`` is then the method's state of the personalised model, unchanged.
     """
 
     client_ids: np.ndarray
@@ -46,7 +47,7 @@ class Stack(NamedTuple):
 
 
 class LastModels:
-    """Models of a method of a finished run, restored for one seed."""
+    """Models of one method after the last round of a finished run, restored for one seed."""
 
     def __init__(self, run: StoredRun, experiment: Experiment, method: str, seed: int):
         self._witness = Witness(experiment.task)
@@ -61,14 +62,14 @@ class LastModels:
         return int(self._state.round[0])
 
     def global_model(self) -> PyTree | None:
-        """Parameters of the global model; None if the method has none, or one that consists of several."""
+        """Return the parameters of the global model; None if the method has none, or combines several models."""
         predict = self._simulation.algorithm.server.predict_global
         if predict is None:
             return None
         return self._witness.parameters(predict, self._hp, jax.tree.map(lambda a: a[0], self._state.server))
 
     def personal_models(self) -> list[Stack]:
-        """Clients' models after adaptation, one stack per group of clients."""
+        """Return the clients' personalised models after adaptation, one stack per group of clients."""
         algorithm = self._simulation.algorithm
         models = self._simulation.personal_models(self._state)
         count = len(algorithm.clients)
@@ -91,7 +92,7 @@ class LastModels:
 
         each = jax.vmap(parameters)
         jax.eval_shape(each, models)
-        # Compiled, so that the prediction itself is not computed. Most methods' models need no copy.
+        # Under jit, the compiler removes the prediction, whose output is unused. Most methods' models need no copy.
         return Stack(client_ids, models if unchanged else jax.jit(each)(models), of_model)
 
 
@@ -109,9 +110,9 @@ class Witness:
         return logits
 
     def parameters(self, predict: Callable[..., Array], *args: Any) -> PyTree | None:
-        """Parameters with which ``predict(*args, x)`` is the model's own output; None if it is something else.
+        """Return the parameters for which the model's output is the output of ``predict(*args, x)``.
 
-        A mixture of several models' outputs is an example.
+        Return None if there are no such parameters, for example because ``predict`` mixes several models' outputs.
         """
         self._calls.clear()
         logits = predict(*args, jnp.zeros((1, *self.task.input_shape), self.task.input_dtype))
@@ -124,11 +125,11 @@ class Selection(NamedTuple):
     """Selection of the models to export from a run.
 
     Attributes:
-      method: one method; None for all.
-      clients: ids of clients; None for all.
-      seed: one of the run's seeds; None for the first.
-      only_global: leave the personalised models out.
-      per_client: write a file per client instead of one with all.
+      method: name of the method to export; None for all methods.
+      clients: ids of the clients to export; None for all clients.
+      seed: seed to export; None for the run's first seed.
+      only_global: whether to leave out the personalised models.
+      per_client: whether to write one file per client instead of one file for all clients.
     """
 
     method: str | None = None
@@ -150,23 +151,23 @@ def export(
 ) -> tuple[Path, dict[str, Any]]:
     """Export the personalised models (after adaptation) and the global models of a finished run.
 
-    The models of all clients, for one method and one seed, are in memory at once beside the method's state; they are
-    written array by array. The folder is written atomically: a kill leaves a hidden one, which the next export to the
-    same place removes.
+    For one method at a time, memory contains its state and the models of all clients for one seed. The output folder is
+    written atomically: if the process is killed, a hidden folder remains, which the next export to the same path
+    removes.
 
     Args:
-      run: the run folder.
-      output: the folder to create; RUN/models by default.
-      wanted: selection of models.
-      data_dir: present folder of the data, if moved since the run.
+      run: run folder.
+      output: folder to create; RUN/models by default.
+      wanted: selection of the models to export.
+      data_dir: current folder of the data, if it was moved since the run.
 
     Returns:
-      The folder, and its manifest.
+      The output folder, and its manifest.
 
     Raises:
-      JaxpflError: for clients together with ``only_global``, or an empty list of them; for a folder without a run, or
-        without this method, client or seed; an unfinished method; other data than the run's; and an output that exists
-        or cannot be written.
+      JaxpflError: if ``wanted`` selects clients together with ``only_global``, or an empty list of clients; if the
+        folder is not a run, or the run lacks the method, client or seed; if a method is unfinished; if the data differ
+        from the run's; or if the output exists or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
         raise JaxpflError("--global exports no clients' models: leave out --clients and --per-client, or --global")
@@ -187,7 +188,7 @@ def export(
             raise no_client(client_id, known)
 
     with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)  # before `partial`, which looks whether it stays the same
+        output.parent.mkdir(parents=True, exist_ok=True)  # before `partial`, which checks that the parent is unchanged
     with writing(output), partial(output) as place:
         place.mkdir()
         entries = {}
@@ -201,7 +202,7 @@ def export(
 
 
 def _write_method(folder: Path, name: str, models: LastModels, wanted: Selection) -> dict[str, Any]:
-    """Write one method's models, and return its entry in the manifest."""
+    """Write the models of one method, and return its entry in the manifest."""
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
     parameters = models.global_model()
     if parameters is not None:
@@ -240,12 +241,12 @@ def _write_stack(path: Path, stack: Stack) -> None:
 
 
 def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
-    """Shapes and types by path; with ``of_one``, for one client, without the leading axis."""
+    """Return the shape and dtype of each array, by path; with ``of_one``, without the leading axis of clients."""
     return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
 
 
 def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
-    """Scaling of the run's features, which the models' inputs need too; None without scaling."""
+    """Return the scaling of the run's features, to be applied to the models' inputs; None if they are not scaled."""
     if experiment.scaling is None:
         return None
     mean, deviation = map(leaves_by_path, experiment.scaling)
@@ -275,7 +276,7 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
 
 
 def parameters_origin(where: str) -> Origin | None:
-    """Origin of the parameters in a run folder or among exported models; None for a file of parameters."""
+    """Return the origin of the parameters in a run folder or a folder of exported models; None for an .npz file."""
     path, _ = _place(where)
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():
@@ -288,7 +289,7 @@ def parameters_origin(where: str) -> Origin | None:
 
 
 def _place(where: str) -> tuple[Path, str | None]:
-    """Path, and the method named after it, if any."""
+    """Split PATH:METHOD into the path and the method; the method is None if it is omitted."""
     path = Path(where)
     if path.exists() or ":" not in where:
         return path, None
@@ -297,14 +298,18 @@ def _place(where: str) -> tuple[Path, str | None]:
 
 
 def read_parameters(where: str) -> dict[str, np.ndarray]:
-    """Read parameters, by path.
+    """Read the parameters of a global model from a run folder, a folder of exported models or an .npz file.
 
     Args:
-      where: a run folder or a folder of exported models, for the global model of its method (``PATH:METHOD`` names one
-        of several; of a run, its first seed); or an .npz file with parameter paths as keys.
+      where: path of the folder or file; ``PATH:METHOD`` if the folder has several methods. A run folder gives the model
+        of the run's first seed. The keys of an .npz file are parameter paths.
+
+    Returns:
+      The arrays, by parameter path.
 
     Raises:
-      JaxpflError: if there is nothing of this kind, or the method has no global model.
+      JaxpflError: if ``where`` is none of these, if the method has no global model, or if the file has several clients'
+        models.
     """
     path, method = _place(where)
     if path.is_file():

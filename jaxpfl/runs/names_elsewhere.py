@@ -1,4 +1,4 @@
-"""Names that other packages give to the settings: users type them, and errors suggest the names here."""
+"""Names of the settings in other packages. If a user types one, the error suggests this package's name."""
 
 from __future__ import annotations
 
@@ -37,17 +37,25 @@ _NAMES_ELSEWHERE = {
     "resume": "restore resume_from",
 }
 NAMES_ELSEWHERE = {other: name for name, others in _NAMES_ELSEWHERE.items() for other in others.split()}
-"""Names in Flower, PFLlib, FedML, FedJAX and papers -> the setting here, which errors suggest."""
+"""Names of settings in Flower, PFLlib, FedML, FedJAX and papers -> the setting of this package that errors suggest."""
 NAME_NOTES = {
     "cohort": "a number of clients",
     "client_optimizer": "the server has --server-optimizer",
     "plan.devices": "auto uses all GPUs that JAX finds",
 }
-"""What users of these names also need to know."""
+"""Additional notes for users of other packages' names, by the setting of this package."""
 
 
 def unknown_setting(kind: str, name: str, fields: Collection[str]) -> JaxpflError:
-    """The error for a name that is not a setting, which suggests the setting of another package's name."""
+    """Return the error for an unknown setting.
+
+    If the name is another package's name for one of the settings, the error suggests that setting.
+
+    Args:
+      kind: word for the name in the message, such as "field in run.toml".
+      name: unknown name.
+      fields: names of the settings that are allowed there.
+    """
     meant = NAMES_ELSEWHERE.get(name.replace("-", "_"), "")
     if meant.partition(".")[0] in fields:
         return JaxpflError(f"unknown {kind} {shown(name)}: did you mean {meant!r}?")

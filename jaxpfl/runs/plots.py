@@ -1,5 +1,5 @@
-"""Plots of a run folder: scores over rounds, clients and bytes, psi, private uploads; and, for reports, who gains over
-local training.
+"""Plots of a run folder, such as the scores over the rounds, and a plot for reports of each client's gain over local
+training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxpfl.support.console import INK, entitle, new_axes, save, shades
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 LOCAL = "local"
 _MOST_BESIDE = 6
-"""Largest number of methods with a legend inside the axes and upright names below them."""
+"""With more methods than this, the legend is outside the axes and the names below the axes are slanted."""
 
 
 def write_plots(
@@ -25,7 +25,7 @@ def write_plots(
     arrays: dict[str, dict[str, np.ndarray]],
     headline: Headline = ACCURACY,
 ) -> list[Path]:
-    """Write `figures` as PNG files into a folder, and return their paths."""
+    """Write the `figures` as PNG files into a folder, and return the files' paths."""
     folder.mkdir(exist_ok=True)
     return [save(figure, folder, name) for name, figure in figures(records, arrays, headline).items()]
 
@@ -35,15 +35,15 @@ def figures(
     arrays: dict[str, dict[str, np.ndarray]],
     headline: Headline = ACCURACY,
 ) -> dict[str, Any]:
-    """Plots of the records and of the last per-client scores.
+    """Plot the metrics over the rounds, and the clients' scores after the last round.
 
     Args:
-      records: records of ``metrics.jsonl``.
-      arrays: method -> the arrays of its npz file.
-      headline: the metric of the scores.
+      records: records in ``metrics.jsonl``.
+      arrays: method -> arrays of its .npz file.
+      headline: metric of the scores.
 
     Returns:
-      name -> matplotlib figure; figures with nothing to show are left out.
+      Name of the plot -> matplotlib figure, without figures that would be empty.
     """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     recorded = {name for record in records for name in record}
@@ -77,26 +77,30 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
-    """Metrics over rounds, from the records that have all of them: rounds [T], and values [T, S] of each."""
+    """Collect metrics over the rounds, from the records that contain all the named metrics.
+
+    Returns:
+      The rounds [T], and for each metric its values [T, S] for S seeds.
+    """
     rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
     values = ([[np.nan if v is None else v for v in r[name]] for r in rows] for name in names)
     return np.array([r["round"] for r in rows]), *(np.array(v, dtype=float) for v in values)
 
 
 def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
-    """Dot style for a few rounds: a line with a single point is invisible."""
+    """Return the style of a dot at each round if there are few rounds; a line with a single point is invisible."""
     return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Standard deviation over the seeds, [T, S] -> [T]; zero for one."""
+    """Return the standard deviation over the seeds, [T, S] -> [T]; zero if there is one seed."""
     return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
 
 
 def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, *, ranges: bool = False) -> None:
-    """Mean over the seeds, with a band (a bar for a single round) of one standard deviation.
+    """Plot the mean over the seeds, with a band (an error bar for a single round) of one standard deviation.
 
-    With ``ranges`` the band is the range of the seeds, which respects bounds of the metric.
+    With ``ranges``, the band extends from the lowest to the highest seed, so it stays within the metric's bounds.
     """
     mean = values.mean(axis=1)
     axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))
@@ -113,9 +117,10 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = 
     """Add the legend.
 
     Args:
-      spread: meaning of the bands or bars; None without any.
-      cut: whether marks indicate values beyond the axis.
-      beside: at the side of the axes, as always with many lines.
+      axes: axes of the plot.
+      spread: meaning of the bands or bars; None if there are none.
+      cut: whether the plot has markers for values beyond the axis.
+      beside: whether to place the legend outside the axes, which is always done if there are many lines.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -135,7 +140,7 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, beside: bool = 
 
 
 def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
-    """Score of the personalised models over the rounds, with the score of the global models dashed."""
+    """Plot the score of the personalised models over the rounds (solid), and that of the global models (dashed)."""
     scale, of_globals = headline.scale, f"global_{headline.name}"
     figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
     shown, of_global, several = [], {}, False
@@ -147,13 +152,13 @@ def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Hea
         shown += [scale * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
         _line(axes, rounds, scale * values, color, method)
         both, own, global_values = _series(records, method, "evaluation", headline.personalized, of_globals)
-        # If the personalised model is the global one, one line represents both.
+        # If the personalised models equal the global model, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = both, scale * global_values.mean(axis=1)
     entitle(axes, f"Personalised models{' (dashed: global model)' * bool(of_global)}")
     if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
         return figure
-    # The personalised models set the scale; an untrained global model may lie far below.
+    # The axis is scaled to the personalised models only, because an untrained global model may score far lower.
     every = np.concatenate(shown)
     low, high = np.nanmin(every), np.nanmax(every)
     margin = max(0.05 * (high - low), 0.5 if headline.percent else 1e-9)
@@ -174,12 +179,12 @@ def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Hea
 
 
 def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
-    """One array of every method that has it."""
+    """Return the array called ``name`` of every method that has one."""
     return {method: own[name] for method, own in arrays.items() if name in own}
 
 
 def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY) -> Any:
-    """Each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
+    """Plot each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
     if not any(np.isfinite(values).any() for values in scores.values()):
         return None
     figure, axes = new_axes(
@@ -207,7 +212,7 @@ def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, 
 
 
 def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
-    """A metric over the rounds for the methods that have it; None if none has."""
+    """Plot a metric over the rounds for every method that has it; return None if no method has it."""
     found = {method: _series(records, method, "round", name) for method in colors}
     curves = {method: (rounds, values) for method, (rounds, values) in found.items() if len(rounds)}
     if not curves:
@@ -220,7 +225,7 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
 
 
 def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    """Norms of private uploads before clipping, with the clipping norm dashed."""
+    """Plot the norms of private uploads before clipping, and the clipping norm (dashed)."""
     figure = _metric(
         records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: clipping norm)"
     )
@@ -237,7 +242,10 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
 def _bytes_plot(
     records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
 ) -> Any:
-    """A metric over the bytes uploaded by all clients, for methods with compressed uploads; None without any."""
+    """Plot a metric over the bytes that all clients uploaded, for the methods that record these bytes.
+
+    Return None if no method does. The records have the bytes only if uploads are compressed.
+    """
     curves = {}
     for method in colors:
         _, bits, values = _series(records, method, kind, "bits_up", name)
@@ -260,14 +268,14 @@ def _bytes_plot(
 
 
 def gains(arrays: Mapping[str, Mapping[str, np.ndarray]], headline: Headline) -> Any:
-    """Each client's gain over local training, clients from worst to best.
+    """Plot each client's gain over local training, with the clients sorted from the smallest to the largest gain.
 
     Args:
-      arrays: method -> the arrays of its npz file.
-      headline: the metric of the scores.
+      arrays: method -> arrays of its .npz file.
+      headline: metric of the scores.
 
     Returns:
-      The matplotlib figure; None without local training, another method or scores.
+      The matplotlib figure; None if there is no local training, no other method, or no score to compare.
     """
     name = f"after_{headline.name}"
     others = {method: own[name] for method, own in arrays.items() if method != LOCAL and name in own}

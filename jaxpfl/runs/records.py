@@ -1,8 +1,9 @@
-"""Records of a sweep: one for each method, setting and seed, in a journal that survives a kill at any moment.
+"""Records of a sweep's runs, one for each method, setting and seed, in a journal file.
 
-A line of ``journal/main.jsonl`` is one record with its checksum. The records of one program are appended together, each
-with the number of records that follow it, and count only if all are there: after a kill the same program runs again,
-with the same numbers.
+If the process is killed, the journal remains readable. Each line of ``journal/main.jsonl`` is a checksum and a record.
+The records of the runs that one program executes are appended together, each with the number of records that follow
+it. They are read only if all of them are present. Otherwise the sweep executes the program again and gets the same
+results.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LEFT = "left"
 
 
 def value_words(value: Value | None) -> str:
-    """A value as the command line takes it; a dash for none."""
+    """Return a value as it is written on the command line; a dash for None."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -40,20 +41,21 @@ def value_words(value: Value | None) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of a sweep.
+    """Record of one run of a sweep.
 
     Attributes:
       method: name of the method.
-      settings: the values on the axes of the grid that concern the method, by the axis's name.
+      settings: settings of the run on the grid's axes, by the axis's name; axes that do not affect the method are
+        omitted.
       seed: seed of the run.
-      status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing
-        could be run; ``stopped`` where successive halving dropped it.
-      reason: reason of any status but ``done``, in one line.
-      rounds: rounds that were run; for a failed run, the rounds that were planned.
-      metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None if missing.
-      seconds: seconds of its program without compiling, divided by the program's rows.
+      status: ``done``; ``diverged`` if some client's personalised model is not finite; ``failed`` if the run could not
+        be executed; or ``stopped`` if successive halving dropped the run.
+      reason: reason for any status other than ``done``, on one line.
+      rounds: number of rounds that were run; for a failed run, the number of rounds that were planned.
+      metrics: results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for a missing value.
+      seconds: execution time of the run's program without compilation, divided by the number of runs in the program.
       group: name of the group of runs that differ in traced values only.
-      program: name of the training program by its content; groups whose shapes are equal share one.
+      program: name of the training program, derived from its content; groups with equal shapes share a program.
     """
 
     method: str
@@ -69,34 +71,37 @@ class Record:
 
     @property
     def id(self) -> str:
-        """Name of the run by its content: the method, the settings in any order, and the seed."""
+        """Identifier of the run, as `run_id` returns it."""
         return run_id(self.method, self.settings, self.seed)
 
 
 def run_id(method: str, settings: Mapping[str, Value], seed: int) -> str:
-    """Name of a run by its content: the method, the settings in any order, and the seed."""
+    """Return the identifier of a run, a hash of the method, the settings (in any order) and the seed."""
     text = json.dumps([method, dict(sorted(settings.items())), seed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Journal:
-    """The records of a sweep folder."""
+    """File of the records in a sweep folder."""
 
     def __init__(self, folder: Path):
         self.path = folder / JOURNAL / "main.jsonl"
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records, on disk when the call returns; if the append is cut short, none of them is read.
+        """Append records, which are on disk when the call returns.
+
+        If the process is killed while it appends, `read` ignores all of these records.
 
         Raises:
-          UnwritableError: if they cannot be written, for example on a full disk.
+          UnwritableError: if the records cannot be written, for example on a full disk.
         """
         records = list(records)
         lines = b"".join(_line(record, len(records) - i) for i, record in enumerate(records, 1))
         with writing(self.path):
-            self.path.parent.mkdir(exist_ok=True)  # a sweep whose folder was taken away must not go on in another
+            # Without parents=True: if the sweep's folder was moved away, the sweep must not continue in a new one.
+            self.path.parent.mkdir(exist_ok=True)
             with open(self.path, "ab+", opener=files.no_link) as file:
-                if file.tell():  # a line that a kill cut short must not swallow the next one
+                if file.tell():  # the last line may lack its end after a kill, and the next record needs a new line
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":
                         lines = b"\n" + lines
@@ -105,13 +110,13 @@ class Journal:
                 os.fsync(file.fileno())
 
     def read(self) -> list[Record]:
-        """Every run's record, in the order of the runs' first lines.
+        """Return one record for every run, in the order in which the runs first appear.
 
-        If a run has several, the one with the most rounds counts, and among these the first that did not fail. A line
-        that a kill cut short is left out, and with it all lines appended with it.
+        If a run has several records, the one with the most rounds is returned; among records with equally many rounds,
+        the first that did not fail. If a kill cut an append short, all its records are left out.
 
         Raises:
-          JaxpflError: if a whole line is damaged.
+          JaxpflError: if a complete line is damaged.
         """
         found: dict[str, Record] = {}
         for record in _read(self.path) if self.path.exists() else ():
@@ -122,7 +127,7 @@ class Journal:
 
 
 def _got(record: Record) -> tuple[int, bool]:
-    """Rank of a record among its run's records."""
+    """Return the sort key by which `Journal.read` chooses among the records of one run; the largest is chosen."""
     return record.rounds, record.status != FAILED
 
 
@@ -140,7 +145,7 @@ def _read(path: Path) -> list[Record]:
         checksum, _, text = line.partition(b" ")
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError):  # cut short, as a complete line parses
+        except (ValueError, RecursionError):  # the line was cut short, because a complete line can be parsed
             begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
@@ -149,7 +154,7 @@ def _read(path: Path) -> list[Record]:
             left = values.pop(_LEFT, 0)
             if type(left) is not int or left < 0:
                 raise TypeError(f"{left!r} is not a number of records")
-            if left != awaited:  # records before this one are missing
+            if left != awaited:  # earlier records of the same append are missing
                 begun = []
             begun.append(_checked(Record(**values)))
         awaited = max(left - 1, 0)
@@ -160,10 +165,10 @@ def _read(path: Path) -> list[Record]:
 
 
 def _checked(record: Record) -> Record:
-    """The record.
+    """Return the record if its values are valid.
 
     Raises:
-      TypeError, ValueError: if the values do not make a record.
+      TypeError, ValueError: if a value has the wrong type or is not allowed.
     """
     if record.status not in STATUSES:
         raise ValueError(f"status {record.status!r}")
@@ -171,7 +176,7 @@ def _checked(record: Record) -> Record:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{text!r} is not text")
-        text.encode()  # half of a surrogate pair cannot be encoded
+        text.encode()  # raises ValueError for half of a surrogate pair, which could not be stored again
     for value in record.settings.values():
         if not isinstance(value, bool | int | float | str):
             raise TypeError(f"{value!r} is not a setting")
@@ -184,10 +189,11 @@ def _checked(record: Record) -> Record:
 
 
 def load_sweep(folder: str | Path) -> pandas.DataFrame:
-    """The records of a sweep folder as a table, finished or not: one row for each method, setting and seed.
+    """Return the records of a sweep folder as a table, with a row for each method, setting and seed.
 
-    Columns: ``method``, one for each axis of the grid (empty where it does not concern the method), ``seed``,
-    ``status``, ``reason``, ``rounds``, one for each metric, ``seconds`` and ``group``.
+    The sweep need not be finished. The columns are ``method``, one column for each axis of the grid (empty if the axis
+    does not affect the method), ``seed``, ``status``, ``reason``, ``rounds``, one column for each metric, ``seconds``
+    and ``group``. `Record` describes them.
 
     Example::
 
@@ -195,7 +201,7 @@ def load_sweep(folder: str | Path) -> pandas.DataFrame:
         table.groupby(["method", "lr"]).personalized_accuracy.mean()
 
     Raises:
-      JaxpflError: for a folder that holds no sweep, and a damaged journal.
+      JaxpflError: if the folder contains no sweep, or the journal is damaged.
     """
     import pandas
 
@@ -206,7 +212,7 @@ def load_sweep(folder: str | Path) -> pandas.DataFrame:
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The records as flat rows with the same columns, as `load_sweep` names them."""
+    """Return the records as rows of the table that `load_sweep` describes; all rows have the same columns."""
     records = list(records)
     axes = list(dict.fromkeys(name for record in records for name in record.settings))
     metrics = list(dict.fromkeys(name for record in records for name in record.metrics))

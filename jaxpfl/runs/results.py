@@ -1,4 +1,4 @@
-"""Results of a run: a finished method's files, and the summary of all methods."""
+"""Results of a run: the files of each finished method, and the summary of all methods."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ANEW = "delete {}, then --resume the run to recreate it from the checkpoint"
 
 
 def finished(folder: Path, method: str) -> dict[str, Any] | None:
-    """Stored results of a finished method; None for one that is not finished.
+    """Return the stored results of a finished method, or None if the method is not finished.
 
     Raises:
-      JaxpflError: if they were changed since.
+      JaxpflError: if the file was changed since it was written.
     """
     path = folder / "methods" / f"{method}.json"
     if not path.exists():
@@ -49,9 +49,16 @@ def write_method(
     scores: dict[str, dict[str, np.ndarray]],
     times: tuple[float, float],
 ) -> None:
-    """Store a finished method: per-client arrays and, last, the file that marks it as finished.
+    """Store the results of a finished method: per-client arrays and, last, the file that marks it as finished.
 
-    ``times`` are the seconds without compiling, and the seconds of compiling since the run was last started.
+    Args:
+      folder: run folder.
+      name: name of the method.
+      experiment: experiment of the run.
+      simulation: simulation of the method.
+      state: state after the last round.
+      scores: clients' scores, as model -> metric -> [S, m].
+      times: seconds of execution without compilation, and seconds of compilation since the run was last started.
     """
     counts = simulation.counts(state)
     _, down = simulation.bytes_per_client()
@@ -74,7 +81,7 @@ def write_method(
             "seconds": times[0],
             "compile_seconds": times[1],
             "privacy": None if protection is None else _privacy(protection, simulation),
-            # Means over the runs: a run's clients differ where cohorts are random in size.
+            # Counts are averaged over the seeds, which differ if the size of a cohort is random.
             **upload_sizes(simulation, counts, str(experiment.config.compress)),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
@@ -94,7 +101,10 @@ def write_method(
 
 
 def stopped_after(state: RunState, config: RunConfig) -> dict[str, int | None]:
-    """Entry of a run with ``patience``: the round after which it ended early, or None."""
+    """Return the entry ``stopped_after`` of a method's results: the round after which patience ended the run early.
+
+    The value is None if the run was not ended early; the entry is missing if the run has no ``patience``.
+    """
     if config.patience is None:
         return {}
     done = int(np.ravel(np.asarray(state.round))[0])
@@ -102,7 +112,10 @@ def stopped_after(state: RunState, config: RunConfig) -> dict[str, int | None]:
 
 
 def _attackers(experiment: Experiment, name: str, simulation: Simulation) -> dict[str, Any]:
-    """The aggregation and the attack of a method, if it has them, with the ids of the attackers."""
+    """Return the results' entries about robustness: the robust aggregation, the attack and the attackers' client ids.
+
+    Entries that do not apply to the run are missing.
+    """
     spec = experiment.runs[name].spec
     told: dict[str, Any] = {}
     if spec.is_robust and spec.method.uploads:
@@ -121,8 +134,9 @@ def _store(path: Path, arrays: dict[str, np.ndarray], stored: dict[str, Any]) ->
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
-    """Rounds in which a trained client took part, averaged over clients and runs and rounded; None for pooled
-    examples.
+    """Return the mean number of rounds in which a trained client took part, as an integer.
+
+    The mean is over clients and seeds. Return None for a method that trains on the pooled examples.
     """
     if simulation.algorithm.pooled:
         return None
@@ -130,10 +144,11 @@ def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
 
 
 def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
-    """Gradient evaluations (`protocol.Gradients`) of a client, over clients and runs; None if the method counts none.
+    """Return the mean, minimum and maximum number of gradient evaluations per client, over clients and seeds.
 
-    They are separate for training, for one personalised model, for an unseen client's rounds of adaptation, and for as
-    many rounds as a trained client took.
+    The entries are ``training``, ``personalization`` (for one personalised model), ``unseen`` (for an unseen client's
+    rounds of adaptation) and ``unseen_as_trained`` (for an unseen client with as many rounds as a trained client).
+    Return None if the method does not count gradient evaluations (`protocol.Gradients`).
     """
     names = {
         "training": "gradients",
@@ -151,7 +166,7 @@ def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
 
 
 def _privacy(protection: Protection, simulation: Simulation) -> dict[str, Any]:
-    """Privacy statement of a method."""
+    """Return the entry ``privacy`` of a method's results: the guarantee and the mechanism."""
     mechanism, statement = protection
     if statement is not None and statement.cut:
         statement = statement._replace(cut=simulation.remembers())
@@ -160,7 +175,11 @@ def _privacy(protection: Protection, simulation: Simulation) -> dict[str, Any]:
 
 
 def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Stored results of a finished method, and its arrays."""
+    """Read the stored results of a finished method, and its arrays.
+
+    Raises:
+      JaxpflError: if either file is missing or damaged.
+    """
     path = folder / "methods" / f"{method}.npz"
     said = path.with_suffix(".json")
     stored = finished(folder, method)
@@ -173,7 +192,11 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Gather the finished methods, and write ``clients.npz``, the plots and, last, ``scores.json``."""
+    """Collect the results of all methods, and write ``clients.npz``, the plots and, last, ``summary.json``.
+
+    Returns:
+      The content of ``summary.json``.
+    """
     config = experiment.config
     stored: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -223,7 +246,17 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 def count_missing(
     records: Iterable[Mapping[str, Any]], method: str, stored: Mapping[str, Any], config: RunConfig
 ) -> dict[str, int]:
-    """Numbers of rounds and evaluations that a run's records lack of a finished method."""
+    """Count the rounds and evaluations of a finished method that are missing from a run's records.
+
+    Args:
+      records: records in ``metrics.jsonl``.
+      method: name of the method.
+      stored: stored results of the method.
+      config: config of the run.
+
+    Returns:
+      The numbers of missing records, by kind (``round`` and ``evaluation``).
+    """
     last = stored.get("stopped_after") or stored["rounds"]
     held = {(one["kind"], one["round"]) for one in records if one["method"] == method and 1 <= one["round"] <= last}
     due = {("evaluation", round) for _, round in held if round % config.eval_every == 0 or round == last}
@@ -235,7 +268,10 @@ def count_missing(
 
 
 def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment: Experiment) -> dict[str, str | None]:
-    """Remark on the clipping norm of a method whose uploads get noise; empty without one."""
+    """Return the entry ``clipping_remark`` of a private method's summary; empty if there is nothing to remark.
+
+    The remark compares the norms of the uploads before clipping with the clipping norm.
+    """
     rounds = [r for r in records if {"upload_norm", "clipping_norm"} <= r.keys()]
     if not rounds or not stored["privacy"].get("epsilon"):
         return {}
@@ -245,9 +281,9 @@ def _clipping(records: list[dict[str, Any]], stored: dict[str, Any], experiment:
 
 
 def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
-    """Simulated seconds of one method's runs, in all and until the score ``time_to`` is first evaluated, [S] each.
+    """Return the simulated seconds of a method: of the whole run, and until an evaluation first reaches ``time_to``.
 
-    Empty where rounds are missing from the records.
+    Each entry has a value per seed [S]. The result is empty if the records lack a round.
     """
     rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
     if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):
@@ -265,8 +301,13 @@ def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline)
 def _row(
     experiment: Experiment, scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One method's statistics over clients and seeds; ``local`` has each client's score under local training, if it
-    ran.
+    """Return the summary of one method: statistics of its scores over clients and seeds.
+
+    Args:
+      experiment: experiment of the run.
+      scores: arrays of the method's .npz file.
+      local: clients' scores under local training [S, m]; None if it is not among the methods.
+      evaluations: records of the method's evaluations.
     """
     headline, unseen = experiment.headline, experiment.unseen
     name, lower, root = headline.name, headline.lower, is_root(experiment.task, headline.name)
@@ -304,9 +345,13 @@ def _row(
 
 
 def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
-    """True cluster of each client of a resolved config, by id; None if the split has none.
+    """Return the true cluster of each client, indexed by client id; None if the clients have no true clusters.
 
-    It has clusters under the partition "clusters", and for planted data if every user is a client.
+    They have clusters with the partition "clusters", and for planted data if every user is a client.
+
+    Args:
+      config: resolved config.
+      num_classes: number of classes of the data set.
     """
     if config.partition == "clusters":
         clients = require(config.clients) + config.clients_apart
@@ -318,7 +363,15 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
 
 
 def rand_index(experiment: Experiment, found: np.ndarray) -> list[float] | None:
-    """Adjusted Rand index of the clusters found, [S, m], in each run; None if the true ones are not known."""
+    """Return the adjusted Rand index between the found and the true clusters for each seed.
+
+    Args:
+      experiment: experiment of the run.
+      found: cluster of each client [S, m].
+
+    Returns:
+      S values; None if the clients have no true clusters.
+    """
     truth = client_clusters(experiment.config, experiment.task.num_classes)
     if truth is None:
         return None
@@ -329,29 +382,30 @@ def rand_index(experiment: Experiment, found: np.ndarray) -> list[float] | None:
 
 
 class Uplink:
-    """Running count of the bits that a run with compression uploads.
+    """Running total of the bits that all clients have uploaded, for a run with compressed uploads.
 
     Attributes:
-      bits: bits of all clients' uploads since round 0, [S] int64.
+      bits: total since the first round, [S] int64.
     """
 
     def __init__(self, simulation: Simulation, state: RunState):
         self.bits: np.ndarray = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The next rounds' history with each round's ``bits_up``, all bits since round 0."""
+        """Return the history of the next rounds with ``bits_up`` added, the running total after each round [S, T]."""
         bits = self.bits[:, None] + np.cumsum(history["upload_bits"], axis=1)
         self.bits = bits[:, -1]
         return history | {"bits_up": bits}
 
 
 def upload_sizes(simulation: Simulation, counts: Counts, compress: str | None) -> dict[str, Any]:
-    """Upload size stored for a finished method: ``bytes_up``, a mean over the runs.
+    """Return the results' entries about the size of the uploads: ``bytes_up``, averaged over the seeds.
 
-    With compression also the compressor's name and the uncompressed size.
+    If uploads are compressed, there are also the uncompressed size ``bytes_up_uncoded`` and the compressor's name.
 
     Args:
-      counts: counts at the end, on the host.
+      simulation: simulation of the method.
+      counts: counts after the last round, on the host.
       compress: compressor as in the config.
     """
     runs = counts.uploads.shape[0]

@@ -1,12 +1,19 @@
-"""Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
+"""Run methods and write their records, checkpoints, per-client scores and summary into a run folder.
 
-Only one run at a time may do so, which `run_folder.lock` around `open_folder` and `run_methods` ensures. Of several
-processes of one run the first reads and writes the folder; all of them call `run_methods`.
+Only one run at a time may write into a folder; callers ensure this with `run_folder.lock` around `open_folder` and
+`run_methods`. If a run has several processes, all of them call `run_methods`, but only the first process reads and
+writes the folder.
 
-A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
-file pair per finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; if a method needs
-one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on disk; on request, ``profile/``,
-``tensorboard/`` and ``wandb/``. Only a folder with ``summary.json`` is a complete run.
+A run folder contains:
+
+- ``config.json``: all settings, from which the run can be repeated with the same results;
+- ``metrics.jsonl``: the metrics of every round and evaluation;
+- ``methods/``: two files for each finished method;
+- ``checkpoints/``, ``clients.npz`` (per-client scores) and ``plots/``;
+- ``graph.csv``, the clients' neighbours, if a method needs a graph of the clients;
+- ``clients/``, if the clients' states are kept on disk;
+- ``profile/``, ``tensorboard/`` and ``wandb/``, on request;
+- ``summary.json``, written last: a run without it is incomplete.
 """
 
 from __future__ import annotations
@@ -50,23 +57,24 @@ _FIXED = {
     "noise": "an older version drew its noise differently",
     "orders": "another version drew clients' examples in another order",
 }
-"""Entries of ``config.json`` that a resumed run may not change, with the reason."""
+"""Entries of ``config.json`` that must not differ when a run is resumed -> what has changed if one differs."""
 
 
 def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:
-    """Create the run folder, or reopen an earlier one; with ``force``, replace an earlier one.
+    """Create a run folder; with ``resume``, open an existing run; with ``force``, replace an existing run.
 
     Returns:
-      Permitted changes of a resumed run: ``name: old -> new``.
+      Changes of a resumed run that are allowed, each ``name: old -> new``.
 
     Raises:
-      JaxpflError: if the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
-        holds none and ``resume`` is true, or would give way to ``force`` and holds more than a run.
+      JaxpflError: if the folder cannot be written; if it contains a run and neither ``resume`` nor ``force`` is true;
+        if ``resume`` is true and it contains no run or another experiment; or if ``force`` is true and it contains
+        files that are not part of a run.
     """
     stored = folder / "config.json"
     run_folder.check_place(folder, stored.name, "run", run_folder.RUN_PARTS, resume=resume, force=force)
     if force and stored.exists():
-        read_record(stored)  # a file of that name may be anyone's
+        read_record(stored)  # raises if config.json is another program's: then nothing may be deleted
         run_folder.clear(folder, stored.name, run_folder.RUN_PARTS)
     allowed = []
     methods = experiment.methods
@@ -104,7 +112,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bo
             allowed.append(f"versions (numbers may differ in the last bits): {was} -> {new['versions']}")
         if added:
             allowed.append(f"methods added: {', '.join(added)}")
-        if allowed:  # the old summary belongs to another config
+        if allowed:  # the existing summary belongs to the old config
             (folder / "summary.json").unlink(missing_ok=True)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,30 +131,31 @@ def run_methods(
     *,
     traced: bool = False,
 ) -> dict[str, Any]:
-    """Run every unfinished method, and summarise.
+    """Run every unfinished method, and write the summary.
 
     Args:
-      experiment: the run.
-      folder: folder of the run, as `open_folder` made it.
-      reporter: receives the progress.
-      trackers: receive every record too.
-      traced: write a trace of each method's second call of rounds, the first that does not compile, to
-        ``profile/METHOD``.
+      experiment: experiment to run.
+      folder: run folder, opened by `open_folder`.
+      reporter: receiver of the progress.
+      trackers: further receivers of every record, such as TensorBoard.
+      traced: whether to write a profiler trace to ``profile/METHOD``. The second call of each method's program is
+        traced, because the first includes compilation.
 
     Returns:
       The summary, as in ``summary.json`` and ``--json``.
 
     Raises:
-      Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
+      Interrupted: after Ctrl-C or SIGTERM. Finished rounds are saved, and calling the function again continues the run.
     """
     rounds = experiment.config.rounds
     done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
-    # Processes do all in one order, and a trace holds one method alone.
+    # Several processes must compile in the same order, and a trace must show only one method: then nothing is compiled
+    # ahead.
     left = tuple(name for name in experiment.methods if name not in kept)
     several = processes.several()
     ahead = Ahead(experiment, () if several or traced else left, left[-1] if several and left else None)
-    if several:  # each process keeps the examples on its own devices
+    if several:  # the examples are on the devices, so that each process can free its copy in host memory
         experiment = experiment.described()
     try:
         with Interrupt() as interrupt, ahead, CompileClock() as clock:
@@ -211,7 +220,7 @@ def _run_method(
     started = time.perf_counter() - clock.seconds - seconds
 
     def spent() -> float:
-        """Seconds without compiling."""
+        """Return the seconds spent on the method so far, without compilation."""
         return time.perf_counter() - clock.seconds - started
 
     pace = Pace(config.plan.rounds_per_call)
@@ -224,7 +233,7 @@ def _run_method(
             with pace.call(stop - done) as length, profiler:
                 state, history = simulation.advance(state, length)
             calls += 1
-            interrupt.saves = True  # before, it compiled
+            interrupt.saves = True  # the first call compiles, and Ctrl-C then ends the process immediately
             write(_round_records(name, done, history if uplink is None else uplink.along(history)))
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
@@ -236,7 +245,7 @@ def _run_method(
             patience.add(record)
             score = float(np.mean(record[experiment.headline.personalized]))
             reporter.progress(done, loss, score)
-        asked = interrupt.stop_signal()  # a later signal finds its rounds saved at the next stop
+        asked = interrupt.stop_signal()  # a signal after this line is noticed at the next stop
         ended = done == rounds or patience.over
         if asked or done % config.checkpoint_every == 0 or ended:
             kept = noise_keys.without_key(state) if secret and ended else state
@@ -248,7 +257,7 @@ def _run_method(
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
     if secret and checkpoints is not None:
         checkpoints.keep_only(done)
-    if scores is None:  # killed between the last checkpoint and the files below
+    if scores is None:  # an earlier process was killed after the last checkpoint, before it wrote the files below
         scores, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:
         scores |= _evaluate_unseen(simulation, state)
@@ -262,21 +271,21 @@ def _run_method(
 
 @contextmanager
 def _trace(folder: Path) -> Iterator[None]:
-    """Trace the block by JAX's profiler, into a folder."""
+    """Trace the ``with`` block with JAX's profiler, and write the trace into a folder."""
     with ExitStack() as stack:
         options = jax.profiler.ProfileOptions()
-        # Python calls would be ten times the rest, and tell nothing about the rounds.
+        # Events of Python calls would make the trace ten times as large and say nothing about the rounds.
         options.python_tracer_level = 0
         try:
             jax.profiler.start_trace(folder, profiler_options=options)
             stack.callback(jax.profiler.stop_trace)
-        except Exception as error:  # another profiler is at work, or a driver refuses
+        except Exception as error:  # another profiler is active, or the driver does not allow profiling
             warn(f"--profile wrote no trace: {' '.join(str(error).split())}")
         yield
 
 
 def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:
-    """Scores of the unseen clients, after their rounds of adaptation and after as many as a trained client took."""
+    """Evaluate the unseen clients, after ``adapt_rounds`` rounds and after as many rounds as a trained client had."""
     unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
     scores = {f"unseen_{which}": metrics for which, metrics in unseen.items()}
     rounds = results.rounds_as_trained(simulation, state)
@@ -286,9 +295,10 @@ def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[
 
 
 def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
-    """True if a record belongs to a run resumed after ``done`` rounds.
+    """Return whether a record is kept when the run is resumed after ``done`` rounds.
 
-    The evaluation at the end of a shorter run does not, unless the longer run has it too.
+    If the run was extended, the evaluation after the last round of the shorter run is dropped, unless the longer run
+    also evaluates after that round.
     """
     if record["round"] > done:
         return False
@@ -308,7 +318,7 @@ def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> li
 def _evaluate(
     experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Per-client scores, and the record of their means over clients, one value per seed."""
+    """Evaluate all clients; return their scores, and the record of the means over clients (one value per seed)."""
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
@@ -323,5 +333,5 @@ def _evaluate(
 
 
 def _refusal(round: int) -> str:
-    """Error message for continuing a run with secret noise that ended at that round."""
+    """Return the error message for a run whose secret noise seed was deleted after that round."""
     return f"privacy.noise_seed = secret: the seed was deleted after round {round}, so the run cannot continue"

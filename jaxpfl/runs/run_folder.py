@@ -1,4 +1,4 @@
-"""Folders of results: their lock for one process at a time, and removal of earlier results."""
+"""Folders of results: a lock that lets in one process at a time, and the removal of earlier results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Create a run folder if needed, and lock it for this process while the block runs.
+    """Create a run folder if needed, and lock it for this process during the ``with`` block.
 
-    Folders created here, those above it among them, that are still empty at the end are removed.
+    At the end, the folders that were created here (the folder and its parents) are removed again if they are empty.
 
     Raises:
-      JaxpflError: if another process holds it, or it cannot be created.
+      JaxpflError: if another process has locked the folder, or the folder cannot be created.
     """
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     with writing(folder):
@@ -38,28 +38,28 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            with suppress(OSError):  # the whole folder may be gone
+            with suppress(OSError):  # the whole folder may have been deleted
                 (folder / ".lock").unlink()
             os.close(descriptor)
-        with suppress(OSError):  # one is not empty
+        with suppress(OSError):  # stop at the first folder that is not empty
             for one in made:
                 one.rmdir()
 
 
 def is_locked(folder: Path) -> bool:
-    """True if a process is at work in a run folder, as far as locks tell; nothing is written."""
+    """Return whether a process has locked a run folder; False if locks are not supported. Nothing is written."""
     if fcntl is None:
         return False
     try:
         with files.opened(folder / ".lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # also without a lock file
+    except OSError as error:  # BlockingIOError if locked; another OSError if there is no lock file
         return isinstance(error, BlockingIOError)
     return False
 
 
 def _lock(folder: Path) -> int | None:
-    """Descriptor that holds the lock; None without lock support."""
+    """Lock a folder; return the file descriptor that holds the lock, or None if locks are not supported."""
     path = folder / ".lock"
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -67,7 +67,7 @@ def _lock(folder: Path) -> int | None:
             if fcntl is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder removes its file at its end: a lock on that file excludes no one.
+            # The previous process may have removed this file, and a lock on a removed file excludes nobody: try again.
             if _is_at(descriptor, path):
                 os.truncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -94,30 +94,31 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 GRAPH = "graph.csv"
-"""Graph of the clients, in a run folder."""
+"""File name of the graph of the clients in a run folder."""
 _FOLDERS = ("methods", "checkpoints", "clients", "profile", "tensorboard", "wandb")
 RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
-"""Names in a run folder beside ``config.json`` and `SHARED`."""
+"""Names of files and folders in a run folder, in addition to ``config.json`` and `SHARED`."""
 
 SUMMARY = "summary.json"
 SHARED = (SUMMARY, "plots", "report.html")
-"""Names that any folder of results may hold."""
+"""Names of files and folders that runs and sweeps have in common."""
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".json",), "journal": (".jsonl",)}
-"""Endings of the written files, by subfolder in which a user might also put other files."""
+"""Suffixes of the files that are written into a subfolder; a file with another suffix is the user's."""
 
 
 def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Refuse a folder that also holds something else, at the top or in a folder of files of one kind.
+    """Refuse to replace a folder of results that also contains files of the user.
 
     Args:
-      folder: folder of results, recognised by ``mark``.
-      mark: the file that makes it a folder of results.
-      parts: names of the other files and folders that are written there, beside `SHARED`.
+      folder: folder of results.
+      mark: name of the file by which a folder of results is recognised.
+      parts: names of the other files and folders of the results, in addition to `SHARED`.
 
     Raises:
-      JaxpflError: with the name of what would be lost.
+      JaxpflError: if the folder, or one of its subfolders in `_ENDINGS`, contains a file that is not part of the
+        results; the message names it.
     """
     known = {mark, *SHARED, *parts}
     inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
@@ -128,18 +129,19 @@ def check_replaceable(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
 
 def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, resume: bool, force: bool) -> None:
-    """Refuse a folder in which results can neither begin, nor continue, nor replace others.
+    """Check that results can be written to a folder.
 
     Args:
       folder: folder to write to.
-      mark: file that makes it a folder of results.
-      kind: word for the results, such as "run".
-      parts: names of the other files and folders that are written there, beside `SHARED`.
-      resume: whether earlier results are continued.
-      force: whether earlier results are replaced.
+      mark: name of the file by which a folder of results is recognised.
+      kind: word for the results in messages, such as "run".
+      parts: names of the other files and folders of the results, in addition to `SHARED`.
+      resume: whether to continue existing results.
+      force: whether to replace existing results.
 
     Raises:
-      JaxpflError: if it holds results that are neither continued nor replaced, none to continue, or something else.
+      JaxpflError: if the folder contains results but ``resume`` and ``force`` are false, if ``resume`` is true but
+        there are no results, or if the folder contains files that are not part of the results.
     """
     stored = (folder / mark).exists()
     if resume and not stored:
@@ -149,19 +151,19 @@ def check_place(folder: Path, mark: str, kind: str, parts: Iterable[str], *, res
     elif stored and not resume:
         ways = "--resume continues it, --force replaces it, --output chooses another folder"
         raise JaxpflError(f"{folder} already holds a {kind}: {ways}")
-    # A hidden file is left by a kill while a file was being written.
+    # Hidden files are ignored: a process that is killed while it writes a file leaves one.
     if not stored and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no {kind}: choose another --output")
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Remove the results in a folder, the summary first and ``mark`` last: what a kill leaves does not count as
-    complete, and can be replaced again.
+    """Delete the results in a folder, except hidden files such as the lock.
 
-    Hidden files, such as the folder's lock, stay.
+    The summary is deleted first and ``mark`` last. If the process is killed in between, the rest is therefore
+    recognised as incomplete results, which can be replaced.
 
     Raises:
-      JaxpflError: as `check_replaceable`, before anything is removed.
+      JaxpflError: as in `check_replaceable`; nothing is deleted then.
     """
     check_replaceable(folder, mark, parts)
     with writing(folder):
@@ -177,7 +179,7 @@ def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
 
 def discard_unstarted(folder: Path) -> None:
-    """Remove a run folder in which nothing was done, so that a refused run may be corrected and started there."""
+    """Delete a run folder in which no round was run, so that a corrected run can start in the same folder."""
     done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
     records = folder / "metrics.jsonl"
     if any(done) or (records.exists() and records.stat().st_size):
@@ -186,5 +188,5 @@ def discard_unstarted(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in (folder / "config.json", records, folder / GRAPH):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # it holds files of the user's
+    with suppress(OSError):  # the folder also contains files of the user
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""Headline metrics of runs, and statistics of per-client scores. S seeds, m clients."""
+"""Headline metrics of runs, and statistics of per-client scores, for S seeds and m clients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Headline(NamedTuple):
     """Main metric of a task.
 
     Attributes:
-      name: name, such as accuracy.
-      lower: True where less is better.
-      percent: True where it is a share, shown in percent.
+      name: name of the metric, such as accuracy.
+      lower: whether smaller values are better.
+      percent: whether values are fractions that are shown in percent.
     """
 
     name: str = "accuracy"
@@ -27,42 +27,42 @@ class Headline(NamedTuple):
 
     @property
     def validation(self) -> str:
-        """Its name in records, on validation examples."""
+        """Name in records of the metric on validation examples."""
         return f"validation_{self.name}"
 
     @property
     def personalized(self) -> str:
-        """Its name in records, of personalised models on test examples."""
+        """Name in records of the metric of personalised models on test examples."""
         return f"personalized_{self.name}"
 
     @property
     def words(self) -> str:
-        """The metric in a sentence, such as macro F1."""
+        """Name of the metric in text, such as macro F1."""
         return _WORDS.get(self.name, self.name)
 
     @property
     def scale(self) -> float:
-        """Factor of the values that are shown."""
+        """Factor by which values are multiplied when they are shown."""
         return 100.0 if self.percent else 1.0
 
     @property
     def ticks(self) -> str:
-        """Format of the ticks of an axis."""
+        """Format of an axis's tick labels."""
         return "{x:g} %" if self.percent else "{x:g}"
 
     @property
     def unit(self) -> str:
-        """Words behind its name in a table's title."""
+        """Unit after the metric's name in a table's title, if any."""
         return " in %" if self.percent else ""
 
     def number(self, value: float | None) -> str:
-        """A value in a table; a dash for none."""
+        """Format a value for a table; None gives a dash."""
         if value is None:
             return "-"
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def better(self, values: Any) -> Any:
-        """Values with the sign that makes larger ones better."""
+        """Return the values, negated if smaller values are better, so that larger values are always better."""
         return -np.asarray(values) if self.lower else values
 
 
@@ -73,7 +73,7 @@ HEADLINES: Mapping[str, Headline] = {
 }
 """Headlines of the registered tasks."""
 UNBOUNDED = ("r2",)
-"""Metrics with no lower bound, of which tables show the median over clients in place of the mean."""
+"""Metrics without a lower bound. Tables show their median over clients instead of the mean."""
 _WORDS = {
     "rmse": "RMSE",
     "mae": "MAE",
@@ -86,7 +86,7 @@ _WORDS = {
 
 
 def find_headline(names: Iterable[str]) -> Headline:
-    """Headline whose scores come first among the names of results; accuracy if there is none.
+    """Return the headline whose scores appear first among the names of results; accuracy if no headline appears.
 
     Examples:
       >>> find_headline(["train_loss", "personalized_auc", "personalized_accuracy"]).name
@@ -97,32 +97,33 @@ def find_headline(names: Iterable[str]) -> Headline:
 
 
 def stored_headline(summary: Mapping[str, Any]) -> Headline:
-    """Headline that a stored summary names; accuracy if it names none."""
+    """Return the headline that a stored summary names; accuracy if the summary names none."""
     return HEADLINES.get(summary.get("metric", ACCURACY.name), ACCURACY)
 
 
 _NO_METRICS = ("loss", "diverged")
-"""Scores of clients that are not metrics of a task."""
+"""Names of clients' scores that are not metrics of a task."""
 _OF_OTHERS = ("mean", "std", "median", "mean_examples", "std_examples")
 
 
 def over_clients(
     scores: np.ndarray, *, lower: bool = False, sizes: np.ndarray | None = None, root: bool = False
 ) -> dict[str, float | None]:
-    """Statistics of a score [S, m]; clients without a score (NaN) are left out.
+    """Return statistics of the clients' scores; clients without a score (NaN) are left out.
 
     Args:
-      scores: [S, m].
-      lower: less is better.
-      sizes: the clients' numbers of examples, [m], for the means weighted by them.
-      root: the score is the root of a mean over a client's examples.
+      scores: scores [S, m].
+      lower: whether smaller scores are better.
+      sizes: numbers of examples of the clients [m], for the statistics weighted by them.
+      root: whether the score is the square root of a mean over a client's examples.
 
     Returns:
-      ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
-      ``std_clients`` (ddof 0: the clients are the whole population), ``median``, ``p10``, ``worst_decile``: over
-      clients, then averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients. Where lower is
-      better, p10 is the score that a tenth of the clients exceed, and the worst decile is the mean of the highest.
-      Given ``sizes``, ``mean_examples`` and ``std_examples`` are computed likewise from `mean_over_examples`.
+      ``mean`` is the unweighted mean over clients, averaged over seeds, and ``std`` the standard deviation of the
+      seeds' means (ddof 1; None for one seed). ``std_clients`` (ddof 0, because the clients are the whole population),
+      ``median``, ``p10`` and ``worst_decile`` are statistics over clients, averaged over seeds. ``p10`` is the 10 %
+      quantile, and ``worst_decile`` the mean of the ceil(m / 10) lowest scores; if smaller scores are better, these are
+      the 90 % quantile and the mean of the highest scores. With ``sizes``, ``mean_examples`` and ``std_examples`` are
+      the mean and standard deviation over seeds of `mean_over_examples`.
     """
     found = _over_clients(scores, lower)
     if sizes is not None:
@@ -132,7 +133,7 @@ def over_clients(
 
 
 def _over_seeds(means: np.ndarray, mean: str = "mean", std: str = "std") -> dict[str, float | None]:
-    """Mean and standard deviation of the seeds' means, [S]."""
+    """Return the mean and the standard deviation of the seeds' means [S]."""
     spread = len(means) > 1 and bool(np.isfinite(means).all())
     return {mean: float(means.mean()) if len(means) else None, std: float(means.std(ddof=1)) if spread else None}
 
@@ -143,7 +144,7 @@ def _over_clients(scores: np.ndarray, lower: bool) -> dict[str, float | None]:
     if not rows:
         return dict.fromkeys(("mean", "std", "std_clients", "median", "p10", "worst_decile"))
     means = np.array([row.mean() for row in rows])
-    if not all(np.isfinite(row).all() for row in rows):  # a model of finite parameters whose predictions overflow
+    if not all(np.isfinite(row).all() for row in rows):  # predictions may overflow although the parameters are finite
         bad = math.inf if lower else -math.inf
         middle = float(np.mean([np.median(row) for row in rows]))
         return {"mean": bad, "std": None, "std_clients": None, "median": middle, "p10": bad, "worst_decile": bad}
@@ -158,12 +159,12 @@ def _over_clients(scores: np.ndarray, lower: bool) -> dict[str, float | None]:
 
 
 def undefined(scores: Mapping[str, np.ndarray], metric: str, examples: np.ndarray) -> int:
-    """Number of clients whose test examples do not define a metric, as the AUC of one class.
+    """Count the clients whose test examples leave a metric undefined, such as the AUC if there is only one class.
 
     Args:
-      scores: [S, m] by ``after_NAME``, and ``attackers_after_NAME``, whose clients are not among the others.
+      scores: arrays [S, m] named ``after_METRIC`` and ``attackers_after_METRIC``. Attackers are not counted.
       metric: name of the metric.
-      examples: the clients' numbers of test examples, [m].
+      examples: numbers of test examples of the clients [m]; clients without test examples are not counted.
     """
     attacks = [~np.isnan(of) for key, of in scores.items() if key.startswith("attackers_after_")]
     scored = (np.asarray(examples) > 0) & ~np.any(attacks, axis=0) if attacks else np.asarray(examples) > 0
@@ -177,19 +178,19 @@ def other_metrics(
     task: Task | None = None,
     examples: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Means over clients, then over seeds, of a task's metrics beside its headline; empty without any.
+    """Return statistics of the task's metrics other than the headline.
 
     Args:
-      scores: [S, m] by ``after_NAME``, of personalised models, and ``global_NAME``.
-      headline: the metric that is not among them.
-      sizes: the clients' weights in means over examples, [m].
+      scores: arrays [S, m] named ``after_METRIC`` (personalised models) and ``global_METRIC`` (global model).
+      headline: metric to leave out.
+      sizes: weights of the clients in means over examples [m].
       task: task of the metrics.
-      examples: the clients' numbers of test examples, [m]; ``sizes`` unless given.
+      examples: numbers of test examples of the clients [m]; ``sizes`` by default.
 
     Returns:
-      By name, ``personalized`` and ``global`` (None without a global model) with ``mean``, ``std``, ``median``,
-      ``mean_examples`` and ``std_examples`` as `over_clients` gives them, and ``undefined``, the number of clients that
-      are left out, as `undefined` counts them.
+      Metric -> entries ``personalized`` and ``global`` (None without a global model) with the statistics ``mean``,
+      ``std``, ``median``, ``mean_examples`` and ``std_examples`` of `over_clients`, and ``undefined``, the number of
+      clients for which the metric is undefined.
     """
     found: dict[str, Any] = {}
     for key, of_clients in scores.items():
@@ -205,7 +206,13 @@ def other_metrics(
 
 
 def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False) -> float:
-    """Fraction of clients, over all seeds, that score worse than under local training; both [S, m]."""
+    """Return the fraction of clients, over all seeds, whose score is worse than under local training.
+
+    Args:
+      scores: clients' scores [S, m].
+      local: clients' scores under local training [S, m].
+      lower: whether smaller scores are better.
+    """
     both = ~np.isnan(scores) & ~np.isnan(local)
     worse = scores > local if lower else scores < local
     return float(worse[both].mean()) if both.any() else math.nan
@@ -218,15 +225,16 @@ def best_on_validation(
     headline: Headline = ACCURACY,
     patience: int | None = None,
 ) -> dict[str, Any] | None:
-    """Test score at the round of best validation score, chosen in each seed (the first in a tie).
+    """Return the test score at the evaluation with the best validation score, chosen separately for each seed.
 
-    None where a seed has no validation score, as the AUC of clients that each have one class.
+    The first of equal validation scores is chosen. The result is None if some seed has no validation score, such as the
+    AUC if every client has a single class.
 
     Args:
-      rounds: [E].
-      validation, test: mean scores of the personalised models, [E, S].
-      headline: their metric.
-      patience: patience of the run; a seed's evaluations after its own end are not candidates.
+      rounds: rounds of the E evaluations.
+      validation, test: scores of the personalised models, averaged over clients, [E, S].
+      headline: metric of the scores.
+      patience: patience of the run; evaluations after a seed's patience has run out are not considered.
     """
     if np.isnan(validation).all(axis=0).any():
         return None

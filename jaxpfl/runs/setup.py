@@ -1,7 +1,8 @@
-"""From a config to data, task and compiled methods, and the privacy claims that depend on these inputs.
+"""Preparation of an experiment from its config: data, task, compiled methods, and the privacy claims.
 
-The data are identified by their checksum. A graph of clients is a CSV file with one edge (two client ids) on each line;
-a header and repeated edges are allowed. Given parameters have an origin.
+The data are identified by their checksum. A graph of clients is read from a CSV file with one edge (two client ids) on
+each line; a header and repeated edges are allowed. Initial parameters given by the user have an `Origin`, on which the
+privacy claims depend.
 """
 
 from __future__ import annotations
@@ -51,24 +52,26 @@ _NOT_PRIVATE = (
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
 """Name of the noise multiplier among a private method's hyper-parameters."""
 NOISE = 2
-"""Version of the noise streams of private runs: with another one, a resumed run would share noise with others."""
+"""Version of the random streams of private runs' noise.
+
+A run is resumed only with the version it was started with: otherwise its noise could repeat another run's."""
 
 
 class Experiment(NamedTuple):
-    """A resolved config with its data and model.
+    """A resolved config with its data, model and methods.
 
     Attributes:
-      config: the config.
+      config: resolved config.
       methods: names of the methods.
-      runs: the run of each method, by name.
-      federation: the trained clients.
+      runs: method -> its run, ready to be simulated.
+      federation: clients that take part in training.
       task: model, loss and metrics.
-      start: checksum of the initial parameters, if given.
-      unseen: the clients that arrive at the end, if any.
-      graph: the graph of the clients, if a method needs it.
-      scaling: scaling of all inputs, if they were standardised.
-      class_names: names as `Source.class_names`.
-      caveats: weaknesses of the experiment's privacy claims.
+      start: checksum of the initial parameters; None if the user gave none.
+      unseen: clients that do not take part in training; None if there are none.
+      graph: graph of the clients; None if no method needs it.
+      scaling: scaling of all inputs; None if they are not standardised.
+      class_names: names of the classes, as `Source.class_names`.
+      caveats: limitations of the experiment's privacy claims.
     """
 
     config: RunConfig
@@ -85,40 +88,42 @@ class Experiment(NamedTuple):
 
     @property
     def headline(self) -> Headline:
-        """The metric that reports and selections use."""
+        """Main metric, by which reports compare methods and settings are selected."""
         name, task = self.task.headline, self.task
         return HEADLINES.get(name, Headline(name, task.lower, percent=False))
 
     @property
     def scored_splits(self) -> tuple[Literal["test", "validation"], ...]:
-        """The splits that have examples to score."""
+        """Splits with examples on which models are scored."""
         return ("test", "validation") if self.federation.validation.capacity else ("test",)
 
     def simulation(self, name: str) -> Simulation:
-        """The compiled programs of one method."""
+        """Return the simulation of one method."""
         return dataclasses.replace(self.runs[name], task=self.task).simulation()
 
     def described(self) -> Experiment:
-        """The experiment with its clients and their numbers of examples, but without the examples."""
+        """Return the experiment without the examples; the clients and their numbers of examples are kept."""
         federation, unseen = _without_examples(self.federation), self.unseen and _without_examples(self.unseen)
         runs = {name: dataclasses.replace(run, federation=federation, unseen=unseen) for name, run in self.runs.items()}
         return self._replace(federation=federation, unseen=unseen, runs=runs)
 
     def all_hyper(self, name: str) -> dict[str, float]:
-        """One method's hyper-parameters by name, its noise multiplier among them where it is private."""
+        """Return the hyper-parameters of one method by name, with the noise multiplier if the method is private."""
         run = self.runs[name]
         hyper = {field: float(value) for field, value in vars(run.hp).items()}
-        if run.mechanism is not None:  # calibrated noise depends on the rounds
+        if run.mechanism is not None:  # recorded, because noise calibrated to epsilon depends on the rounds
             hyper[NOISE_MULTIPLIER] = float(np.asarray(run.mechanism.noise_multiplier))
         return hyper
 
     def protection(self, name: str) -> Protection | None:
-        """The privacy of one method's uploads; None where nothing is private."""
+        """Return the mechanism and guarantee of one method's privacy; None if the method is not private."""
         return protection_of(self.runs[name], self.caveats)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Fingerprint of all that the results depend on beside the config: every hyper-parameter, and the data
-        themselves.
+        """Return the values, in addition to the config, that determine the results.
+
+        These are all hyper-parameters, checksums of the data, the initial parameters and the graph, and the versions of
+        the random streams.
         """
         return {
             "hyper": {name: self.all_hyper(name) for name in self.methods},
@@ -140,22 +145,23 @@ def prepare(
     given: tuple[data.Source, Federation] | None = None,
     among: tuple[str, ...] | None = None,
 ) -> Experiment:
-    """Load and split the data, and check every name and value, before anything is written.
+    """Load and split the data, check every name and value, and prepare the methods. Nothing is written.
 
     Args:
-      config: a resolved config.
-      methods: registered names.
-      strict: turn warnings (of a batch larger than the smallest client or an unused flag, say) into errors.
-      initial: the parameters that ``config.warm_start`` names, by path, as `export.read_parameters` reads them.
-      origin: their origin, from `export.parameters_origin`.
-      given: the data set and its split, where `load_federation` has loaded them.
-      among: all methods that run with the config, where these are some of them: what another one uses is used.
+      config: resolved config.
+      methods: names of registered methods.
+      strict: whether warnings (for example of an unused flag) become errors.
+      initial: parameters that ``config.warm_start`` names, by path, as `export.read_parameters` returns them.
+      origin: origin of these parameters, as `export.parameters_origin` returns it.
+      given: data set and its split, if `load_federation` has already loaded them.
+      among: names of all methods that run with the config, if ``methods`` are only some of them. A setting counts as
+        unused only if none of them uses it.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"name each method once, got {', '.join(methods)}")
-    # Checks that need no data; a model that the data choose is filled in afterwards.
+    # Checks that need no data come first. If the model depends on the data, it is filled in later.
     named = config if config.model is not None else dataclasses.replace(config, model=Settings.model)
     among = among or methods
     everyone = [spec_for(named, name, among) for name in among]
@@ -184,11 +190,11 @@ def prepare(
     drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
     check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
-    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses its devices
+    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses unusable devices
     data.check_batch_size(federation, config.batch_size, strict)
     task = task_of(specs[0], federation, unseen)
     work = work_of(specs[0], federation, unseen)
-    work.batches(work.steps)  # refuses an unknown way to draw, and more of them than can be counted
+    work.batches(work.steps)  # refuses an unknown order of the examples, and more batches than int32 can count
     asking = next((spec for spec in specs if spec.method.graph), None)
     graph = None
     if asking is not None:
@@ -216,7 +222,7 @@ def prepare(
     names = source.class_names if task.kind != "regression" else None
     experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, names, caveats)
     if config.privacy.on or config.compress is not None:
-        # Only tracing shows what a method uploads, and thus whether it can be private and compressed.
+        # Only tracing reveals what a method uploads, and thus whether its uploads can be private or compressed.
         for name in methods:
             experiment.simulation(name).bytes_per_client()
     return experiment
@@ -231,13 +237,13 @@ def _without_examples(federation: Federation) -> Federation:
 
 
 def check_agreed(experiment: Experiment) -> None:
-    """Refuse a run whose processes were given other settings, methods or data, or have other versions.
+    """Check that all processes of a run have the same settings, methods, data and versions.
 
     Raises:
-      JaxpflError: naming the first that differs.
+      JaxpflError: if something differs; the message names the first difference.
     """
     config = to_json(experiment.config)
-    config.pop("data_dir")  # each host has its own
+    config.pop("data_dir")  # hosts may store the data in different folders
     versions = {"jaxpfl": __version__, "jax": jax.__version__}
     processes.agree("the", config | {"methods": experiment.methods, **experiment.fingerprint(), **versions})
     for federation in (experiment.federation, experiment.unseen):
@@ -248,12 +254,13 @@ def check_agreed(experiment: Experiment) -> None:
 def load_federation(
     config: RunConfig, source: Callable[[RunConfig], data.Source] = source_of
 ) -> tuple[data.Source, Federation]:
-    """The data set of a resolved config, and its split into clients, unseen ones among them (but for test users); not
-    standardised.
+    """Load the data set of a config and split it among clients; the inputs are not standardised.
+
+    The clients include the unseen clients, unless these are the users of the official test set.
 
     Args:
-      config: resolved.
-      source: loads the data set, unless clients are saved with it.
+      config: resolved config.
+      source: function that loads the data set; not called if the config names a saved federation.
     """
     stored = data_sets.opened(config)
     if stored is not None:
@@ -270,11 +277,15 @@ def load_federation(
 def clients_of(
     config: RunConfig, source: data.Source, federation: Federation
 ) -> tuple[Federation, Federation | None, data.Scaling | None]:
-    """The trained clients, the unseen clients, and the scaling of all inputs if they are standardised.
+    """Separate the unseen clients from the trained clients, and standardise the inputs if the config asks for it.
 
     Args:
       config: resolved config.
       source, federation: data set and its clients, as `load_federation` returns them.
+
+    Returns:
+      The trained clients, the unseen clients (None if there are none), and the scaling of all inputs (None if they are
+      not standardised).
     """
     unseen = scaling = None
     if config.unseen_clients == TEST_USERS:
@@ -291,13 +302,13 @@ def clients_of(
 
 
 def data_checksum(*federations: Federation | None) -> int:
-    """CRC-32 of the clients with their examples; it does not depend on capacities."""
+    """Return the CRC-32 of the clients and their examples; padding does not affect it."""
     given = [one for one in federations if one is not None]
     return checksum([(one.client_ids, [(split.flat(), split.size) for split in one.all_splits]) for one in given])
 
 
 def has_checksum(stored: int, *federations: Federation | None) -> bool:
-    """True if a stored checksum matches these data."""
+    """Return whether a stored checksum is the checksum of these clients."""
     return stored == data_checksum(*federations)
 
 
@@ -308,10 +319,11 @@ def read_graph(path: Path, client_ids: np.ndarray) -> Graph:
     """Read a graph of clients; clients that the file does not name have no neighbours.
 
     Args:
-      client_ids: ids of the clients in the order of the stack, [m].
+      path: CSV file with the ids of two clients on each line.
+      client_ids: ids of the m clients, in the federation's order.
 
     Raises:
-      JaxpflError: if the file cannot be read, or a line does not hold the ids of two different clients.
+      JaxpflError: if the file cannot be read, or a line is not the ids of two different clients.
     """
     cells, _ = csv_text.rows(path)
     if cells.shape[1] > 1 and not any(cell.lstrip("-").isdecimal() for cell in cells.iloc[0]):
@@ -336,35 +348,37 @@ def write_graph(path: Path, graph: Graph, client_ids: np.ndarray) -> None:
 
 
 class Origin(NamedTuple):
-    """Origin of given parameters: the checksum of their training data, and whether they are private."""
+    """Origin of initial parameters: the checksum of their training data, and whether training was private."""
 
     data: int
     private: bool
 
 
 def caveat(origin: Origin | None, *federations: Federation | None) -> str:
-    """Caveat of a run's claim due to its initial parameters, for these data."""
+    """Return the limitation of a run's privacy claim that is due to its initial parameters."""
     if origin is None or not has_checksum(origin.data, *federations):
         return GIVEN_START
     return SPENT_BEFORE if origin.private else SAME_USERS
 
 
 class Protection(NamedTuple):
-    """A mechanism and its guarantee; the guarantee is None if nothing can be claimed, for example without noise."""
+    """A privacy mechanism and its guarantee. The guarantee is None if there is none, for example without noise."""
 
     mechanism: Mechanism | SiloMechanism
     statement: Statement | None
 
 
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """Mechanism and claim that protect a method's uploads, or the examples of its silos; None without privacy.
+    """Return the mechanism and guarantee of a method's privacy; None if the method is not private.
+
+    Either the uploads are private (user level) or the examples of the silos.
 
     Args:
-      run: run with one noise multiplier.
-      caveats: weaknesses of the claim.
+      run: run with a single noise multiplier.
+      caveats: limitations of the privacy claim.
 
     Raises:
-      JaxpflError: if no accountant covers the run.
+      JaxpflError: if no accountant supports the run.
     """
     if run.mechanism is None:
         return None
@@ -380,6 +394,6 @@ def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection |
 
 
 def require(value: Any) -> Any:
-    """A field that `resolve` has filled in."""
+    """Return a config field after asserting that `resolve` has filled it in."""
     assert value is not None, "the config is not resolved"
     return value
