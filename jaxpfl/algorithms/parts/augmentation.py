@@ -8,10 +8,10 @@ batch, and trains on
 .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)} \quad\text{with loss}\quad
           \lambda \ell(\cdot, y_i) + (1 - \lambda) \ell(\cdot, y_{\pi(i)})
 
-Several augmentations are joined by ``+`` and applied in this order. Every local step, also in personalisation, augments
-its batch with new random numbers. Passes over all of a client's examples and evaluations use the original examples. The
-random numbers derive from the step's key and `Purpose.AUGMENTATION`, with one score for each example, so that they do
-not depend on padding.
+Several augmentations are joined by ``+`` and applied from left to right. Every local step, also in personalisation,
+augments its batch with new random numbers. Passes over all of a client's examples and evaluations use the original
+examples. The random numbers derive from the step's key and `Purpose.AUGMENTATION`. Each example has its own random
+number, so padding does not change the result.
 
 Reference: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", https://arxiv.org/abs/1710.09412.
 """
@@ -48,11 +48,11 @@ def _mixup(alpha: float = 0.2) -> float:
 
 
 AUGMENTATIONS: Mapping[str, Callable[..., float]] = {"flip": _flip, "crop": _crop, "mixup": _mixup}
-"""Name -> function that checks the augmentation's argument and returns it, or returns 0 if there is no argument."""
+"""Name -> function that checks and returns the augmentation's argument; it returns 0 for one without arguments."""
 
 
 class Mixed(NamedTuple):
-    """Labels of mixed examples: two labels for each example, [b], and the first label's share, []."""
+    """Labels of mixed examples: two labels for each example, both [b], and the weight of the first label, []."""
 
     first: Array
     second: Array
@@ -74,7 +74,7 @@ class Augmentation:
         """Augment a batch; return its inputs and labels.
 
         Args:
-          key: key that is used for no other random numbers.
+          key: random key that is used for nothing else.
           x: inputs, [b, ...]; zero for slots that are not valid.
           y: labels, [b].
           valid: [b] bool, true for real examples, which come first.
@@ -99,8 +99,8 @@ def parse(text: str) -> Augmentation:
       (('flip', 0.0), ('crop', 2.0))
 
     Raises:
-      JaxpflError: for an unknown name or argument, a value outside its range, a name that is given twice, and a mixup
-        that is not the last augmentation.
+      JaxpflError: if a name or an argument is unknown, a value is outside its range, a name is given twice, or mixup is
+        not the last augmentation.
     """
     parts: list[tuple[str, float]] = []
     for one in text.split("+"):
@@ -117,7 +117,8 @@ def check(augmentation: Augmentation, task: Task) -> None:
     """Refuse augmentations that do not suit the task's inputs or labels.
 
     Raises:
-      JaxpflError: for a flip or crop if inputs are not images, and for mixup of tokens or without classes.
+      JaxpflError: if flip or crop is set although inputs are not images, or mixup is set although inputs are tokens or
+        the task has no classes.
     """
     tokens = task.input_dtype is not None and jnp.issubdtype(task.input_dtype, jnp.integer)
     for name, _ in augmentation.parts:

@@ -31,11 +31,11 @@ def refuse_other_tasks(method: str, why: str, task: Task) -> None:
 
     Args:
       method: the method's name.
-      why: the method's use of classes, a phrase that follows the name in the error message.
+      why: phrase that says what the method needs classes for; it follows the method's name in the error.
       task: the task to check.
 
     Raises:
-      JaxpflError: if the task has no classes; the message gives the method, its use of classes and the task.
+      JaxpflError: if the task has no classes.
     """
     if not task.has_classes:
         raise JaxpflError(f"{method} {why}: the task {task.kind!r} has no classes")
@@ -51,10 +51,10 @@ def counts(classes: int, data: ClientData) -> Array:
 
 
 def client_means(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
-    """Compute the class means over all examples of a client.
+    """Compute the mean features of each class over all examples of a client.
 
     Args:
-      features: function from inputs [c, ...] to features [c, F].
+      features: function from inputs [n, ...] to features [n, F].
       classes: K, the number of classes.
       data: the client's examples.
     """
@@ -69,7 +69,7 @@ def client_means(features: Callable[[PyTree], Array], classes: int, data: Client
 
 
 def squared_distances(rows: Array, y: Array, means: Array, known: Array) -> Array:
-    """Squared distance from each row to its class mean, averaged over the features, [b]; zero without a class mean.
+    """Squared distance from each example's features to the mean of its class, divided by F, [b]; zero without a mean.
 
     Args:
       rows: features, [b, F].

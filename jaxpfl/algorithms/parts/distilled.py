@@ -1,6 +1,7 @@
 """Mutual distillation between a personal model theta and a global model mu, with scale psi: local steps and server.
 
-`adaped` and `adaped_plus` use these steps, `adaped` with AdaPeD's weights and `adaped_plus` also with other weights.
+The methods `adaped` and `adaped_plus` use these steps. `adaped` uses AdaPeD's weights of the loss terms, and
+`adaped_plus` has options for other weights.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class AdaPeDHyper(AveragingHyper):
 
 
 Weigh = Callable[[Array], Array]
-"""Function ``psi -> factor on theta's whole gradient``, []."""
+"""Function ``psi -> []``, the factor on theta's whole gradient."""
 
 TeacherLoss = Callable[[Batch, Array, Array, Array], Array]
-"""Function ``(batch, logits of mu, logits of theta, psi) -> objective of mu in a step``, []."""
+"""Function ``(batch, logits of mu, logits of theta, psi) -> []``, the objective of mu in a step."""
 
 
 class Distilled(NamedTuple):
@@ -55,7 +56,7 @@ class Distilled(NamedTuple):
       work: the local work in a round.
       gate: whether to multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, with K
         classes. The factor is zero if mu predicts no better than a uniform guess.
-      weigh: factor on theta's whole gradient as a function of psi; None for a factor of 1.
+      weigh: function from psi to the factor on theta's whole gradient; None for a factor of 1.
     """
 
     task: Task
@@ -65,11 +66,11 @@ class Distilled(NamedTuple):
     weigh: Weigh | None = None
 
     def kd(self, batch: Batch, teacher: Array, student: Array) -> Array:
-        """Mean divergence of the student's predictions from the teacher's predictions, both given as logits, []."""
+        """Mean divergence f between the predictions of teacher and student, whose logits are given, []."""
         return batch.mean(distillation.divergence_of(self.task)(teacher, student, batch.y))
 
     def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
-        """Distillation term ``f / (2 psi)``, which is the whole objective of mu in AdaPeD."""
+        """Distillation term ``f / (2 psi)``, []. In AdaPeD, it is the whole objective of mu."""
         return self.kd(batch, teacher, student) / (2 * psi)
 
     def descend_theta(
@@ -81,7 +82,7 @@ class Distilled(NamedTuple):
         teacher: Array,
         psi: Array,
     ) -> tuple[Descent, Array]:
-        """Take one step on theta, with the batch and the teacher's logits; also return the loss on the batch."""
+        """Take one step on theta, given the teacher's logits on the batch; return theta and the loss on the batch."""
         apply = self.own_task.model.apply
         student, pull_theta = jax.vjp(lambda params: apply(params, batch.x, key=key, train=True), theta.params)
         d_student, loss = jax.grad(partial(self._personal_objective, batch, teacher, psi), has_aux=True)(student)
@@ -105,14 +106,13 @@ class Distilled(NamedTuple):
         teacher_loss: TeacherLoss,
         seen: Callable[[Array], Array] = lambda psi: psi,
     ) -> Step:
-        """Make the local step on theta, then on mu at the new theta, then on psi at both new models.
+        """Make the function of a local step: it updates theta, then mu at the new theta, then psi at both new models.
 
         Args:
           of_theta, of_mu: optimizers of theta and mu.
           hp: hyper-parameters, which give c, eta_3 and the floor for the step on psi.
           teacher_loss: objective of mu.
-          seen: function from psi to the scale that is used in the steps on theta and mu; the step on psi uses psi
-            itself.
+          seen: function from psi to the scale that the updates of theta and mu use; the update of psi uses psi itself.
         """
         work = self.work
 
@@ -124,9 +124,9 @@ class Distilled(NamedTuple):
             def forward(params: PyTree) -> Array:
                 return self.task.model.apply(params, batch.x, key=key, train=True)
 
-            # The three gradients share their forward passes: there is one pass for each of theta, mu, theta+ and mu+,
-            # and the gradient of mu at theta+ reuses the pass of mu. (With three jax.grad calls, XLA would merge the
-            # repeated passes to the same program on a CPU, but this code does not rely on that.)
+            # The three gradients share forward passes: one pass for each of theta, mu, theta+ and mu+. The gradient of
+            # mu at theta+ reuses the pass of mu. (With three calls of jax.grad, XLA on a CPU would merge the repeated
+            # passes into the same program, but this code does not rely on that.)
             teacher, pull_mu = jax.vjp(forward, mu.params)
             theta, loss = self.descend_theta(of_theta, key, theta, batch, teacher, seen(psi))
             student = self.own_task.model.apply(theta.params, batch.x, key=key, train=True)
@@ -164,11 +164,16 @@ class Distilled(NamedTuple):
         """Train theta with mu fixed.
 
         Args:
+          key, hp, ctx, data: as in `run_steps`.
+          theta: the parameters before the first step.
           gamma: mu, and psi before the first step.
-          rate: eta_1 after decay.
+          rate: the learning rate eta_1 after decay.
           steps: number of steps on theta; None for tau.
-          seen: function from psi to the scale in the steps on theta, as in `step`.
+          seen: function from psi to the scale that the updates of theta use, as in `step`.
           estimates: whether each step on theta is followed by a step on psi; otherwise psi is fixed.
+
+        Returns:
+          The parameters after the last step, and the metrics.
         """
         of_theta = self.work.descent(rate, hp.weight_decay)
 
@@ -191,8 +196,8 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
     """Check the options that AdaPeD and AdaPeD-plus share.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, a task without a distance between predictions, and a gate if there
-        are not at least two classes.
+      JaxpflError: if ``idle_rounds`` is negative, the task has no distance between predictions, or there is a gate and
+        the task has fewer than two classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"{method}.idle_rounds must be >= 0, got {idle_rounds}")
@@ -203,7 +208,7 @@ def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None
 
 
 def shared_server(task: Task) -> Server:
-    """Server with state `Shared`, whose mu and psi are the means of the cohort's values."""
+    """Make the server with state `Shared`, which averages the cohort's mu and psi."""
 
     def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
         return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))

@@ -47,7 +47,7 @@ def fine_tuned(
 ) -> PyTree:
     """Return the parameters after fine-tuning from ``params``.
 
-    The learning rate is ``factor`` times that of the last round, in which a client took ``round_steps`` steps.
+    The learning rate is ``factor`` times the learning rate of the last round. A round has ``round_steps`` local steps.
     """
     rate = factor * hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
     return sgd(tuning, task, key, ctx, data, params, rate=rate, weight_decay=hp.weight_decay)[0]

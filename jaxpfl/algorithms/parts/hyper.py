@@ -16,7 +16,7 @@ from jaxpfl.support.errors import JaxpflError, shown, unknown_name
 
 H = TypeVar("H")
 PAPER = "paper"
-"""Text that users give for the paper's value of a hyper-parameter."""
+"""Text that users may give instead of a number, for the paper's value of a hyper-parameter."""
 
 
 def hyper(
@@ -36,15 +36,15 @@ def hyper(
     Args:
       default: default value.
       doc: meaning in one phrase, for the help of the command line.
-      low, high: ends of the allowed closed interval.
+      low, high: smallest and largest allowed value.
       positive: whether ``low`` itself is excluded.
-      is_rate: whether this is a learning rate, which ``--lr`` and ``fit(lr=)`` set.
-      is_step: whether this is another step size (for a prior, a scale, a mixture, adaptation or the server), which
-        ``--lr`` and ``fit(lr=)`` do not set.
+      is_rate: whether this is a learning rate that ``--lr`` and ``fit(lr=)`` set.
+      is_step: whether this is a step size that ``--lr`` and ``fit(lr=)`` do not set (for a prior, a scale, a mixture,
+        adaptation or the server).
       decays: whether the value decays over the rounds as ``lr`` does, and follows ``lr_schedule``; by default
         ``is_rate``.
-      paper: value in the method's paper, or in a paper that compares with the method, if it differs from the default.
-        The text ``"paper"`` stands for this value in `replace`.
+      paper: value in the method's paper, or in a paper that compares with the method, if that value differs from the
+        default. Users select it with the text ``"paper"`` (`replace`).
     """
     metadata = {
         "doc": doc,
@@ -70,13 +70,13 @@ class SgdHyper:
 
     def decay(self, round: Array, local_steps: int) -> Array:
         """Factor on every decaying rate in round ``round`` (from 0), with ``local_steps`` local steps per round."""
-        # The small number avoids losing an epoch when a whole quotient is rounded down.
+        # 1e-4 is added because an integer quotient may be rounded to just below the integer.
         return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
 @struct.dataclass
 class AveragingHyper(SgdHyper):
-    """Hyper-parameters of SGD methods with an averaging server, including the server's learning rate, not decayed."""
+    """Hyper-parameters of SGD methods with an averaging server; the server's learning rate does not decay."""
 
     server_lr: Scalar = hyper(
         1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True, is_step=True
@@ -87,7 +87,7 @@ def check(method: str, hp: Any) -> None:
     """Refuse values outside their range.
 
     Raises:
-      JaxpflError: if a value is refused; the message gives the method, the hyper-parameter, its value and its range.
+      JaxpflError: if a value is refused; the error gives the method, the hyper-parameter, its value and its range.
     """
     for field in dataclasses.fields(hp):
         meta, value = field.metadata, np.asarray(getattr(hp, field.name), dtype=float)
@@ -115,7 +115,7 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
         paper's value, or for the default if the paper's value is not declared.
 
     Raises:
-      JaxpflError: for an unknown name, or a value outside its range.
+      JaxpflError: if a name is unknown, or a value is not a number or is outside its range.
     """
     fields = {field.name: field for field in dataclasses.fields(hp)}  # type: ignore[arg-type]
     for name in values:
@@ -128,7 +128,7 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
 
 
 def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """Convert a value to a number or, for a sweep, to one array, because JAX treats a list as a tree of numbers."""
+    """Convert a value to a number or, for a sweep, to an array. (JAX would treat a list as a tree of numbers.)"""
     if isinstance(value, str) and value == PAPER:
         paper = field.metadata["paper"]
         return field.default if paper is None else paper

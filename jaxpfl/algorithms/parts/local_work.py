@@ -31,8 +31,8 @@ WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
-    """Mini-batch of b slots: inputs [b, ...], labels [b], and the mask [b] of slots that hold an example; inputs are
-    zero elsewhere.
+    """Mini-batch of b slots: inputs [b, ...], labels [b], and the mask [b] of the slots with an example; the inputs of
+    other slots are zero.
     """
 
     x: PyTree
@@ -41,37 +41,37 @@ class Batch(NamedTuple):
 
     @classmethod
     def whole(cls, data: ClientData) -> Batch:
-        """Batch of all examples of a client."""
+        """Make a batch of all examples of a client."""
         return cls(data.x, data.y, data.mask)
 
     def mean(self, values: Array) -> Array:
-        """Mean of per-example values [b] over the slots that hold an example."""
+        """Mean of per-example values [b] over the slots with an example."""
         return trees.valid_mean(self.valid, values)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """Static settings of a round, for the clients' training and the server's use of the uploads.
+    """Static settings of the clients' training in a round, and of the server's aggregation.
 
     Attributes:
-      sizes: each client's number of training examples, on the host; the static bounds of the compiled program follow
-        from these numbers.
-      steps: tau, the number of local steps in a round; if work is in epochs, the largest number of steps that any
-        client takes.
-      batch_size: b; a client with fewer examples uses all of them.
+      sizes: each client's number of training examples, on the host; they determine static bounds of the compiled
+        program.
+      steps: number tau of local steps in a round; if work is in epochs, the largest number of steps that any client
+        takes.
+      batch_size: number b of examples in a mini-batch; a client with fewer examples uses all of them.
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
-      optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory. Its state is new in every
-        round, except with ``keeps_optimizer``.
+      optimizer: the client optimizer, as a name with arguments (`optimizers`) or a factory function. Every round starts
+        with a new optimizer state, unless ``keeps_optimizer`` is true.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
       weighting: clients' weights in the mean, ``examples`` or ``uniform``, for methods that weight clients.
-      privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads; methods
-        use it for noise in every step (`released`), and AdaMix for its private server.
-      unseen: number of clients, the last of ``sizes``, that are never trained.
-      graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
-      epochs: E, the number of passes in a round over a client's own examples; None if all clients take ``steps`` steps.
+      privacy: the mechanism of differential privacy. `privatize` applies the mechanism to any sum of uploads. Methods
+        use it only for noise in every step (`released`), except AdaMix, whose private server uses it too.
+      unseen: number of clients that are never trained; they are the last clients in ``sizes``.
+      graph: graph of the trained clients in the order of the stack, for methods that need a graph (`Method.graph`).
+      epochs: number E of passes over a client's own examples in a round; None if all clients take ``steps`` steps.
       schedule: factors on the learning rates over the run, which the engine applies around any method
         (`schedules.scheduled`); None if each method decays its rates itself.
-      clip: the largest global norm of a step's gradient (`descent`); None for no limit.
+      clip: norm to which the gradient of each step is clipped (`descent`); None for no clipping.
       keeps_optimizer: whether clients keep their optimizer states; the engine then applies `optimizers.keeping`.
       augment: augmentation of every batch; None for no augmentation.
 
@@ -106,17 +106,17 @@ class LocalWork:
         return replace(self, steps=steps, epochs=epochs)
 
     def refuse_mixing(self, method: str) -> None:
-        """Refuse an augmentation that mixes examples (mixup), for methods that use labels outside the loss.
+        """Refuse an augmentation that mixes examples (mixup). Methods that use labels outside the loss call this.
 
         Raises:
-          JaxpflError: if ``augment`` mixes examples; the message names the method.
+          JaxpflError: if ``augment`` mixes examples; the error names the method.
         """
         if self.augment is not None and self.augment.mixes:
             raise JaxpflError(f"{method} does not support augment = mixup: it needs one label for each example")
 
     @property
     def num_clients(self) -> int:
-        """Number m of trained clients."""
+        """Number m of clients that are trained."""
         return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:
@@ -126,17 +126,20 @@ class LocalWork:
             raise unknown_name("weighting", self.weighting, WEIGHTINGS)
 
     def weight(self, data: ClientData) -> Array:
-        """Weight of a client in the mean: its number of examples n_i, or 1, []."""
+        """Weight of a client in the mean, []: its number of examples or, with uniform weighting, 1."""
         return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
 
     @property
     def step_noise(self) -> StepNoise | None:
-        """Clipping and noise of every local step; None without them."""
+        """Clipping and noise that are applied in every local step; None if the mechanism has no noise in steps."""
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """Return the gradient of uploaded parameters, clipped and noised if there is `step_noise`; ``key`` is the key
-        of the step.
+        """Clip the gradient of uploaded parameters and add noise if `step_noise` is set; else return it unchanged.
+
+        Args:
+          key: key of the local step.
+          gradient: gradient with respect to the uploaded parameters.
         """
         return gradient if self.step_noise is None else self.step_noise.release_gradient(key, gradient)
 
@@ -146,7 +149,7 @@ class LocalWork:
         With ``own``, work is in epochs, and clients with fewer examples take fewer steps.
 
         Raises:
-          JaxpflError: for an unknown ``draw``, or a batch size below one.
+          JaxpflError: if ``draw`` is unknown, or the batch size is below one.
         """
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
@@ -161,14 +164,15 @@ class LocalWork:
 
 
 def steps_within(steps: int, limit: Scalar) -> Scalar:
-    """Return the number of steps taken, the lesser of ``steps`` and ``limit``; a Python int if both are Python ints."""
-    # Python's min keeps a Python int, and thus a static trip count; it cannot compare traced scalars.
+    """Return the smaller of ``steps`` and ``limit``, as a Python int if ``limit`` is a Python int."""
+    # Python's min returns a Python int, so that the trip count is static; it cannot compare traced scalars.
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
 
 
 def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
-    """Return the gradient counts of a client that takes ``steps`` steps of ``each`` gradients in every round, in the
-    cohort or outside it.
+    """Make the gradient counts of a client that takes ``steps`` steps of ``each`` gradients in every round.
+
+    The count is the same for rounds in the cohort and outside the cohort.
     """
     return Gradients(
         update=lambda limit, message: each * steps_within(steps, limit),
@@ -178,16 +182,15 @@ def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) 
 
 
 Step = Callable[..., tuple[PyTree, Metrics]]
-"""``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, each further batch is a further
-argument.
-"""
+"""``(key, carry, batch) -> (carry, metrics)``. A step that uses several batches takes each as a separate argument."""
 
 _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 
 
 def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
-    """Return the function ``(parameters, key, batch) -> []``, the task's mean loss over a batch; the key is for
-    dropout.
+    """Return the function ``(parameters, key, batch) -> []`` that computes the task's mean loss over a batch.
+
+    The key is for dropout layers.
     """
 
     def loss(params: PyTree, key: Key, batch: Batch) -> Array:
@@ -197,9 +200,10 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
 
 
 def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
-    """Return the function that gives `batch_loss` and its gradient.
+    """Return the function that computes `batch_loss` and its gradient.
 
-    If examples are guarded, the loss is NaN, and the gradient is the noisy mean of the examples' clipped gradients.
+    If examples are guarded (privacy for single examples), the loss is NaN, and the gradient is the noisy mean of the
+    examples' clipped gradients.
     """
 
     def example_loss(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
@@ -216,12 +220,12 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
 
 
 def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
-    """Return the function that gives `loss_gradient` and the running statistics that the batch has updated.
+    """Return the function that computes `loss_gradient`, and also the running statistics updated by the batch.
 
-    The gradient is zero for running statistics. Statistics are None for a model without any.
+    The gradient is zero for running statistics. For a model without running statistics, None is returned for them.
 
     Raises:
-      JaxpflError: for guarded examples of a model with running statistics.
+      JaxpflError: when called, if examples are guarded and the model has running statistics.
     """
     plain, statistics = loss_gradient(task), task.model.statistics
 
@@ -254,18 +258,20 @@ def run_steps(
     batches_each: int = 1,
     beside: PyTree = None,
 ) -> tuple[PyTree, Metrics]:
-    """Run ``steps`` local steps, or ``ctx.step_limit`` steps if that is less.
+    """Run ``steps`` local steps, or ``ctx.step_limit`` steps if that number is smaller.
 
     Args:
+      work: static settings of the local work.
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
+      ctx: information about the run, with the limit on the steps.
       data: the client's examples.
-      step: ``(key, carry, batch) -> (carry, metrics)``.
-      carry: state that each step receives from the step before it.
+      step: function of one step, ``(key, carry, batch) -> (carry, metrics)``.
+      carry: state that each step receives from the previous step.
       metrics: names of the scalars that ``step`` returns.
-      steps: number of steps; tau unless given, or the client's own number of steps if the work is in epochs.
+      steps: number of steps; by default tau or, if the work is in epochs, the client's own number of steps.
       batches_each: number of mini-batches that each step receives, drawn one after the other.
-      beside: a tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then
-        the pair of the inputs and the rows of ``beside``.
+      beside: tree of arrays [capacity, ...] with a row for each of the client's examples. The x of a batch is then the
+        pair (inputs, rows of ``beside`` for the same examples).
 
     Returns:
       The carry after the last step, and each metric's mean over the steps taken.
@@ -313,8 +319,8 @@ def run_steps(
             return carry, jax.tree.map(jnp.add, sums, values), following
 
         # The carry contains the next batch. If the step gathered its own batch, XLA would fuse the gather into the
-        # operations that use the batch, and a convolution, which reads each pixel many times, would gather each pixel
-        # many times (5 % of a step). A batch of all examples is gathered only once.
+        # operations that use the batch. A convolution, which reads each pixel many times, would then gather each pixel
+        # many times (5 % of a step's time). A batch of all examples is gathered only once.
         first = None if plan.full else batches_of(0)
         end, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
         return end, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
@@ -322,14 +328,14 @@ def run_steps(
     if not plan.full:
         end, means = run(plan)
     else:
-        # A full batch has the smallest length of `size_classes` that holds the client's examples.
+        # A full batch has the smallest length in `size_classes` that is not below the client's number of examples.
         lengths = size_classes(work.sizes)
         end, means = switch_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
     return optimizers.record_memories(end), means
 
 
 def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
-    """Return the nth batch of a step with augmented inputs; rows of ``beside`` do not change."""
+    """Augment the nth batch of a step; the rows of ``beside`` do not change."""
     if beside is not None and augment.mixes:
         raise JaxpflError("this method does not support augment = mixup: it holds a value for each example")
     x, rows = (batch.x, None) if beside is None else batch.x
@@ -338,7 +344,7 @@ def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: 
 
 
 def _batch(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
-    """Return the batch of a step, with the rows of ``beside`` that belong to its examples."""
+    """Return the batch of a step, together with the rows of ``beside`` for the same examples."""
     batch = Batch(*batching.take(data, indices, valid, plan))
     if beside is None:
         return batch
@@ -361,12 +367,12 @@ def train(
 ) -> tuple[Descent, Metrics]:
     """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` if an anchor is given.
 
-    If the result is ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among the parameters
-    are updated from the batches; neither the optimizer nor the proximal term changes these statistics.
+    If the trained parameters are ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among
+    the parameters are updated from the batches; neither the optimizer nor the proximal term changes these statistics.
 
     Returns:
-      The descent after the last step, and ``{"train_loss": ...}``, the mean over the steps of the mini-batch loss
-      without the proximal term.
+      The parameters and optimizer state after the last step, and ``{"train_loss": ...}``, the mini-batch loss without
+      the proximal term, averaged over the steps.
     """
     loss, statistics = observed_gradient(task), task.model.statistics
 

@@ -1,9 +1,10 @@
-r"""Client and server optimizers by name, of optax and of adaptive federated optimization; states that a client keeps.
+r"""Client and server optimizers by name, and optimizer states that clients keep between rounds.
 
-``adam`` is ``optax.adam`` with its default arguments, and ``adam:b1=0.8,nesterov=true`` sets some arguments. The
-learning rate is not an argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer.
-In the following equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative
-gradient (at a server, the mean model update).
+The names are optax's optimizers and the optimizers of adaptive federated optimization. ``adam`` is ``optax.adam`` with
+its default arguments, and ``adam:b1=0.8,nesterov=true`` sets two of the arguments. The learning rate is not an
+argument, but a hyper-parameter: ``lr`` for the client, ``server_lr`` for the server optimizer. In the following
+equations, x are the parameters, :math:`\eta` is the learning rate, and :math:`\Delta` is the negative gradient (at a
+server, the mean model update).
 
 ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
@@ -24,8 +25,8 @@ correction:
 In contrast, optax's ``adam`` and ``yogi`` correct the bias.
 
 A client that keeps its optimizer states begins a round with the momentum or the moments from the end of its previous
-round. This holds even if the client was outside the cohort in between, and although it starts from another model.
-Rounds outside the cohort (`Client.idle`) and personalisation begin with new optimizer states and do not change the kept
+round, even if it was outside the cohort in between. It does so although the round starts from another model. Rounds
+outside the cohort (`Client.idle`) and personalisation begin with new optimizer states and do not change the kept
 states. The kept states never leave the client.
 """
 
@@ -53,11 +54,11 @@ OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """``learning rate (traced) -> optax.GradientTransformation``, such as ``optax.adam``."""
 
 Optimizer: TypeAlias = str | OptimizerFactory
-"""Name with arguments, or a factory that the user wrote."""
+"""Name with arguments, or a factory function written by the user."""
 
 _LEFT_OUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
-"""Optimizers of optax that are left out: lbfgs has a line search, which evaluates the loss; noisy_sgd would add the
-same noise at all clients; optax deprecates optimistic_adam."""
+"""Optimizers of optax that are not supported. lbfgs needs the loss for its line search. noisy_sgd would add the same
+noise at all clients. optax deprecates optimistic_adam."""
 
 _FRACTIONS = ("b1", "b2", "b3", "decay", "momentum", "rho")
 """Arguments whose values must be below one."""
@@ -139,7 +140,7 @@ _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 
 
 def resolve(optimizer: Optimizer) -> OptimizerFactory:
-    """Make an optimizer factory from a name with arguments; return a factory unchanged.
+    """Make an optimizer's factory function from a name with arguments; return a factory function unchanged.
 
     Examples:
       >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
@@ -163,15 +164,15 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
 
 
 def normalizes(optimizer: Optimizer) -> bool:
-    """True if an optimizer's steps have about the size of the learning rate for gradients of any size.
+    """True if an optimizer's steps have about the size of the learning rate, whatever the size of the gradients.
 
-    The result is false for a factory, of which nothing is known.
+    The result is false for a factory function, about which nothing is known.
     """
     return isinstance(optimizer, str) and optimizer.partition(":")[0] not in _PROPORTIONAL
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Numeric and boolean arguments with their defaults; masks and types are left out, as they have no text form."""
+    """Return the numeric and Boolean arguments with their defaults; masks and dtypes cannot be given as text."""
     parameters = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     return {
         p.name: p.default
@@ -199,12 +200,14 @@ class Descent(NamedTuple):
 
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
-        """Return the state at the beginning: ``params`` and a new optimizer state."""
+        """Return the state before the first step: ``params`` and a new optimizer state."""
         return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
-        """Take one step. With SGD as `LocalWork.descent`, the step leads to ``params - rate (gradient + weight_decay
-        params)``.
+        """Return the state after one step.
+
+        For plain SGD, as `LocalWork.descent` makes it, the new parameters are
+        ``params - rate (gradient + weight_decay params)``.
         """
         updates, memory = optimizer.update(gradient, self.memory, self.params)
         return Descent(optax.apply_updates(self.params, updates), memory)
@@ -216,7 +219,7 @@ class Kept(NamedTuple):
     Attributes:
       own: the state of the method's client.
       memories: optimizer states at the end of the client's last round, one for each `Descent` in the round's local
-        steps, in the order in which they run; not used before the client's first round.
+        steps, in order; not used before the client's first round.
       rounds: [] int32, the number of the client's rounds in the cohort so far.
     """
 
@@ -226,8 +229,9 @@ class Kept(NamedTuple):
 
 
 class _Round:
-    """Optimizer states of the round that is being traced: the kept states at its start (None for new states), and the
-    states at its end.
+    """Optimizer states of the round that is being traced, before and after its local steps.
+
+    ``kept`` are the states with which the round starts; None if it starts with new states.
     """
 
     def __init__(self, kept: Kept | None):
@@ -251,7 +255,7 @@ def _is_descent(node: object) -> bool:
 
 
 def resume_memories(carry: PyTree) -> PyTree:
-    """Replace new optimizer states at the start of local steps by the kept states, if there are any."""
+    """Replace the new optimizer states at the start of local steps by the client's kept states, if it has any."""
     now = _round.get()
     if now is None or now.kept is None:
         return carry
@@ -267,7 +271,7 @@ def resume_memories(carry: PyTree) -> PyTree:
 
 
 def record_memories(carry: PyTree) -> PyTree:
-    """Record the optimizer states at the end of local steps, and return ``carry`` unchanged."""
+    """Record the optimizer states at the end of local steps; return ``carry`` unchanged."""
     if (now := _round.get()) is not None:
         now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]
     return carry

@@ -1,16 +1,16 @@
-r"""Private EM for a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
+r"""EM for a Gaussian mixture from noisy sums: AdaMix's server under user-level differential privacy.
 
-Let x_i be the model update of client i, clipped to norm C, and r_i its responsibilities under the current mixture. An
-EM step needs the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2` for each component. These sums are scaled
-to comparable size and released together, with noise multiplier z:
+Let x_i be the model update of client i, clipped to norm C, and let r_i be the vector of its responsibilities under the
+current mixture. An EM step needs the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2` over clients for each
+component. These sums are scaled to comparable size and released together, with noise multiplier z:
 
 .. math:: \sum_i v_i + N(0, z^2 \tfrac32 C^2 I), \qquad
    v_i = (\tfrac12 C r_i, \; r_i \otimes x_i, \; r_i |x_i|^2 / (2 C))
 
 Privacy guarantee: :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2` for any upload, and the current
 mixture is public, because the previous step released it. Each EM step is therefore a Gaussian mechanism with noise
-multiplier z, and a round has one release per EM step. The initial centers are random points at distance C / 2, which do
-not depend on the data.
+multiplier z, and a round has one release per EM step. The initial centers are the current centers, moved by C / 2 in
+random directions that do not depend on the data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy.noise import add_gaussian, clip, gaussian
 
 SENSITIVITY = math.sqrt(1.5)
-"""L2 sensitivity of a step's sums to one client, divided by C."""
+"""L2 sensitivity of an EM step's sums (the largest change by one client), divided by C."""
 
 
 def em(
@@ -45,15 +45,16 @@ def em(
     """Run EM steps, each with one noisy release of the sums.
 
     A component keeps its center and variance if its noisy count is below one, or below two standard deviations of the
-    count's noise. Its share is then the share of at least one client, so that the component can recover.
+    count's noise. For the probabilities, every count is at least one, so that a component can recover.
 
     Args:
+      key: key of the noise.
       gamma: the current mixture, with centers relative to the same origin as the changes.
       changes: the uploaded model updates, leaves [S, ...] for S slots.
       valid: mask of the slots with an upload, [S].
-      clipping_norm: C.
-      noise_multiplier: z of each step.
-      floor: the least variance.
+      clipping_norm: norm C to which the updates are clipped.
+      noise_multiplier: noise multiplier z of each EM step.
+      floor: lower bound on the variances.
       steps: number of EM steps, each with one release.
     """
     clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
@@ -82,12 +83,12 @@ def em(
 
 
 def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple[Array, PyTree, Array]:
-    """Contribution v_i of one client, of norm at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
+    """Contribution v_i of one client to the sums, of norm at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
 
     Args:
       gamma: the current mixture.
       change: the client's clipped model update.
-      clipping_norm: C.
+      clipping_norm: norm C to which the update was clipped.
     """
     belongs = jax.nn.softmax(gaussian_mixture.log_joint(gamma, change))
     spread = jax.tree.map(lambda a: jnp.multiply.outer(belongs, a), change)
@@ -96,14 +97,14 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
-    """Move the centers of a mixture by C / 2 in random directions."""
+    """Return the mixture with each center moved by C / 2 in a random direction."""
     noise = gaussian(key, gamma.mu, 1.0, "nothing: directions of the start")
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
     return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 
 
 def translate(gamma: Mixture, by: PyTree) -> Mixture:
-    """Translate the centers of a mixture."""
+    """Return the mixture with all centers translated by ``by``."""
     return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
 
 
@@ -122,11 +123,11 @@ def server_step(
 ) -> Mixture:
     """Update the mixture in a round by `em`; the first round begins with `start`.
 
-    EM runs in coordinates relative to ``origin``. The other arguments are those of `em`.
+    EM runs in coordinates relative to ``origin``. Arguments that are not described here are as in `em`.
 
     Args:
       origin: the model to which the clients' updates are relative.
-      first: [] bool, true in the first round.
+      first: whether this is the first round, [] bool.
     """
     start_key, noise_key = jax.random.split(key)
     relative = translate(gamma, optax.tree.scale(-1.0, origin))

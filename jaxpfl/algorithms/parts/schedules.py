@@ -1,7 +1,8 @@
 r"""Schedules of learning rates over a whole run, by name.
 
-In round :math:`r = 0, 1, \dots` every rate of a method (`hyper.hyper`) is multiplied by a factor in (0, 1], which
-replaces the method's own ``lr_decay``. With w rounds of warm-up, :math:`s = r - w` and R rounds, the factor is
+In round :math:`r = 0, 1, \dots` every decaying rate of a method (`hyper.hyper`) is multiplied by a factor in [0, 1],
+which replaces the method's own ``lr_decay``. Let R be the number of rounds, w the number of warm-up rounds and
+:math:`s = r - w`. The factor is
 
 .. math::
    (r + 1) / (w + 1) &\quad\text{while } r < w, \text{ and from then on} \\
@@ -13,13 +14,13 @@ replaces the method's own ``lr_decay``. With w rounds of warm-up, :math:`s = r -
 
 where e is ``end``, f is ``factor`` and k is ``every``. The factor depends on the round of the run, not on the number of
 rounds of a client, and is constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``,
-Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies to training alone: personalisation
-after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because at the end of a
-cosine schedule a fine-tuned model would not move.
+Per-FedAvg's ``alpha``) and the server's rate are not scheduled. A schedule applies only to training. Personalisation
+after training (fine-tuning, say) and the adaptation of new clients use the unscheduled rates, because the rate at the
+end of a cosine schedule is zero.
 
-A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when the run begins. Its
-values are factors like the ones above. If a function returned the learning rate itself, the rate would be applied
-twice; a function whose largest value is not 1 is therefore refused.
+A schedule may also be a function of the round, such as an optax schedule. It is tabulated over the rounds of the run
+when the run begins. Its values are factors like the ones above. A function that returned the learning rate itself would
+apply the rate twice; a function whose largest value is not 1 is therefore refused.
 
 Reference for the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).
@@ -77,14 +78,14 @@ _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Ra
 
 @struct.dataclass
 class Schedule:
-    """A schedule with its numbers. The numbers are traced, so that runs of different lengths or arguments share a
-    program.
+    """A schedule with its arguments. Arguments are traced, so that runs with different arguments or numbers of rounds
+    share a compiled program.
 
     Attributes:
-      name: a name in `SCHEDULES`, or the name that `tabulated` gives.
-      rounds: R, the number of rounds of the run.
+      name: a name in `SCHEDULES`, or the name that `tabulated` sets.
+      rounds: number R of rounds of the run.
       table: factor of each round, if the schedule is a function; later rounds have the last factor.
-      warmup, end, factor, every: the schedule's arguments; arguments that the schedule does not have are not read.
+      warmup, end, factor, every: the schedule's arguments; arguments that the schedule does not have are ignored.
     """
 
     name: str = struct.field(pytree_node=False)
@@ -112,7 +113,7 @@ class Schedule:
         elif self.name == "linear":
             factor = 1 - (1 - self.end) * share
         elif self.name == "step":
-            # The small number avoids losing a step when a whole quotient is rounded down.
+            # 1e-4 is added because an integer quotient may be rounded to just below the integer.
             factor = self.factor ** jnp.floor(since / self.every + 1e-4)
         elif self.name == "exponential":
             factor = self.factor**since
@@ -127,7 +128,7 @@ def resolve(given: str | Factors, rounds: int) -> Schedule | None:
     Returns None for the text `OWN`, with which each method keeps its own decay.
 
     Raises:
-      JaxpflError: as in `parse` and `tabulated`.
+      JaxpflError: if the text or the function is refused, as in `parse` and `tabulated`.
     """
     return parse(given, rounds) if isinstance(given, str) else tabulated(given, rounds)
 
@@ -222,7 +223,7 @@ class ScheduledHyper:
 
 
 def unscheduled(hp: PyTree) -> PyTree:
-    """Hyper-parameters (also those of a wrapper) in which the schedule is replaced by the constant one."""
+    """Return hyper-parameters with the constant schedule; they may be nested in the hyper-parameters of a wrapper."""
 
     def constant(node: Any) -> Any:
         return ScheduledHyper(node.method, Schedule("constant", 1.0)) if isinstance(node, ScheduledHyper) else node
@@ -231,7 +232,7 @@ def unscheduled(hp: PyTree) -> PyTree:
 
 
 def _scaled(hp: Any, factor: Scalar) -> Any:
-    """Hyper-parameters in which every decaying rate is multiplied by a factor and has no other decay."""
+    """Return hyper-parameters with every decaying rate multiplied by a factor, and without the method's own decay."""
     fields = dataclasses.fields(hp)
     values = {field.name: getattr(hp, field.name) * factor for field in fields if field.metadata["decays"]}
     if any(field.name == "lr_decay" for field in fields):
@@ -240,7 +241,7 @@ def _scaled(hp: Any, factor: Scalar) -> Any:
 
 
 def scheduled(algorithm: Algorithm, hp: Any, schedule: Schedule) -> tuple[Algorithm, ScheduledHyper]:
-    """Return an algorithm whose rates follow a schedule, and the hyper-parameters of that algorithm."""
+    """Wrap an algorithm such that its rates follow a schedule; return it and its new hyper-parameters."""
     clients, server = tuple(map(_client, algorithm.clients)), _server(algorithm.server)
     return algorithm._replace(clients=clients, server=server), ScheduledHyper(hp, schedule)
 

@@ -1,14 +1,14 @@
-r"""Servers: averaging of the clients' model updates, FedNova, server optimizers, and models kept for new clients.
+r"""Servers: averaging of the clients' model updates, FedNova, server optimizers, and models stored for new clients.
 
-**FedNova** (`normalized`). Let :math:`\Delta_i` be the model update of client i after :math:`\tau_i` SGD steps, and
-:math:`p_i` its share of the weights. A straggler takes fewer steps, as does a client with few examples if work is in
-epochs. The server adds
+**FedNova** (`normalized`). Let :math:`\Delta_i` be the model update of client i after :math:`\tau_i` SGD steps, and let
+:math:`p_i` be its weight, divided by the sum of all weights. :math:`\tau_i` is smaller for a straggler and, if work is
+in epochs, for a client with few examples. The server adds
 
 .. math:: \Bigl( \sum_i p_i \tau_i \Bigr) \sum_i p_i \frac{\Delta_i}{\tau_i}
 
-instead of :math:`\sum_i p_i \Delta_i`, which would also weight clients by their numbers of steps and thus converge to
-the minimiser of another objective. If all clients take the same number of steps, the two sums are equal. Weight decay
-is treated as part of the gradient.
+instead of :math:`\sum_i p_i \Delta_i`, which would in effect also weight clients by their numbers of steps and thus
+converge to the minimiser of another objective. If all clients take the same number of steps, the two expressions are
+equal. Weight decay is treated as part of the gradient.
 
 Reference: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 https://arxiv.org/abs/2007.07481, equation (10) for SGD without momentum.
@@ -21,14 +21,15 @@ client i in the cohort S, the server's step is
 
 ``sgd`` with ``server_lr`` = 1 is plain averaging, :math:`x + \bar\Delta`. `optimizers` has FedAvgM, FedAdam and others.
 
-**Models kept for new clients** (`keeping_models`). The server keeps at most S of the models mu_0 ... mu_r, equally
-spaced over the rounds so far: the models of rounds that are multiples of a stride k_r. The stride doubles whenever S
-multiples would not reach round r:
+**Models stored for new clients** (`keeping_models`). After r rounds, the server has stored at most S of the models
+mu_0 ... mu_r, from rounds that are multiples of a stride k_r. The stride doubles whenever S multiples do not reach
+round r:
 
-.. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is kept if } k_r \mid r
+.. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
-Once every slot is used, a new model replaces the earliest model whose round is not a multiple of the stride. Until all
-such models are replaced, the early models are k_r rounds apart, and the late models still k_r / 2 rounds.
+Once every slot is used, a new model replaces the earliest model whose round is not a multiple of the stride. After the
+stride has doubled, the early models are thus soon k_r rounds apart, while the later ones are k_r / 2 rounds apart until
+they are replaced.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ from jaxpfl.support.errors import JaxpflError, warn
 
 
 def averaging_server(task: Task) -> Server:
-    """Server that averages one global model, by `mean_server`."""
+    """Make the server that averages one global model (see `mean_server`)."""
     return mean_server(task.init, lambda hp, mu, x: task.model.apply(mu, x))
 
 
 def mean_server(
     init: Callable[[Key], PyTree], predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
 ) -> Server:
-    """Server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``, for uploads made by `increment`.
+    """Make the server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``, for uploads from `increment`.
 
     Args:
       init: ``key -> mu``, where mu is a model, a part of a model, or several models.
@@ -92,7 +93,7 @@ def mean_server(
 
 
 def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
-    """Make the upload of the model update ``new - old`` with the given weight; None means weight 1."""
+    """Make an upload of the model update ``new - old`` with the given weight; None means weight 1."""
     change = optax.tree.sub(new, old)
     if weight is None:
         return Upload(change, jnp.ones(()))
@@ -100,9 +101,9 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 
 
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
-    """Share |S| / m of clients that contribute, [].
+    """Fraction |S| / m of all clients that contribute, [].
 
-    The share times the mean update of the contributors is the change of a mean over ALL m clients.
+    If the clients in S change by their mean update, a mean over ALL m clients changes by this fraction of the update.
     """
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
 
@@ -124,7 +125,8 @@ def normalized(method: str, algorithm: Algorithm, work: LocalWork) -> Algorithm:
       work: the local work in a round.
 
     Raises:
-      JaxpflError: for a client optimizer other than plain SGD, because its steps do not count equally in the update.
+      JaxpflError: if the client optimizer is not plain SGD, because the steps of other optimizers do not contribute
+        equally to the update.
     """
     if work.optimizer != "sgd":
         raise JaxpflError(f"{method}.fednova needs client_optimizer = sgd, got {work.optimizer}")
@@ -163,7 +165,7 @@ def _normalized_server(inner: Server) -> Server:
 
 
 class WithOptState(NamedTuple):
-    """State of a server with a stateful optimizer: the state of the method's server, and the optimizer state."""
+    """State of a server with an optimizer: the state of the method's server, and the optimizer state."""
 
     state: PyTree
     memory: PyTree
@@ -176,24 +178,24 @@ def with_server_optimizer(
     acts_on: PyTree = None,
     averaged: Callable[[PyTree], PyTree] = lambda shared: shared,
 ) -> Algorithm:
-    """Wrap an algorithm such that a server optimizer takes a step on the mean model update.
+    """Wrap an algorithm such that a server optimizer turns the mean model update into a step.
 
-    The method's server receives the step as an increment of weight one. If the total weight of a round is zero, the
+    The method's server receives this step as an increment with weight one. If the total weight of a round is zero, the
     step is zero and the optimizer state does not change. The learning rate is the hyper-parameter ``server_lr``
     (`AveragingHyper`), or 1 if the method has no such hyper-parameter.
 
     Args:
       algorithm: algorithm whose uploads have one weight, and whose server adds the mean upload (`Reduced.mean`) to a
         tree of the same structure.
-      optimizer: a name with arguments, or a factory. With ``sgd``, the updates are multiplied by the rate, and the
-        server keeps no optimizer state. With any other optimizer, the server's state is a `WithOptState`.
-      acts_on: a tree prefix of the uploads, true for a model's parameters; the other parts are averaged. None for
+      optimizer: a name with arguments, or a factory function. With ``sgd``, the updates are multiplied by the rate, and
+        the server keeps no optimizer state. With any other optimizer, the server's state is a `WithOptState`.
+      acts_on: tree prefix of the uploads, true for a model's parameters; the other parts are averaged. None for
         ``Algorithm.increments``.
-      averaged: function that selects the averaged part of the broadcast's ``shared``; by default, the whole of it.
+      averaged: function that selects the averaged part of `Message.shared`; by default, all of it.
 
     Raises:
-      JaxpflError: for an algorithm whose uploads are not summed or whose server already has an optimizer, and for an
-        unknown optimizer. When traced, also if uploads have another structure than the broadcast or several weights.
+      JaxpflError: if uploads are not summed, the server already has an optimizer, or the optimizer is unknown. When
+        traced, also if the uploads' structure differs from the averaged part's, or uploads have several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs summed uploads: the server of this method reads each upload")
@@ -209,7 +211,7 @@ def with_server_optimizer(
     inner, make = algorithm.server, resolve(optimizer)
 
     def transformation(rate: Scalar) -> optax.GradientTransformation:
-        # For the other parts, the step is the negative of the "gradient" -mean, and therefore the mean itself.
+        # The optimizer's gradient is -mean. Scaling it by -1 gives the mean itself for the parts that are averaged.
         return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
 
     def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
@@ -244,7 +246,7 @@ def with_server_optimizer(
 
 
 def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda params: params) -> PyTree:
-    """Make `Algorithm.increments` for uploads that are models: false for running statistics.
+    """Make the value of `Algorithm.increments` for uploads of a model update: false for running statistics, else true.
 
     Args:
       task: task with the model.
@@ -258,12 +260,12 @@ def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda param
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
-    """Warn about a server learning rate of one or more with an optimizer that normalises gradients.
+    """Warn if the server's learning rate is one or more and its optimizer normalises gradients.
 
     Such an optimizer moves every parameter by about the learning rate in each round.
 
     Raises:
-      JaxpflError: if the optimizer is unknown, or with ``strict`` instead of the warning.
+      JaxpflError: if the optimizer is unknown; with ``strict``, also instead of the warning.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
@@ -275,7 +277,10 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
 
 
 def _scale_changes(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
-    """Apply plain SGD at the server to the sum instead of the mean, so that a rate of one is exactly averaging."""
+    """Apply plain SGD at the server by scaling the sum of the uploads.
+
+    Unlike a step on the mean, this equals plain averaging exactly at a rate of one.
+    """
     inner = algorithm.server
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
@@ -301,7 +306,8 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and the number of rounds before each, [S] int32; -1 for an empty slot."""
+    """Past global models, leaves [S, ...], and the number of rounds before each model, [S] int32; -1 for an empty slot.
+    """
 
     rounds: Array
     models: PyTree
@@ -320,13 +326,13 @@ class Archive(NamedTuple):
 
 
 def begin_store(mu: PyTree, size: int) -> StoredModels:
-    """Make a store with ``size`` slots that contains mu_0 in its first slot."""
+    """Make a store with ``size`` slots, of which only the first, with mu_0, is used."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 
 
 def add_model(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
-    """Update the store after ``round`` rounds, [] int32, with the global model mu."""
+    """Update the store with the global model mu after ``round`` rounds, [] int32."""
     rounds = stored.rounds
     quotient = jnp.asarray(round // rounds.shape[0], jnp.uint32)
     stride = jnp.left_shift(1, 32 - jax.lax.clz(quotient).astype(jnp.int32))  # 1 << (number of bits of the quotient)
@@ -343,8 +349,8 @@ def add_model(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
 def keeping_models(server: Server, size: int) -> Server:
     """Wrap the server of one global model such that it stores past models and sends them to new clients.
 
-    The server stores ``size`` models in addition to its state. A new client receives these models as a `StoredModels`,
-    in addition to the current model (`Server.welcome`).
+    The server stores up to ``size`` models in addition to its state. A new client receives them as a `StoredModels`,
+    together with the current model (`Server.welcome`).
     """
 
     def model(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:

@@ -15,7 +15,7 @@ from jaxpfl.support.errors import JaxpflError
 
 
 def personal_tasks(task: Task, architectures: str) -> list[Task]:
-    """One task for each group of clients, with the group's model; clients are assigned to groups in turn by their ids.
+    """Make one task, with its own model, for each group of clients. Clients join the groups in turn by their ids.
 
     Args:
       task: the global model's task.
@@ -23,7 +23,7 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
         a single group, with the task's model.
 
     Raises:
-      JaxpflError: for an unknown model.
+      JaxpflError: if a model is unknown.
     """
 
     def named(name: str) -> Task:
@@ -39,8 +39,8 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Check that a method can train k different models.
 
     Raises:
-      JaxpflError: for fewer than two models, for more models than clients, and for an initialisation that ignores its
-        key (a warm start), because k models with equal initial parameters would stay equal.
+      JaxpflError: if there are fewer than two models or more models than clients. Also if the initialisation ignores
+        its key (a warm start), because k models with equal initial parameters would stay equal.
     """
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
@@ -65,7 +65,7 @@ def losses(task: Task, models: PyTree, x: PyTree, y: Array) -> Array:
     def model_losses(params: PyTree) -> Array:
         return task.loss(task.model.apply(params, x), y)
 
-    # The models run sequentially: a chunk of examples is already enough parallel work.
+    # The models run one after another, because a chunk of examples is already enough parallel work.
     return jax.lax.map(model_losses, models)
 
 

@@ -4,10 +4,11 @@ The model of client n has the parameters
 
 .. math:: \theta_n = M x + N z_n
 
-where each row of M and N has at most one 1. A parameter that is part of x is shared, and a parameter that is part of
-z_n is personal. If a parameter is both, its two values are added. If it is neither, it keeps its initial value. M^T and
-N^T, which are inverses in the paper, are `Masks.shared_part` and `Masks.personal_part`. The shared, personal and fixed
-parts are trees with the nodes of the model, and None for each missing leaf.
+where M and N are 0-1 matrices whose rows have at most one 1. A parameter that is part of x is shared, and a parameter
+that is part of z_n is personal. If a parameter is both shared and personal, its two values are added. If it is neither,
+it is fixed at its initial value. `Masks.shared_part` and `Masks.personal_part` apply M^T and N^T, which the paper
+writes as inverses. The shared, personal and fixed parts are trees with the nodes of the model, and None for each
+missing leaf.
 
 Reference: Zhao et al., Figure 3.
 """
@@ -44,7 +45,7 @@ class Parts(NamedTuple):
     fixed: PyTree
 
     def model(self) -> PyTree:
-        """The whole model: ``M x + N z``, and the fixed parameters."""
+        """Return the whole model, ``M x + N z`` with the fixed parameters."""
 
         def add(*parts: Array | None) -> Array:
             return reduce(jnp.add, [part for part in parts if part is not None])
@@ -63,15 +64,15 @@ class Masks(NamedTuple):
         return self.shared(path) or self.personal(path)
 
     def shared_part(self, tree: PyTree) -> PyTree:
-        """Select the shared leaves (M^T applied to the tree)."""
+        """Select the shared leaves of a tree (apply M^T)."""
         return trees.split_by_path(tree, self.shared)[0]
 
     def personal_part(self, tree: PyTree) -> PyTree:
-        """Select the personal leaves (N^T applied to the tree)."""
+        """Select the personal leaves of a tree (apply N^T)."""
         return trees.split_by_path(tree, self.personal)[0]
 
     def split(self, params: PyTree) -> Parts:
-        """Split a model into its initial parts; z is zero for leaves that are also shared."""
+        """Split an initial model into its parts; the personal part is zero at leaves that are also shared."""
         trained, fixed = trees.split_by_path(params, self.is_trained)
         shared, rest = trees.split_by_path(trained, self.shared)
         zero = jax.tree.map(jnp.zeros_like, self.personal_part(shared))
@@ -88,7 +89,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
         slashes); ``none`` for no parameter.
 
     Raises:
-      JaxpflError: for a pattern that matches no parameter, and if no parameter is shared or personal.
+      JaxpflError: if a pattern matches no parameter, or no parameter is shared or personal.
     """
     paths = list(leaves_by_path(jax.eval_shape(task.init, jax.random.key(0))))
 
@@ -110,15 +111,15 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
 
 
 Split = Callable[[PyTree], tuple[PyTree, PyTree]]
-"""Function from a model's parameters to the client's own part and the shared part, which `trees.merge` combines."""
+"""Function from a model's parameters to (the client's own part, the shared part); `trees.merge` is its inverse."""
 Update = Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
 
 
 def head_and_body(method: str, task: Task) -> Split:
-    """Return the function that splits a model's parameters into the personal head and the shared body.
+    """Return the function that splits a model's parameters into (head, body).
 
     Raises:
-      JaxpflError: for a model without a head, or without a body.
+      JaxpflError: if the model has no head or no body.
     """
     is_head = task.model.head
     if is_head is None:
@@ -136,23 +137,23 @@ def head_and_body(method: str, task: Task) -> Split:
 
 
 def part_task(task: Task, rest: PyTree) -> Task:
-    """Make a task whose parameters are one part of a model's parameters, with the other part fixed.
+    """Make a task that trains only one part of a model's parameters, with the other part fixed.
 
     Args:
-      task: task of the whole model.
-      rest: the other part, as `trees.split_by_path` returns it.
+      task: task with the whole model.
+      rest: the fixed part, as `trees.split_by_path` returns it.
     """
     model = task.model
 
     def apply(part: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
         return model.apply(trees.merge(part, rest), x, key=key, train=train)
 
-    # Running statistics are declared for the whole model, so that a part cannot update them.
+    # Running statistics are declared for the whole model, so a task of one part cannot update them.
     return task._replace(model=model._replace(apply=apply, statistics=None))
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
-    """Make a client update with tau SGD steps on both parts; the upload is weighted by the number of examples."""
+    """Make the function `Client.update` with tau SGD steps on both parts and an upload of the shared part."""
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
