@@ -306,8 +306,7 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Past global models, leaves [S, ...], and the number of rounds before each model, [S] int32; -1 for an empty slot.
-    """
+    """Past global models, leaves [S, ...], and the number of rounds before each, [S] int32; -1 for an empty slot."""
 
     rounds: Array
     models: PyTree

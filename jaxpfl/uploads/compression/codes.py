@@ -3,11 +3,12 @@ r"""Exact lengths, in bits, of the messages that compressors send; the messages 
 Elias gamma code: a self-delimiting code of positive integers, which is short for small numbers and has no upper limit.
 The code of n is :math:`\lfloor \log_2 n \rfloor` zeros followed by n in binary: 1 -> 1, 2 -> 010, 3 -> 011, 4 -> 00100.
 
-Positions of the entries that are sent: the Elias gamma codes of their number and of the gaps between them.
+Code of the positions of the entries that are sent: the Elias gamma codes of the number of positions plus one, and of
+the gaps between positions.
 
 Run-length code of a vector: for each run of equal numbers, the number and the Elias gamma code of the run's length. The
-code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, which its
-first bit tells apart:
+code is lossless. For a vector with R runs and D distinct numbers, the message has the shorter of two forms, and its
+first bit says which:
 
 - 0, then the runs' lengths and the runs' numbers (32 bits each);
 - 1, then the runs' lengths, the code of D, a table of the D numbers (32 bits each), and for each run the index of its
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from jaxpfl.core.types import Array
 
 FLOAT = 32
-"""Bits of an uncompressed number."""
+"""Number of bits of an uncompressed number."""
 
 
 def elias_bits(numbers: Array) -> Array:

@@ -1,22 +1,24 @@
 r"""Compressors for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
 - ``lossless``: the unchanged numbers, as a baseline.
-- ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code; unbiased.
-- ``top-k:share=0.01``: this share of the entries, those of largest magnitude; at least one entry.
-- ``sign``: the sign of each entry, and a common scale.
-- ``uniform:bits=4``: random rounding to 2^bits levels; unbiased.
-- ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma has the units of a
-  client's increment and therefore no default. After t finished rounds it has decayed to :math:`\gamma / \sqrt{t + 1}`;
-  ``decay=false`` keeps it constant. ``codebook=3`` also quantises the update to a codebook of three numbers.
-- ``codebook:size=3``: each entry, rounded to the nearest of three numbers that are fitted to the vector, in the
-  run-length code.
+- ``qsgd:levels=4``: each entry is rounded at random to a multiple of the vector's norm divided by ``levels``, and sent
+  in the Elias code; unbiased.
+- ``top-k:share=0.01``: only the entries of largest magnitude are sent, this share of all entries, but at least one.
+- ``sign``: the sign of each entry, and a common scale, are sent.
+- ``uniform:bits=4``: each entry is rounded at random to one of 2^bits levels; unbiased.
+- ``tv:gamma=0.1``: the total-variation update (`total_variation`) is sent in the run-length code. Gamma has the units
+  of a client's increment and therefore no default. After t finished rounds, :math:`\gamma / \sqrt{t + 1}` is used
+  instead of gamma; ``decay=false`` keeps gamma constant. With ``codebook=3``, the update is also quantised to a
+  codebook of three numbers.
+- ``codebook:size=3``: each entry is rounded to the nearest of three numbers, which are fitted to the vector, and sent
+  in the run-length code.
 
 Each compressor also accepts ``feedback=true`` or ``feedback=false``. Error feedback adds the error of a message to the
-client's next message (`uploads`). It is the default for biased compressors. Unbiased compressors need no correction,
-and their error may exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one. The
-memory would then grow without bound. With feedback, unbiased compressors therefore send :math:`Q(x) / (1 + \omega)`,
-whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` of the squared norm (Beznosikov et al. 2020,
-"On Biased Compression for Distributed Learning").
+client's next message (`uploads`). It is the default for biased compressors. Unbiased compressors need no error
+feedback. Their error may also exceed the vector itself: :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2`, where omega may be
+above one. The accumulated error would then grow without bound. With error feedback, unbiased compressors therefore send
+:math:`Q(x) / (1 + \omega)`, whose expected squared error is at most :math:`\omega / (1 + \omega) < 1` times the squared
+norm (Beznosikov et al. 2020, "On Biased Compression for Distributed Learning").
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from jaxpfl.uploads.compression import quantizers, total_variation
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
-"""Pure function ``(key, round, x [d]) -> Compressed``; rounds count from 0. If x is not finite, nor is the result."""
+"""Pure function ``(key, round, x [d]) -> Compressed``. Rounds count from 0. The result is not finite if x is not."""
 
 
 class Compressor(NamedTuple):
@@ -42,8 +44,8 @@ class Compressor(NamedTuple):
     Attributes:
       compress: function that compresses a vector.
       feedback: whether to use error feedback; None for the compressor's default.
-      omega: for an unbiased compressor, ``d -> omega`` with ``E |C(x) - x|^2 <= omega |x|^2``; otherwise None, and then
-        ``|C(x) - x| <= |x|``.
+      omega: for an unbiased compressor C, ``d -> omega`` such that ``E |C(x) - x|^2 <= omega |x|^2``. None for a biased
+        compressor, which must satisfy ``|C(x) - x| <= |x|``.
     """
 
     compress: Compress
@@ -52,11 +54,11 @@ class Compressor(NamedTuple):
 
     @property
     def feeds_back(self) -> bool:
-        """True if error feedback is used: ``feedback`` if given, and otherwise true for a biased compressor."""
+        """True if error feedback is used: ``feedback``, or if that is None, whether the compressor is biased."""
         return self.omega is None if self.feedback is None else self.feedback
 
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
-        """Compress x under error feedback, with an expected squared error below ``|x|^2``."""
+        """Compress x with an expected squared error of at most ``|x|^2``, as error feedback requires."""
         sent = self.compress(key, round, x)
         return sent if self.omega is None else sent._replace(value=sent.value / (1 + self.omega(x.shape[0])))
 
@@ -81,7 +83,7 @@ def resolve(compressor: str | Compressor) -> Compressor:
 def _lossless() -> Compressor:
     return Compressor(
         lambda key, round, x: Compressed(x, jnp.int32(8 * x.dtype.itemsize * x.shape[0])),
-        omega=lambda d: 0.0,  # the error is zero, so error feedback would have nothing to add
+        omega=lambda d: 0.0,  # the error is zero, so error feedback would add nothing
     )
 
 
@@ -138,4 +140,4 @@ COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
     "tv": _tv,
     "codebook": _codebook,
 }
-"""Name -> ``**arguments -> Compressor``."""
+"""Name -> factory function ``**arguments -> Compressor``."""

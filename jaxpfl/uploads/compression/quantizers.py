@@ -8,9 +8,11 @@ r"""Quantisers and sparsifiers of vectors, with the exact lengths of their messa
 For x in [-b, b], E q(x) = x and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, where f is the fractional part of z.
 Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x| and is therefore unbiased. It sends b in 32 bits.
 
-`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, with one bit per entry. It is biased and needs error feedback.
+`sign`: the result is :math:`(\|x\|_1 / d) \operatorname{sign}(x)`. The message has one bit per entry and the scale (32
+bits). `sign` is biased and needs error feedback.
 
-`qsgd`: stochastic rounding of the entries to s levels of the vector's norm. Most entries become zero and take no bits.
+`qsgd`: stochastic rounding of the entries to multiples of :math:`\|x\|_2 / s`. Most entries become zero and take no
+bits.
 
 .. math:: l_i = \lfloor z_i \rfloor + \mathrm{Bernoulli}(z_i - \lfloor z_i \rfloor), \quad
    z_i = \frac{s |x_i|}{\|x\|_2}, \qquad Q(x)_i = \frac{\|x\|_2}{s} \operatorname{sign}(x_i)\, l_i
@@ -18,17 +20,18 @@ Numbers outside [-b, b] are clipped first. `uniform` uses b = max |x| and is the
 E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits), the
 positions of the nonzero entries, and for each of them a sign bit and l_i in the Elias gamma code.
 
-`top_k`: the k entries of largest magnitude are kept, and the others become zero. The message consists of the positions
-and the values (32 bits each) of the nonzero entries.
+`top_k`: the k entries of largest magnitude are kept, and all other entries become zero. The message consists of the
+positions and the values (32 bits each) of the nonzero entries.
 
-`codebook`: each entry becomes the nearest of k numbers, which Lloyd's algorithm finds. A vector with at most k distinct
-numbers is returned exactly. As in the run-length code, numbers are equal if their bits are equal, so that zero and
-minus zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
-run-length code, whose table is then the codebook.
+`codebook`: each entry becomes the nearest of k numbers, which Lloyd's algorithm fits. A vector with at most k distinct
+numbers is returned exactly. As in the run-length code, numbers are equal if their bits are equal, so zero and minus
+zero are distinct. With more than k distinct numbers, subnormal numbers may be treated as zero. The message is the
+run-length code, whose table then contains the codebook.
 
 Vectors are scaled by powers of two, which keeps sums, squares and reciprocals in the range of floating-point numbers.
-Multiplication by a power of two is exact, so the scaling changes no bit of a result, except that intermediate values no
-longer overflow. Nor do they underflow: on most devices XLA flushes subnormal numbers, such as 1 / 3e38, to zero.
+Multiplication by a power of two is exact, so the scaling changes no bit of a result, unless intermediate values would
+otherwise overflow or underflow. Underflow matters too, because on most devices XLA flushes subnormal numbers, such as
+1 / 3e38, to zero.
 
 References: Ozkara et al. 2023, equations (20) to (22) (`quantize`); Karimireddy et al. 2019 (`sign`); Alistarh et al.
 2017, section 3 (`qsgd`; their code of integers is Elias's recursive one, which is longer below 16); Zhao et al.,
@@ -47,16 +50,16 @@ from jaxpfl.support.errors import JaxpflError
 from jaxpfl.uploads.compression.codes import FLOAT, elias_bits, position_bits, run_bits
 
 MOST_BITS = 16
-"""Largest number of bits; with more, neighbouring levels would differ by no more than float32 rounding error."""
+"""Largest number of bits. With more bits, the distance between levels would be as small as float32 rounding error."""
 
 _TERMS = 64
-"""Terms of the series in `normal_variance`."""
+"""Number of terms of the series in `normal_variance`."""
 STEPS = 20
 """Default number of steps of Lloyd's algorithm, which suffices in one dimension with few centers."""
 
 
 class Compressed(NamedTuple):
-    """Vector as the receiver decodes it, ``value`` [d], and the exact length of its message, ``bits`` [] int32."""
+    """The vector that the receiver decodes, [d], and the exact length of its message in bits, [] int32."""
 
     value: Array
     bits: Array
@@ -66,7 +69,7 @@ def check_bits(bits: int) -> int:
     """Return the number of bits if the quantiser supports it.
 
     Raises:
-      JaxpflError: if it is below 1 or above `MOST_BITS`.
+      JaxpflError: if the number is below 1 or above `MOST_BITS`.
     """
     if not 1 <= bits <= MOST_BITS:
         raise JaxpflError(f"bits must be a whole number between 1 and {MOST_BITS}, got {bits}")
@@ -74,7 +77,7 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """Quantise to levels, the content of the message: 0 ... 2^bits - 1 for each entry, int32 in the shape of x."""
+    """Quantise each entry of x to a level from 0 to 2^bits - 1, int32 in the shape of x, for the message."""
     check_bits(bits)
     top = 2**bits - 1
     b, e = _about_one(jnp.asarray(b, x.dtype))
@@ -99,26 +102,28 @@ def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
     """Quantise x to 2^bits levels; entries in [-b, b] are preserved in expectation.
 
     Raises:
-      JaxpflError: as in `check_bits`.
+      JaxpflError: if the number of bits is not supported (`check_bits`).
     """
     return values(levels(key, x, b, bits), b, bits)
 
 
 def variance_bound(b: Scalar, bits: int) -> Array:
-    """Upper bound on the variance of an entry, ``b^2 / L^2``, []."""
+    """Upper bound ``b^2 / L^2`` on the variance of a quantised entry, where L = 2^bits - 1, []."""
     return jnp.square(b / (2 ** check_bits(bits) - 1))
 
 
 def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Array:
     r"""Expected quantisation variance of an entry x ~ N(mean, variance), if clipping to [-b, b] is neglected.
 
-    With h = 2b/L, from the Fourier series f (1 - f) = 1/6 - sum_k cos(2 pi k f) / (pi k)^2,
+    Let L = 2^bits - 1, and let h = 2b / L be the distance between levels. The quantisation variance of an entry x is
+    h^2 f (1 - f), where f is the fractional part of (x + b) / h. From the Fourier series f (1 - f) = 1/6 - sum_k
+    cos(2 pi k f) / (pi k)^2, the expected variance is
 
     .. math:: E\,Var = h^2 \Big[ \frac16 - \sum_{k \ge 1} \frac{\cos(2 \pi k (mean + b) / h)}{\pi^2 k^2}
        e^{-2 \pi^2 k^2 variance / h^2} \Big]
 
-    The series is truncated after 64 terms. The error is 1e-7 h^2 for standard deviations above h / 70, and 0.0016 h^2
-    otherwise.
+    The series is truncated after 64 terms. The error is at most 1e-7 h^2 if the standard deviation of x is above
+    h / 70, and at most 0.0016 h^2 otherwise.
     """
     step = 2 * b / (2 ** check_bits(bits) - 1)
     k = jnp.arange(1, _TERMS + 1)
@@ -128,23 +133,26 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
 
 
 def _about_one(b: Array) -> tuple[Array, Array]:
-    """Scale b by a power of two to about one, because 2 b or 1 / b may be out of range; also return the exponent."""
+    """Scale b by a power of two to about one; return the scaled b and the exponent.
+
+    Without scaling, 2 b or 1 / b may be out of the range of floating-point numbers.
+    """
     e = exponent(b)
     return times_power(b, -e), e
 
 
 def sign(x: Array) -> Compressed:
-    """Scaled sign of x [d]; zero counts as positive."""
+    """Compress x [d] to the sign of each entry, times the mean absolute value; zero counts as positive."""
     e = exponent(x)
     scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # without scaling, the sum may overflow
     return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
 
 
 def uniform(key: Key, x: Array, bits: int) -> Compressed:
-    """Stochastic rounding of x [d] to 2^bits levels.
+    """Round x [d] stochastically to 2^bits levels between ``-max |x|`` and ``max |x|``.
 
     Raises:
-      JaxpflError: as in `check_bits`.
+      JaxpflError: if the number of bits is not supported (`check_bits`).
     """
     scale = jnp.abs(x).max()
     value = quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
@@ -153,7 +161,7 @@ def uniform(key: Key, x: Array, bits: int) -> Compressed:
 
 
 def qsgd(key: Key, x: Array, s: int) -> Compressed:
-    """Compute ``Q(x)`` for x [d]; it is not finite if x is not, or if the norm of x overflows.
+    """Compute QSGD's ``Q(x)`` for x [d]. The result is not finite if x is not finite or the norm of x overflows.
 
     Implements: Zhao et al., section III, codes.
 
@@ -167,7 +175,7 @@ def qsgd(key: Key, x: Array, s: int) -> Compressed:
 
 
 def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
-    """Compute the content of the message: the norm [] and the signed levels [d] int32."""
+    """Compute the content of QSGD's message: the norm [] and the signed levels [d] int32."""
     # Squares of small or large numbers underflow or overflow; squares of numbers about one do not.
     e = exponent(x)
     share = times_power(x, -e)
@@ -177,26 +185,26 @@ def quantize_qsgd(key: Key, x: Array, s: int) -> tuple[Array, Array]:
 
 
 def dequantize_qsgd(norm: Array, levels: Array, s: int) -> Array:
-    """Decode ``Q(x)`` [d] from a message."""
+    """Decode ``Q(x)`` [d] from the content of QSGD's message."""
     return norm * (levels / s)
 
 
 def qsgd_bits(levels: Array) -> Array:
-    """Exact length of the message of signed levels [d], [] int32; may be traced."""
+    """Exact length in bits of QSGD's message with signed levels [d], [] int32; the levels may be traced."""
     sent = levels != 0
     each = jnp.where(sent, 1 + elias_bits(jnp.abs(levels)), 0)
     return FLOAT + position_bits(sent) + each.sum()
 
 
 def top_k(x: Array, k: int) -> Compressed:
-    """Set all but the k entries of largest magnitude in x [d] to zero, for k from 1 to d; ties go to the first."""
+    """Set all entries of x [d] to zero, except the k entries of largest magnitude; in a tie, the first are kept."""
     places = jax.lax.top_k(jnp.abs(x), k)[1]
     value = jnp.zeros_like(x).at[places].set(x[places])
     return Compressed(value, top_k_bits(value))
 
 
 def top_k_bits(value: Array) -> Array:
-    """Exact length of the message of a sparse vector [d], [] int32; may be traced."""
+    """Exact length in bits of the message of a sparse vector [d], [] int32; the vector may be traced."""
     # Compare the bits except the sign, because a comparison of floats would treat subnormal numbers as zero.
     sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
     return position_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
@@ -236,7 +244,7 @@ def codebook_centers(x: Array, k: int, steps: int = STEPS) -> Array:
 
 
 def nearest(x: Array, centers: Array) -> Array:
-    """Replace each entry by the nearest of ascending centers [k]; in a tie, by the lower."""
+    """Replace each entry by the nearest of the ascending centers [k]; in a tie, by the lower center."""
     return centers[_place(x, centers)]
 
 
@@ -248,26 +256,29 @@ def _place(x: Array, centers: Array) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """Map floats to integers in the same order, one for each bit pattern.
+    """Map each bit pattern of a float to an integer, such that the integers have the order of the floats.
 
-    The integers are compared instead of the floats, because XLA compares subnormal floats as zeros.
+    The integers are compared instead of the floats, because XLA treats subnormal floats as zeros in comparisons.
     """
     pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
     return _mirrored(pattern)
 
 
 def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
-    """Inverse of `_ranks`."""
+    """Map ranks back to floats; the inverse of `_ranks`."""
     return jax.lax.bitcast_convert_type(_mirrored(ranks), dtype)
 
 
 def _mirrored(pattern: Array) -> Array:
-    """Reverse the order of the negative bit patterns, which grow with the magnitude; the map is its own inverse."""
+    """Reverse the order of the bit patterns of negative numbers, which grow with the magnitude.
+
+    The function is its own inverse.
+    """
     return jnp.where(pattern < 0, pattern ^ jnp.iinfo(pattern.dtype).max, pattern)
 
 
 def exponent(x: Array) -> Array:
-    """Exponent e [] int32 of the largest magnitude in x, which lies in [2^e, 2^(e + 1)).
+    """Exponent e, [] int32, such that the largest magnitude in x lies in [2^e, 2^(e + 1)).
 
     The exponent is clipped such that both 2^e and 2^-e are normal numbers. In float32, the magnitude may thus be up to
     2^128 (or not finite) for e = 126, and down to zero for e = -126.
@@ -286,9 +297,9 @@ def times_power(x: Array, e: Scalar) -> Array:
 
 
 def room(x: Array) -> Array:
-    """Exponent e [] int32 such that sums of many entries of ``x / 2^e`` stay finite.
+    """Exponent e, [] int32, such that sums of many entries of ``x / 2^e`` stay finite.
 
-    The exponent is 0 unless numbers are huge, so that small entries do not lose digits.
+    The exponent is 0 unless entries are huge, so that scaling takes no digits from small entries.
     """
     most = int(jnp.finfo(x.dtype).maxexp)
     return jnp.where(exponent(x) >= most - most // 4, most // 4, 0)

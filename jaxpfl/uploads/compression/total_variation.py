@@ -2,21 +2,22 @@ r"""Total-variation update: a proximal map from a gradient to a piecewise consta
 
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
-This is one-dimensional total variation with a zero boundary, u_{d+1} = 0. The dual w has one number for each pair of
-neighbours. With w_0 = 0 it satisfies
+This is one-dimensional total-variation denoising of g with a zero boundary, u_{d+1} = 0. The dual variable w has one
+number for each pair of neighbouring entries. With w_0 = 0 it satisfies
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
 
 Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
 
-Algorithm: level sets. The set of i with u_i > t is a minimal cut of a chain. Let a_i = clip(a_{i-1}, -gamma, gamma) +
-g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma; otherwise it is on the same side as u_{i+1}. A
-first cut at t = 0 gives the signs and the zeros. Then every segment is cut at the value that it would have if it were
-constant. If this cut does not divide the segment, the segment is constant. Otherwise its parts become segments, which
-are coupled to the others only through +-gamma. The clipped sums are associative (maps x -> clip(x + s, lo, hi) are
-closed under composition), so that a round of cuts takes four scans over all segments of all vectors. The number of
-rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of length
+The algorithm uses level sets. For a level t, the set of i with u_i > t is a minimal cut of a chain. Let
+a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma; otherwise
+u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then every segment is
+cut at the value that it would have if it were constant. If this cut does not divide the segment, the segment is
+constant. Otherwise the two sides of the cut become segments, which are coupled to their neighbours only through
++-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can be computed by an
+associative scan. A round, which cuts every segment once, takes four scans over all segments of all vectors. The number
+of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of length
 61706.
 
 Reference: Zhao et al., equation (7), in which x_t and eta cancel; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
@@ -36,21 +37,21 @@ from jaxpfl.uploads.compression.codes import run_bits
 from jaxpfl.uploads.compression.quantizers import Compressed, room, times_power
 
 _TOLERANCE = 4
-"""Number of rounding units by which |a_i| must exceed gamma, so that rounding error does not cut a constant segment."""
+"""Number of rounding units by which |a_i| must exceed gamma; rounding errors then do not cut a constant segment."""
 
 
 class Update(NamedTuple):
-    """The update u [d] and its dual w [d]."""
+    """The update u [d] and the dual variable w [d]."""
 
     value: Array
     dual: Array
 
 
 def compress(g: Array, gamma: Scalar) -> Compressed:
-    """Compute the update of g [d], and its length in the run-length code.
+    """Compute the total-variation update of g [d], and its length in the run-length code.
 
-    With a constant gamma the message is biased: descent stops as soon as no cumulative sum of the gradient exceeds
-    gamma. `decayed` or error feedback prevents this.
+    The update is biased. With a constant gamma, gradient descent stops as soon as no cumulative sum of the gradient
+    exceeds gamma. `decayed` or error feedback prevents this.
 
     Implements: Zhao et al., Algorithm 3.
     """
@@ -67,10 +68,10 @@ class _Cut(NamedTuple):
     """Current segments, as arrays in the layout of `_blocks`.
 
     Attributes:
-      excess: g - u, plus the pull of the neighbours (+-gamma) at a segment's two ends.
-      value: u.
+      excess: g - u; at both ends of a segment, plus the +-gamma term that couples it to the neighbouring segment.
+      value: current value of u.
       starts: true for the first entry of a segment.
-      edge: the dual w at the cuts between segments.
+      edge: the dual variable w at the cuts between segments.
       again: [] bool, whether the last round cut a segment.
     """
 
@@ -82,7 +83,7 @@ class _Cut(NamedTuple):
 
 
 def update(g: Array, gamma: Scalar) -> Update:
-    """Compute the minimiser and its dual; both are NaN if g is not finite.
+    """Compute the update and the dual variable; both are NaN if g is not finite.
 
     Args:
       g: [d] with d >= 1, float32 or float64; use ``jax.vmap`` for batches.
@@ -99,7 +100,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
     sums = _clipped_sums(data, whole.starts, gamma)
     side = _sides(sums, here & (jnp.abs(sums) <= limit), here)
-    settled = side == 0  # true from some entry to the end: these entries of u equal the boundary value, zero
+    settled = side == 0  # true from some entry to the end, where u equals the boundary value zero
     first = _split(whole, side, gamma)
     first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
 
@@ -116,7 +117,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
-    """Compute ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, where each segment starts again from zero."""
+    """Compute ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, with ``a_i = x_i`` at the start of each segment."""
 
     def then(f: tuple[Array, ...], h: tuple[Array, ...]) -> tuple[Array, ...]:
         return f[0] + h[0], jnp.clip(f[1] + h[0], h[1], h[2]), jnp.clip(f[2] + h[0], h[1], h[2])
@@ -134,7 +135,7 @@ def _sides(sums: Array, undecided: Array, here: Array) -> Array:
 
 
 def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
-    """Cut segments where the sides change; the two parts then pull each other by gamma."""
+    """Cut segments where ``side`` changes, and couple the two parts by adding +-gamma to their excess."""
     before = _previous(side, 0)
     new = ~at.starts & (side != before)
     pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
@@ -145,9 +146,9 @@ def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
 
 
 def _centered(at: _Cut) -> _Cut:
-    """Add to each segment's value the mean of its excess, so that the excess sums to zero.
+    """Add the mean excess of each segment to the segment's value, so that its excess sums to zero.
 
-    The new value is the solution if the segment is constant.
+    If the solution is constant on the segment, the new value is the solution.
     """
     means = _means(at)[2]
     return at._replace(excess=_less(at.excess, means), value=at.value + means)
@@ -156,7 +157,7 @@ def _centered(at: _Cut) -> _Cut:
 def _less(x: Array, y: Array) -> Array:
     """Compute ``x - y`` with dithered rounding, so that sums over many entries are unbiased.
 
-    If x has few distinct values, rounding to nearest makes the same error at every entry with the same value, and these
+    If x has few distinct values, rounding to nearest makes the same error at all entries with the same value, and the
     errors add up.
     """
     nearest = x - y
@@ -170,7 +171,7 @@ def _less(x: Array, y: Array) -> Array:
 
 
 def _means(at: _Cut) -> tuple[Array, Array, Array]:
-    """For each entry: sum and number of the segment's entries up to this one, and mean of the whole segment."""
+    """For each entry: the sum and the number of its segment's entries up to the entry, and the mean of the segment."""
     sums, sizes = _segment_sums(at.excess, at.starts)
     last = _following(at.starts, True)
     return sums, sizes, _blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]
@@ -217,14 +218,14 @@ def _following(x: Array, after: Scalar) -> Array:
 def _blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, reverse: bool = False) -> PyTree:
     """Prefix products ``x_1, x_1 x_2, x_1 x_2 x_3, ...`` of an associative operation.
 
-    All blocks are scanned in parallel, and then the totals of the blocks. This takes a few hundred wide steps instead
-    of one step per entry.
+    The blocks are scanned in parallel; a second scan then combines their totals. This takes a few hundred wide steps
+    instead of one step per entry.
 
     Args:
       combine: the associative operation, elementwise; its first argument is the one closer to the start of the scan.
       x: leaves [length, blocks], from `_blocks`.
       unit: identity of the operation, leaves [].
-      reverse: scan from the last entry to the first.
+      reverse: whether to scan from the last entry to the first.
     """
 
     def step(carry: PyTree, entry: PyTree) -> tuple[PyTree, PyTree]:

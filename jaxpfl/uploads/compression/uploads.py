@@ -1,34 +1,35 @@
 r"""Compressed uploads for any method: a wrapper around its `Algorithm`.
 
-Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). Let e_i be
-the client's error-feedback memory and C a compressor. Then
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (``total / weight``). Let e_i
+be the client's error-feedback memory, initially zero, and C a compressor. Then
 
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server receives the decoded message :math:`w_i C(p)` instead of :math:`w_i \Delta_i`. Without error feedback,
-e_i is zero; `compressors` explains when that is better. With error feedback, the sum of all messages differs from the
-sum of the increments only by the last memory, however biased C is. The memory contains increments without their weight,
-so that a client's weight scales its message but not its memory.
+e_i is always zero; `compressors` explains when that is better. With error feedback, the sum of all messages differs
+from the sum of the increments only by the last memory, however biased C is. The memory contains increments without
+their weight, so a client's weight scales its message but not its memory.
 
-Messages. All numbers under one entry of ``Upload.weight`` form one vector and one message. This is usually the whole
-upload; if each of k models has its own weight (IFCA), it is one model's part. A part of weight zero is not sent and
-costs nothing. Its memory is kept until the client next contributes to this part, so that no cluster receives the update
-of another. The weights themselves are not counted (as in `Simulation.bytes_per_client`). Some entries are sent and
-counted uncompressed: numbers that are not floating-point, and numbers that are not increments
-(`Algorithm.increments`), because a memory would add up their values. As a vector has a single scale, top-k defers the
-small change of a model that is sent with larger numbers, such as SCAFFOLD's control variates, which are gradients.
+Messages. All numbers below one leaf of ``Upload.weight`` form one vector and one message. This is usually the whole
+upload; if each of k models has its own weight (IFCA), each model is a message. A part of the upload with weight zero is
+not sent and costs nothing. Its memory is kept until the client next contributes to this part, so that no cluster
+receives an update meant for another cluster. The weights themselves are not counted (as in
+`Simulation.bytes_per_client`). Some entries are sent and counted uncompressed: numbers that are not floating-point, and
+numbers that are not increments (`Algorithm.increments`), because a memory would add up their values. All numbers of a
+vector compete for top-k's slots. Small changes of a model are therefore deferred if they are sent together with larger
+numbers, such as SCAFFOLD's control variates, which are gradients.
 
-Memory. The memory is part of the client's state. A client outside the cohort keeps its memory. A client whose work is
-not finite uploads nothing and keeps its old memory. A client whose upload is lost does not notice the loss and keeps
-its new memory, so that the message is never sent again.
+Memory. The memory is part of the client's state. A client outside the cohort keeps its memory. A client whose results
+are not finite uploads nothing and keeps its old memory. A client whose upload is lost does not notice the loss and
+keeps its new memory, so the message is never sent again.
 
 Randomness is keyed by client and round, separately from training. A run with ``lossless`` therefore has the same
-results as a run without a compressor, up to XLA's rounding of a different program.
+results as a run without a compressor, except for rounding differences because XLA compiles a different program.
 
 Privacy. Under a privacy mechanism, the compressor is applied to the client's private upload (its clipped increment with
 its own share of the noise), and is therefore post-processing. Compressed uploads must be decoded before they can be
-summed, so that the other clients' noise adds no protection; `privacy.plan_of` accounts for that. Error feedback is then
-not allowed, because the memory of a client whose work failed would reveal information about its data.
+summed, so other clients' noise adds no protection; `privacy.plan_of` accounts for that. Error feedback is then not
+allowed, because the memory of a client that failed would reveal information about its data.
 
 References: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes"; Zhao et al.,
 section III.
@@ -52,18 +53,18 @@ from jaxpfl.uploads.compression.compressors import Compressor
 from jaxpfl.uploads.compression.quantizers import Compressed
 
 MOST_NUMBERS = 2**31 // 66
-"""Largest number of entries in an upload, so that an int32 can count its bits: at most 66 per entry."""
+"""Largest number of entries in an upload. Its length in bits, at most 66 per entry, must fit in an int32."""
 
 
 class Held(NamedTuple):
-    """A client's state: the method's state, and the error-feedback memory, one array per weight (() if not used)."""
+    """A client's state: the method's state and the error-feedback memory, one array per weight; () without feedback."""
 
     own: PyTree
     memory: PyTree
 
 
 class _Message(NamedTuple):
-    """Result of sending one part of the upload: the total that the server receives, the new memory, and the bits."""
+    """Result of sending one part of an upload: the total that the server receives, the new memory and the bits sent."""
 
     total: Array
     memory: PyTree
@@ -79,7 +80,7 @@ def compressed(
       algorithm: any method, with or without a privacy mechanism.
       compressor: compressor for every message.
       splits: splits of one client, as arrays or shapes, from which the shape of its upload is derived.
-      feedback: whether to use error feedback; None for the compressor's default, which is true if it is biased.
+      feedback: whether to use error feedback; None for the compressor's default (`Compressor.feeds_back`).
 
     Raises:
       JaxpflError: when traced, if an upload has more than `MOST_NUMBERS` entries.
@@ -150,12 +151,12 @@ def _compress(
 def _send(
     compressor: Compressor, round: Scalar, key: Key, weight: Array, total: Array, increment: Array, memory: PyTree
 ) -> _Message:
-    """Send one message with weight [], total [d] and increment [d]; the memory is [d], or () without feedback."""
+    """Simulate sending one message, given weight [], total [d], increment [d] and memory [d] (() without feedback)."""
     if isinstance(memory, tuple):
         sent, after = compressor.compress(key, round, increment), ()
     else:
         sent, after = feed_back(partial(compressor.fed_back, key, round), memory, increment)
-    # An entry that is received unchanged takes the original total: dividing by the weight and multiplying again would
+    # If an entry is received unchanged, the original total is used: dividing by the weight and multiplying again would
     # round twice.
     read = jnp.where(sent.value == increment, total, weight * sent.value)
     says = weight > 0
@@ -165,20 +166,20 @@ def _send(
 
 
 def feed_back(compressor: Callable[[Array], Compressed], memory: Array, x: Array) -> tuple[Compressed, Array]:
-    """Compress x [d] plus the memory [d]; return the message and the next memory [d]."""
+    """Compress x [d] plus the memory [d]; return the message and the new memory [d]."""
     wanted = x + memory
     sent = compressor(wanted)
     return sent, wanted - sent.value
 
 
 def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
-    """Pairs of a weight and its part of a tree."""
+    """Pair each leaf of the weight with the part of the tree below it."""
     weights, structure = jax.tree.flatten(weight)
     return list(zip(weights, structure.flatten_up_to(tree), strict=True))
 
 
 def _select(increments: PyTree, total: PyTree, *, others: bool = False) -> PyTree:
-    """Keep the floating-point increments of an upload, or with ``others`` all other leaves; None replaces the rest."""
+    """Select the floating-point increments of an upload or, with ``others``, all other leaves; None for the rest."""
 
     def keep(coded: bool, part: PyTree) -> PyTree:
         return jax.tree.map(lambda a: a if (coded and jnp.issubdtype(a.dtype, jnp.inexact)) != others else None, part)
@@ -204,7 +205,7 @@ def _put(part: PyTree, vector: Array) -> PyTree:
 
 
 def _other_bits(weight: Array, part: PyTree) -> Array:
-    """Bits of a part's uncompressed entries, which are sent for each positive weight."""
-    # The bits of all k rows together, divided by k and multiplied by the number of rows with a positive weight.
+    """Number of bits of a part's uncompressed entries, which are sent only where the weight is positive."""
+    # The bits of all k rows together are divided by k and multiplied by the number of rows with a positive weight.
     each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
     return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)

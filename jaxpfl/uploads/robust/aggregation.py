@@ -1,23 +1,24 @@
 r"""Robust aggregation: rules that replace the mean of the uploads, and the server that applies them.
 
-A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], which has one vector for
-each of C slots. The mask ``valid`` [C] selects the n slots that count. The estimate has leaves [...] and is zero for
-n = 0. All clients have the same weight. A vector is the whole tree, so norms and distances are over all leaves. Slots
-that are not valid may have any values, including NaN.
+A rule is a function ``(rows, valid) -> estimate``. The rows are a tree with leaves [C, ...], one row for each of C
+slots. The mask ``valid`` [C] marks the n slots that the rule uses. The estimate has leaves [...] and is zero for n = 0.
+All clients have the same weight. A slot's vector consists of its rows in all leaves, so norms and distances are over
+all leaves. Slots that are not valid may have any values, including NaN.
 
-The coordinatewise rules, with the sorted values :math:`x_{(1)} \le \dots \le x_{(n)}` of a coordinate, are
+Let :math:`x_{(1)} \le \dots \le x_{(n)}` be the sorted values of a coordinate. The coordinatewise rules are
 
 .. math::
    \text{median} = \tfrac12 \left( x_{(\lceil n/2 \rceil)} + x_{(\lfloor n/2 \rfloor + 1)} \right), \qquad
    \text{trimmed mean} = \frac{1}{n - 2k} \sum_{i=k+1}^{n-k} x_{(i)}, \quad k = \lfloor \beta n \rfloor
 
-The other rules use whole vectors. Krum's score of :math:`x_i` is the sum of its squared distances to the n - f - 2
-nearest other vectors (to at least one); ties go to the first slot. The geometric median minimises
-:math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the coordinatewise median,
+The other rules use whole vectors. Krum assumes f attackers. Its score of :math:`x_i` is the sum of the squared
+distances from :math:`x_i` to the n - f - 2 nearest other vectors (to at least one); in a tie of scores, the first slot
+wins. The geometric median minimises :math:`\sum_i \|x_i - z\|` by smoothed Weiszfeld steps from the coordinatewise
+median,
 
 .. math:: z \leftarrow \frac{\sum_i x_i / \max(\nu, \|x_i - z\|)}{\sum_i 1 / \max(\nu, \|x_i - z\|)}
 
-and norm bounding is the mean of :math:`x_i \min(1, M / \|x_i\|)`.
+where nu is the smoothing. Norm bounding is the mean of :math:`x_i \min(1, M / \|x_i\|)`, where M is the bound.
 
 References: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
 https://arxiv.org/abs/1803.01498 (median, trimmed mean); Blanchard et al. 2017, "Machine Learning with Adversaries:
@@ -27,28 +28,27 @@ Federated Learning?", https://arxiv.org/abs/1911.07963 (norm bounding).
 
 - ``mean``: the method's own weighted mean.
 - ``median``: the median of each coordinate.
-- ``trimmed-mean:fraction=0.2``: the mean of each coordinate without this share of the smallest and of the largest
-  values.
-- ``krum:attackers=2``: the single update that is nearest to its neighbours, assuming two attackers in a round.
+- ``trimmed-mean:fraction=0.2``: the mean of each coordinate without the smallest and the largest 20 % of the values.
+- ``krum:attackers=2``: the single update with the best (smallest) Krum score, assuming two attackers in a round.
 - ``multi-krum:attackers=2``: the mean of the n - attackers - 2 updates with the best Krum scores; ``select=3`` sets
   another number.
-- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: the geometric median by at most this many steps, which
-  stop when a step is shorter than the tolerance.
-- ``norm-bound:bound=1``: the mean of the updates after shortening them to this norm; the default bound is the median of
+- ``geometric-median:steps=100,smoothing=1e-6,tolerance=1e-5``: the geometric median after at most this many steps. It
+  stops when a step is shorter than the tolerance times the median distance of the updates.
+- ``norm-bound:bound=1``: the mean of the updates after clipping each to this norm; the default bound is the median of
   the norms in the round.
 
-Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight). Instead of
-:math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the centre of the cohort's
-:math:`\Delta_i`, in the form of an upload from one client of weight 1.
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (``total / weight``). Instead
+of :math:`\sum_i w_i \Delta_i / \sum_i w_i`, the method's server receives a robust estimate of the centre of the
+cohort's :math:`\Delta_i`, in the form of an upload from one client with weight 1.
 
 Weights. Clients report their own weights, and an attacker could report any weight. All clients are therefore weighted
-equally, and a weight above zero only means that the client contributes. If ``Upload.weight`` has several entries, each
-entry's part is estimated separately. For an entry [k] (IFCA's models), each of the k models is estimated from the
-clients that contribute to it.
+equally, and a weight above zero only means that the client contributes. If ``Upload.weight`` has several leaves, the
+part of the upload below each leaf is estimated separately. For a leaf [k] (IFCA's models), each of the k models is
+estimated from the clients that contribute to it.
 
-The estimate needs all uploads of a round at once. The reduction is therefore `Reduction.STACK`, which takes the memory
-of one upload for each slot of the cohort on every device. A client does not count if it is outside the cohort, dropped
-out, diverged or uploaded a number that is not finite.
+The estimate needs all uploads of a round together. The reduction is therefore `Reduction.STACK`, which takes the memory
+of one upload for each slot of the cohort on every device. The estimate ignores clients that are outside the cohort,
+dropped out, diverged or uploaded a number that is not finite.
 
 Some servers use the mean upload to update a sum over all clients (SCAFFOLD's and FedDyn's variates, L2GD). They add the
 estimate times the number of contributors.
@@ -89,7 +89,7 @@ def median(rows: PyTree, valid: Array) -> PyTree:
 
 
 def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
-    """Mean of each coordinate without the ``floor(fraction n)`` smallest and the same number of largest values."""
+    """Mean of each coordinate without its ``floor(fraction n)`` smallest and ``floor(fraction n)`` largest values."""
     slots = valid.shape[0]
     count, rank = valid.sum(), jnp.arange(slots)
     cut = jnp.asarray([trimmed(fraction, n) for n in range(slots + 1)])[count]
@@ -98,7 +98,7 @@ def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
 
 
 def trimmed(fraction: float, count: int) -> int:
-    """Number of values trimmed on each side, ``floor(fraction count)``, exact for the fraction as written in decimals.
+    """Number of values trimmed on each side, ``floor(fraction count)``, exact for the decimal form of the fraction.
 
     Examples:
       >>> trimmed(0.29, 100), trimmed(0.2, 4)
@@ -114,10 +114,11 @@ def krum(rows: PyTree, valid: Array, attackers: int) -> PyTree:
 
 
 def multi_krum(rows: PyTree, valid: Array, attackers: int, select: int = 0) -> PyTree:
-    """Mean of the ``select`` vectors with the lowest Krum scores; 0 selects n - f - 2 vectors, but at least one.
+    """Mean of the ``select`` vectors with the lowest Krum scores.
 
-    n - f - 2 is the largest number for which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine
-    Machine Learning via Robust Gradient Aggregation".
+    0 selects n - f - 2 vectors for f assumed attackers, but at least one vector. n - f - 2 is the largest number for
+    which robustness is guaranteed: Damaskinos et al. 2019, "AggregaThor: Byzantine Machine Learning via Robust Gradient
+    Aggregation".
     """
     most = jnp.maximum(valid.sum() - attackers - 2, 1) if select == 0 else select
     rank = jnp.argsort(jnp.argsort(_scores(rows, valid, attackers)))
@@ -152,21 +153,21 @@ def geometric_median(
 
 
 def norm_bound(rows: PyTree, valid: Array, bound: float = 0.0) -> PyTree:
-    """Mean of the vectors after clipping each to the norm ``bound``; 0 means the median of the n norms."""
+    """Mean of the vectors after clipping each to the norm ``bound``; 0 clips to the median of the n norms."""
     norms = _norms(rows)
     most = median(norms, valid) if bound == 0 else bound
     return _mean(rows, valid, jnp.minimum(1, most / jnp.where(norms > 0, norms, 1)), of_weights=False)
 
 
 def _scores(rows: PyTree, valid: Array, attackers: int) -> Array:
-    """Krum's score of each slot, [C]; infinite where not valid."""
+    """Krum's score of each slot, [C]; infinite for a slot that is not valid."""
     count, slots = valid.sum(), valid.shape[0]
 
     def distances_to(one: PyTree) -> Array:
         return _squares(jax.tree.map(jnp.subtract, rows, one))
 
-    # Distances are computed from differences, not inner products: close vectors of large norm then lose no digits, and
-    # the distance matrix is exactly symmetric.
+    # Distances are computed from differences, not inner products. Distances of close vectors with large norms thus lose
+    # no digits, and the distance matrix is exactly symmetric.
     distances = jax.lax.map(distances_to, rows)
     others = valid[None, :] & ~jnp.eye(slots, dtype=bool)
     nearest = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
@@ -181,7 +182,7 @@ def _ordered(leaf: Array, valid: Array) -> Array:
 
 
 def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool = True) -> PyTree:
-    """Weighted mean of the kept rows. Without ``of_weights``, the weighted sum is divided by the number of rows."""
+    """Weighted mean of the kept rows; without ``of_weights``, the weighted sum divided by the number of kept rows."""
     factors = jnp.where(kept, factors, 0)
     total = factors.sum() if of_weights else kept.sum()
 
@@ -193,7 +194,7 @@ def _mean(rows: PyTree, kept: Array, factors: Scalar = 1.0, *, of_weights: bool 
 
 
 def _squares(rows: PyTree) -> Array:
-    """Squared norm of each row's vector, [C]."""
+    """Squared norm of each slot's vector, [C]."""
     wide = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(rows)))
     leaves = [leaf.astype(wide).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(rows)]
     return sum((jnp.square(leaf).sum(axis=1) for leaf in leaves[1:]), jnp.square(leaves[0]).sum(axis=1))
@@ -221,8 +222,8 @@ class Aggregator(NamedTuple):
     Attributes:
       name: name and arguments, as text.
       rule: function that computes the estimate; None for the weighted mean.
-      quorum: least number of uploads for which the rule's guarantee holds.
-      trims: share of the values that are trimmed on each side; 0 for a rule that does not trim.
+      quorum: smallest number of uploads for which the rule's guarantee holds.
+      trims: fraction of the values that is trimmed on each side; 0 for a rule that does not trim.
     """
 
     name: str
@@ -234,7 +235,7 @@ class Aggregator(NamedTuple):
         """Refuse a cohort that is too small for the rule to have an effect or a guarantee.
 
         Raises:
-          JaxpflError: if the cohort is smaller than the quorum, or if the trimmed share is less than one client.
+          JaxpflError: if the cohort is smaller than the quorum, or a rule that trims would trim no client.
         """
         if cohort < self.quorum:
             raise JaxpflError(f"aggregate = {self.name} needs cohorts of at least {self.quorum} clients, got {cohort}")
@@ -299,7 +300,7 @@ AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
     "geometric-median": _geometric_median,
     "norm-bound": _norm_bound,
 }
-"""Name -> ``**arguments -> Aggregator``."""
+"""Name -> factory function ``**arguments -> Aggregator``."""
 
 
 def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the method") -> Algorithm:
@@ -311,11 +312,11 @@ def robust(algorithm: Algorithm, aggregator: Aggregator, method: str = "the meth
     Args:
       algorithm: algorithm whose server receives a mean.
       aggregator: aggregation that replaces the mean; ``mean`` returns the algorithm unchanged.
-      method: the algorithm's name in messages.
+      method: the algorithm's name, for errors.
 
     Raises:
-      JaxpflError: if the server of the method reads individual uploads. When the result is traced, also if uploads are
-        not floating-point numbers.
+      JaxpflError: if the method's server reads individual uploads. When the result is traced, also if uploads are not
+        floating-point numbers.
     """
     rule = aggregator.rule
     if rule is None:
@@ -343,7 +344,7 @@ def _server(inner: Server, rule: Rule, quorum: int) -> Server:
 
 
 def _estimated(rule: Rule, uploads: Stacked) -> tuple[Reduced, list[Array]]:
-    """Compute the estimate as a sum with weight 1, and the number of contributing clients for each weight."""
+    """Compute the estimate, as a `Reduced` of weight 1, and the number of contributing clients for each weight."""
     weights, structure = jax.tree.flatten(uploads.weight)
     increments = jax.vmap(trees.prefix_divide)(uploads.total, uploads.weight)
     if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(increments)):

@@ -6,8 +6,8 @@ r"""Attacks by clients, for ``--attack`` and ``jaxpfl.fit(attack=)``.
 - ``label-flip``: the attacker trains on wrong labels and otherwise follows the protocol. With K classes, K - 1 - y
   replaces the label y; 1 - y replaces a binary label.
 
-Apart from this, an attacker follows the protocol: it trains, keeps its state, and uploads its true weight, numbers of
-steps, moments and running statistics (`Algorithm.increments`). The attack changes an increment before compression.
+In all other respects an attacker follows the protocol: it trains, keeps its state, and uploads its true weight, numbers
+of steps, moments and running statistics (`Algorithm.increments`). The attack changes an increment before compression.
 Labels of test examples do not change.
 
 References: Li et al. 2020, "Learning to Detect Malicious Clients for Robust Federated Learning",
@@ -57,9 +57,9 @@ def attack_of(attack: str) -> Attack:
 
 
 def drawn(client_ids: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Draw the attackers, [m] bool: the given share of the clients, rounded to the nearest whole number.
+    """Draw the attackers, [m] bool. Their number is the given share of the clients, rounded to the nearest integer.
 
-    Attackers are the clients with the largest scores. A score depends only on the seed and the client's id.
+    Attackers are the clients with the largest random scores. A score depends only on the seed and the client's id.
 
     Raises:
       JaxpflError: if no client or every client would be an attacker.
@@ -82,7 +82,7 @@ def attacked(algorithm: Algorithm, attack: Attack, attackers: np.ndarray) -> Alg
 
     Args:
       algorithm: any method.
-      attack: attack on uploads; an attack on labels changes nothing here (see `poisoned`).
+      attack: attack on uploads. For an attack on labels, the algorithm is returned unchanged; see `poisoned`.
       attackers: ids of the attackers.
     """
     if attack.change is None:
@@ -115,8 +115,8 @@ def poisoned(federation: Federation, attackers: np.ndarray, classes: int) -> Fed
 
     Args:
       federation: federation on the host.
-      attackers: [m] bool.
-      classes: K; 2 for binary labels, even if an example has several labels.
+      attackers: mask of the attackers, [m] bool.
+      classes: number K of classes; 2 for binary labels, even if an example has several labels.
     """
 
     def flipped(split: ClientData) -> ClientData:
@@ -153,4 +153,4 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = {
     "noise": _noise,
     "label-flip": lambda: Attack("label-flip"),
 }
-"""Name -> ``**arguments -> Attack``."""
+"""Name -> factory function ``**arguments -> Attack``."""
