@@ -1,12 +1,13 @@
-"""The mesh axes: clients, to each of which a function is applied on every device, and the parts of one client's model.
+"""The two mesh axes: distribution of clients over devices, and sharding of one client's arrays.
 
-With D devices, each holds the states of m' / D consecutive clients, where m' is m rounded up to a multiple of D. The
-`Spread` assigns work to devices; it changes nothing but the order of additions.
+On the axis of clients, each of D devices stores the states of m' / D consecutive clients, where m' is m rounded up to a
+multiple of D. A `Spread` assigns the clients' work to the devices. Results differ from a single device's results only
+by the order of additions.
 
-On the model axis several devices work on a client together: an array lies in equal parts along its largest dimension
-that the number of devices divides, or whole on each of them if it has none. A program for one device is compiled with
-these layouts as constraints; the compiler divides its operations and inserts what they exchange (GSPMD,
-arXiv:2105.04663), so that results differ in the order of additions alone.
+On the model axis, several devices work on one client together. Each array is sharded along its largest dimension that
+is divisible by the number of devices, or replicated if there is no such dimension. The program is written for one
+device and compiled with these layouts as constraints. The compiler partitions the operations and inserts the
+communication (GSPMD, arXiv:2105.04663), so results again differ only by the order of additions.
 """
 
 from __future__ import annotations
@@ -32,11 +33,18 @@ AXIS = "clients"
 
 
 _TOGETHER = 8
-"""Blocks whose sums are added as they are: their rounding errors, of seven additions, stay below 5e-7 of the sum."""
+"""Number of blocks whose sums are added without compensation. The rounding errors of these seven additions stay below
+5e-7 of the sum."""
 
 
 class Outcome(NamedTuple):
-    """Result of one client's work: its next state, the part to be summed over the cohort, and its own outputs."""
+    """Result of one client's work.
+
+    Attributes:
+      state: the client's next state.
+      summed: tree that is summed over the cohort.
+      kept: outputs that are stored for each client.
+    """
 
     state: PyTree
     summed: PyTree
@@ -44,22 +52,25 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[PyTree, Array, PyTree, PyTree], Outcome]
-"""``(shared, present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present:
-its state must be returned unchanged, its summed part zero. A state of ``()`` means that states are only read."""
+"""Function ``(shared, present [] bool, state, data) -> Outcome``. In an empty slot of the cohort, ``present`` is false:
+the function must then return the state unchanged and zeros to sum. A returned state ``()`` means that the function only
+reads states."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""`OneClient` with ``shared`` and the stores bound."""
+"""`OneClient` without its argument ``shared``, for data without their stores."""
 
 
 class Spread(NamedTuple):
     """Distribution of clients over devices.
 
     Attributes:
-      mesh: the devices, with an axis `AXIS`; another one, of devices that share a client, is left to the compiler.
-      shared_data: every device reads all data (CPU devices share the host's memory); else each holds its clients'.
-      even: each device runs an equal part of the cohort, and states are moved to it and back; else clients work on the
-        device that holds their state, and only sums are communicated. Requires ``shared_data``.
+      mesh: mesh of the devices, with an axis `AXIS`. The compiler handles the model axis, if there is one.
+      shared_data: whether every device reads all data, as CPU devices do, which share the host's memory. Otherwise each
+        device stores its own clients' data.
+      even: whether each device runs an equal part of the cohort. States then move to the device that runs the client
+        and back, which requires ``shared_data``. Otherwise a client runs on the device that stores its state, and only
+        sums are communicated.
     """
 
     mesh: Mesh
@@ -68,17 +79,18 @@ class Spread(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Number of devices, or groups of them, that share the clients."""
+        """Number of devices, or groups of devices, that share the clients."""
         return self.mesh.shape[AXIS]
 
 
 class _Slots(NamedTuple):
-    """Slots of a cohort, the filled ones first.
+    """Slots of a cohort; filled slots come before empty slots.
 
     Attributes:
-      present: whether filled.
-      state, data: the client's row in states and in data.
-      place: index of the slot in the whole cohort, at which its outputs are stored.
+      present: whether the slot is filled.
+      state: row of the slot's client in the states.
+      data: row of the slot's client in the data.
+      place: index of the slot in the whole cohort, where the client's outputs are stored.
     """
 
     present: Array
@@ -99,24 +111,25 @@ def run_cohort(
     everyone: bool,
     spread: Spread | None = None,
 ) -> Outcome:
-    """Apply ``one`` to every row of the cohort.
+    """Apply ``one`` to every client of the cohort.
 
     Args:
-      one: the work of one client.
-      shared: input common to all clients. It must not be closed over: within the devices' programs it would keep its
-        outer type, and the gradient of a ``lax.scan`` over a client's data fails on such a mixture.
-      rows: [capacity] int32, sorted, distinct; m where the slot is empty.
+      one: work of one client.
+      shared: inputs that are the same for all clients. ``one`` must not capture them instead: within ``shard_map``,
+        captured arrays keep their outer types, and the gradient of a ``lax.scan`` over a client's data fails on mixed
+        types.
+      rows: the clients' rows, [capacity] int32, sorted and distinct; m in empty slots.
       states: stacked client states, leaves [m', ...].
-      data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]), and `ClientData`, whose stores are
-        shared: no example is gathered or copied here.
-      num_clients: m.
-      block: clients per vectorised operation; 1 runs one after the other.
-      everyone: static; the rows are 0 ... m-1, so that nothing needs to be gathered if they run at once.
-      spread: distribution over several devices; None for one device (then m' = m).
+      data: other inputs that are stacked by client, leaves [m, ...] or [m', ...], including `ClientData`. The clients'
+        examples remain in their common store: this function neither gathers nor copies them.
+      num_clients: number m of clients.
+      block: number of clients in one vectorised operation; 1 runs the clients one after the other.
+      everyone: whether the rows are 0 ... m-1 (static). If all clients then fit in one block, no row is gathered.
+      spread: distribution of clients over several devices; None for one device (then m' = m).
 
     Returns:
-      All clients' states with the cohort's rows replaced, the sum over the cohort, and the outputs of every slot,
-      [capacity, ...], zero where it is empty; on several devices each holds all of them.
+      All clients' states with the cohort's rows replaced; the sum over the cohort; and the outputs of every slot,
+      [capacity, ...], which are zero in empty slots. With several devices, the outputs are replicated on all of them.
     """
     capacity = rows.shape[0]
     data, examples = split_stores(data)
@@ -128,7 +141,7 @@ def run_cohort(
     own = -(-num_clients // devices)
     by_client = P(AXIS)
 
-    # check_vma: an algorithm's loops start from constants, which would each need a cast to "varying over clients".
+    # check_vma=False: an algorithm's loops start from constants, each of which would need a cast to "varying".
     @partial(
         jax.shard_map,
         mesh=spread.mesh,
@@ -152,7 +165,7 @@ def run_cohort(
             slots = _Slots(local < own, local, data_rows, jnp.where(local < own, place, capacity))
             aligned = everyone and not spread.shared_data
             outcome = _run_here(work, slots, states, data, kept=capacity, block=block, everyone=aligned)
-        # One device has the outputs of a slot, the others have zeros.
+        # Exactly one device has the outputs of a slot, and the others have zeros, so their sum gives the outputs.
         return outcome._replace(summed=all_summed(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
     return on_each(shared, rows, states, data, examples)
@@ -161,7 +174,7 @@ def run_cohort(
 def _join_and_call(
     one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
 ) -> Outcome:
-    """`OneClient` for data without their stores."""
+    """Call ``one`` on data whose stores are given separately."""
     return one(shared, present, state, join_stores(data, examples))
 
 
@@ -176,19 +189,31 @@ def _run_even(
     block: int,
     devices: int,
 ) -> Outcome:
-    """This device's share of the slots; ``first`` is the first client whose state it holds."""
+    """Run this device's equal share of the cohort's slots (`Spread.even`).
+
+    Args:
+      one: work of one client.
+      rows: rows of the whole cohort, [capacity].
+      first: first client whose state this device stores.
+      states: states of this device's clients.
+      data: data of all clients.
+      num_clients: number m of clients.
+      block: number of clients in one vectorised operation.
+      devices: number of devices.
+    """
     own = jax.tree.leaves(states)[0].shape[0]
     capacity = rows.shape[0]
     share = -(-capacity // devices)
     rows = jnp.pad(rows, (0, share * devices - capacity), constant_values=num_clients)
-    # Dealt in turn, so that empty slots, which come last, are distributed evenly too.
+    # Slot i goes to device i mod D, so that the empty slots, which come last, are distributed evenly too.
     rows = rows.reshape(share, devices).T.reshape(-1)
     local = jnp.where((rows >= first) & (rows < first + own) & (rows < num_clients), rows - first, own)
 
     def only_mine(vector: Array) -> Array:
         return jnp.where((local < own)[:, None], vector, jnp.zeros((), vector.dtype))
 
-    # Exactly one device holds the state of a row: the sum over devices moves it to where it is needed.
+    # Exactly one device stores the state of a row, and the others contribute zeros, so the sum moves the state to the
+    # device that runs the client.
     held = jax.tree.map(only_mine, jax.vmap(trees.pack)(_clipped(states, local)))
     mine = jax.tree.map(lambda v: jax.lax.psum_scatter(v, AXIS, scatter_dimension=0, tiled=True), held)
     turn = jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * share, share)
@@ -207,13 +232,18 @@ def _run_here(
     """Run the slots of one device.
 
     Args:
-      kept: slots of the whole cohort.
-      everyone: static; slot i is row i of states and data.
+      one: work of one client.
+      slots: slots that this device runs.
+      states: states of this device's clients.
+      data: data that this device reads.
+      kept: number of slots in the whole cohort.
+      block: number of clients in one vectorised operation.
+      everyone: whether slot i has row i of states and data (static).
     """
     capacity = slots.present.shape[0]
     if block >= capacity and everyone:
         outcome = jax.vmap(one)(slots.present, states, data)
-        if kept != capacity:  # other devices have the rest
+        if kept != capacity:  # other devices run the other slots
             outcome = outcome._replace(kept=trees.put_rows(_zeros(outcome.kept, kept), slots.place, outcome.kept))
         return outcome._replace(summed=_sum(outcome.summed))
 
@@ -224,27 +254,27 @@ def _run_here(
     slots = jax.tree.map(lambda a, end: jnp.pad(a, (0, padding), constant_values=end), slots, ends)
     table = jax.tree.map(lambda a: a.reshape(blocks, block), slots)
     run_block, put = (_one_by_one, _put_one) if block == 1 else (_together, trees.put_rows)
-    # Traced once: eval_shape and the loop share the cached trace, if their arguments are typed alike (within shard_map
-    # a type says over which mesh axis it varies, so `present` must come from the slots).
+    # Trace once: eval_shape and the loop share the cached trace if their arguments have the same types. Within
+    # shard_map, a type includes the mesh axes over which it varies, so `present` must come from the slots.
     one = jax.jit(one, inline=True)
     shapes = jax.eval_shape(lambda: one(slots.present[0], *_row((states, data), slots.state[0])))
     nothing = jax.tree.map(lambda leaf: jnp.zeros((kept, *leaf.shape), leaf.dtype), shapes.kept)
     read_only = not jax.tree.leaves(shapes.state)
 
     def body(i: Array, carry: Outcome) -> Outcome:
-        # The states travel in the carry and are written in place: each row is read and written once in a round, and
-        # the loop holds one copy of them however large the cohort is. States that are only read stay out of it.
+        # The states are part of the carry and are written in place: each row is read and written once in a round, and
+        # the loop needs one copy of the states for any cohort. States that are only read are not part of the carry.
         here = _row(table, i)
         new, summed, values = run_block(one, here, states if read_only else carry.state, data)
         total = jax.tree.map(jnp.add, carry.summed, summed)
         return Outcome(put(carry.state, here.state, new), total, put(carry.kept, here.place, values))
 
-    # Empty slots come last, so that a device runs only as many blocks as it has clients in the cohort.
+    # Empty slots come last, so a device runs only the blocks that contain clients.
     filled = -(-slots.present.sum() // block)
     empty = RunningSum.zero(shapes.summed)
 
     def group(nth: Array, carry: Outcome) -> Outcome:
-        # A few uploads are added as they are and their sum compensated, which costs a third of compensating each.
+        # Compensated summation adds the sum of a few blocks, which costs a third of compensating every block.
         first = nth * _TOGETHER
         last = jnp.minimum(first + _TOGETHER, filled)
         outcome = jax.lax.fori_loop(first, last, body, carry._replace(summed=empty.total))
@@ -262,18 +292,19 @@ def _together(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcom
 
 
 def _one_by_one(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
-    # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
+    # A vmap of width one would turn every matrix product into a batched product, so the client is called directly.
     here = jax.tree.map(lambda a: a[0], slots)
     return one(here.present, _row(states, here.state), _row(data, here.data))
 
 
 def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    # One client at a time, empty slots are never reached; and XLA makes a loop of a scatter that may drop its row.
+    # With one client at a time, the loop never reaches an empty slot, so this need not drop rows. XLA would compile a
+    # scatter that drops rows to a loop.
     return jax.tree.map(lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, rows[0], 0), tree, values)
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
-    """One row of every leaf, the nearest one if the row is out of range."""
+    """One row of every leaf; the nearest row if the index is out of range."""
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
 
 
@@ -296,14 +327,14 @@ def _sum(tree: PyTree) -> PyTree:
 
 
 _LIMB_BITS = 11
-"""Bits of the three numbers that stand for an int32 in a vector of floats: exact in float32 for up to 2^13 devices."""
+"""Bits of each of the three floats that represent an int32. Their sums are exact in float32 for up to 2^13 devices."""
 
 
 def all_summed(tree: PyTree, axis: str) -> PyTree:
-    """Sum a tree over the devices of a mesh axis, with the numbers and types of ``jax.lax.psum`` on each leaf.
+    """Sum a tree over the devices of a mesh axis; the result equals ``jax.lax.psum`` of each leaf.
 
-    Leaves of one floating-point type travel in one vector, and int32 leaves in the same as exact floats. Leaves that
-    lie in parts on several devices (`trees.leaves_apart`) are never concatenated.
+    To save communication, all leaves of one floating-point dtype are concatenated into one vector, and int32 leaves are
+    added to it as exact floats. Sharded leaves (`trees.leaves_apart`) are never concatenated.
     """
     leaves, structure = jax.tree.flatten(tree)
     exact = next((leaf.dtype for leaf in leaves if leaf.dtype in (jnp.float32, jnp.float64)), None)
@@ -320,7 +351,7 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
         if like.dtype != jnp.int32:
             return limbs
         low, middle, high = limbs.astype(jnp.int32)
-        return low + (middle << _LIMB_BITS) + (high << 2 * _LIMB_BITS)  # beyond int32 it wraps, as their sum does
+        return low + (middle << _LIMB_BITS) + (high << 2 * _LIMB_BITS)  # wraps on overflow, as an int32 sum does
 
     packed = trees.pack([sent(leaf) for leaf in leaves])
     found = jax.lax.psum(packed, axis).unpack()
@@ -328,16 +359,17 @@ def all_summed(tree: PyTree, axis: str) -> PyTree:
 
 
 def split_stores(tree: PyTree) -> tuple[PyTree, tuple[Examples, ...]]:
-    """A tree stacked by client without its stores (leaves [m, ...]), and these (leaves [N, ...]), in order.
+    """Split a tree stacked by client into the tree without its stores (leaves [m, ...]) and the stores ([N, ...]).
 
-    A function of one client is mapped over the former alone: a store is an argument that is never gathered or copied.
+    A function of one client is mapped over the tree, and the stores are passed to it whole. Examples are therefore
+    never gathered or copied.
     """
     stores = [node.examples for node in jax.tree.leaves(tree, is_leaf=_is_data) if _is_data(node)]
     return join_stores(tree, [None] * len(stores)), tuple(stores)
 
 
 def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
-    """Inverse of `split_stores`, for one client or a stack."""
+    """Inverse of `split_stores`, for one client's tree or a stacked tree."""
     given = iter(stores)
     return jax.tree.map(
         lambda node: replace(node, examples=next(given)) if _is_data(node) else node, tree, is_leaf=_is_data
@@ -345,12 +377,12 @@ def join_stores(tree: PyTree, stores: Sequence[Examples | None]) -> PyTree:
 
 
 def shift_places(tree: PyTree, stores: Sequence[Examples], device: Array) -> PyTree:
-    """The tree with places in a device's parts of stores that lie on several in equal parts.
+    """Convert positions in whole stores to positions in one device's shards of these stores.
 
     Args:
-      tree: without its stores, stacked or one client's.
-      stores: this device's parts.
-      device: [] int32, its index.
+      tree: one client's tree or a stacked tree, without its stores.
+      stores: this device's shards; all devices' shards of a store have the same length.
+      device: index of this device, [] int32.
     """
     parts = iter(stores)
 
@@ -369,27 +401,27 @@ MODEL = "model"
 
 
 class ModelAxis(NamedTuple):
-    """Devices that hold one client's arrays together.
+    """Groups of devices, each of which shares one client's arrays.
 
     Attributes:
-      mesh: all devices, with an axis `MODEL`.
+      mesh: mesh of all devices, with an axis `MODEL`.
     """
 
     mesh: Mesh
 
     def layout(self, tree: PyTree, *lead: str | None) -> PyTree:
-        """The layout of every leaf, by its shape behind leading axes.
+        """Sharding of every leaf, chosen by its shape without the leading axes.
 
         Args:
           tree: arrays or shapes.
-          lead: the mesh axis of each leading axis of all leaves, None for one that is not sharded.
+          lead: mesh axis of each leading axis of all leaves; None for an axis that is not sharded.
         """
         count = self.mesh.shape[MODEL]
         return jax.tree.map(lambda a: NamedSharding(self.mesh, P(*lead, *_parts(a, count, len(lead)))), tree)
 
     def lay(self, tree: PyTree) -> PyTree:
-        """The same arrays of one client or of the server, which the compiler is to hold in parts; within a program."""
-        within = jax.sharding.get_abstract_mesh()  # in `shard_map`, where the axis of clients is not the compiler's
+        """Constrain the compiler to shard these arrays of one client or of the server; for use in a traced program."""
+        within = jax.sharding.get_abstract_mesh()  # not empty in `shard_map`, where the axis of clients is manual
         mesh, count = self.mesh if within.empty else within, self.mesh.shape[MODEL]
 
         def lay(a: Array) -> Array:
@@ -402,15 +434,15 @@ class ModelAxis(NamedTuple):
 
 
 def lay(axis: ModelAxis | None, tree: PyTree) -> PyTree:
-    """`ModelAxis.lay`; without an axis the tree as it is."""
+    """Apply `ModelAxis.lay`; without a model axis, return the tree unchanged."""
     return tree if axis is None else axis.lay(tree)
 
 
 def bytes_of_part(shapes: PyTree, count: int) -> int:
-    """Bytes that one client's tree takes on each of ``count`` devices.
+    """Bytes of one client's tree on each of ``count`` devices that share it.
 
     Raises:
-      JaxpflError: if none of its arrays can be divided.
+      JaxpflError: if no array has a dimension that is divisible by ``count``.
     """
     leaves = jax.tree.leaves(shapes)
     divided = [any(_parts(a, count)) for a in leaves]
@@ -421,8 +453,8 @@ def bytes_of_part(shapes: PyTree, count: int) -> int:
 
 
 def _parts(a: jax.ShapeDtypeStruct | Array, count: int, lead: int = 0) -> Sequence[str | None]:
-    """The mesh axis of each dimension behind the leading ones: `MODEL` for one of them at most."""
-    if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # keys
+    """Mesh axis of each dimension after the leading ones: `MODEL` for at most one dimension, None for the others."""
+    if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # random keys are replicated
         return ()
     shape = a.shape[lead:]
     divisible = [(size, place) for place, size in enumerate(shape) if size and size % count == 0]

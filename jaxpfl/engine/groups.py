@@ -1,4 +1,4 @@
-"""Groups of clients whose states differ in structure (other architectures), each a stack of its own."""
+"""Groups of clients with the same model architecture. Each group's states are stacked separately."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from jaxpfl.data import stack
 from jaxpfl.support.errors import JaxpflError
 
 _WORTH = 0.01
-"""Share of the memory of clients' examples from which on their order is changed to save it."""
+"""Smallest share of the examples' memory for whose saving clients are reordered."""
 
 
 class Group(NamedTuple):
-    """Clients that share a stack. A single group is the stack of all clients, and nothing is moved.
+    """Clients whose states are stacked together.
+
+    Rows of the federation number all m clients, and rows of the group's stack number the group's clients. If there is
+    only one group and ``places`` is None, both are the same.
 
     Attributes:
-      members: their rows in the stack of all m clients, ascending, [size]; on the host.
-      rows: rows of the group's own stack: its size, rounded up to a multiple of the devices.
-      num_clients: m.
+      members: rows of the group's clients in the federation, ascending, [size]; on the host.
+      rows: number of rows of the group's stack: its size, rounded up to a multiple of the number of devices.
+      num_clients: number m of clients in the federation.
       only: true if there is no other group.
-      places: row of each member in the group's own stack, [size], on the host; None if member i has row i. Rows that
-        are nobody's then lie at the end of each device's part.
+      places: row of each member in the group's stack, [size], on the host; None if member i has row i. With ``places``,
+        the unused rows are at the end of each device's part.
     """
 
     members: np.ndarray
@@ -43,20 +46,20 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Row behind all clients' rows, which stands for an empty slot."""
+        """Row that represents an empty slot: the first row after the clients' rows."""
         return self.size if self.places is None else self.rows
 
     @property
     def order(self) -> np.ndarray:
-        """Rows of the members in the group's own stack, [size]."""
+        """Row of each member in the group's stack, [size]."""
         return np.arange(self.size) if self.places is None else self.places
 
     def cohort(self, rows: Array) -> Array:
-        """Map a cohort's rows among all clients to rows in this group, sorted, ``end`` where empty."""
+        """Map a cohort's rows of the federation to sorted rows of this group's stack, with ``end`` in empty slots."""
         return rows if self._is_whole else jnp.sort(self.rows_of(rows))[: self.size]
 
     def rows_of(self, rows: Array) -> Array:
-        """Map rows among all clients to rows in this group; ``end`` for m and for other groups' clients."""
+        """Map rows of the federation to rows of this group's stack; ``end`` for m and for other groups' clients."""
         if self._is_whole:
             return rows
         place = np.full(self.num_clients + 1, self.end, np.int32)
@@ -64,7 +67,7 @@ class Group(NamedTuple):
         return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
-        """Map rows in this group to rows among all clients, the inverse of `cohort`; m where empty."""
+        """Map rows of this group's stack to rows of the federation; m for empty slots. The inverse of `cohort`."""
         if self._is_whole:
             return rows
         client = np.full(self.end + 1, self.num_clients, np.int32)
@@ -72,17 +75,17 @@ class Group(NamedTuple):
         return jnp.asarray(client)[jnp.minimum(rows, self.end)]
 
     def every(self) -> Array:
-        """Rows of all of the group's clients, sorted, [size] int32."""
+        """Rows of all clients in the group's stack, sorted, [size] int32."""
         if self.places is None:
             return jnp.arange(self.size, dtype=jnp.int32)
         return jnp.asarray(np.sort(self.places).astype(np.int32))
 
     def take_every(self, own: Array) -> Array:
-        """The rows of `every` of what is stacked as the group is."""
+        """Take the rows `every` of an array in the order of the group's stack, [rows, ...] -> [size, ...]."""
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:
-        """The group's rows of a tree stacked by all clients, [m, ...], padded to ``rows``."""
+        """Take the group's clients from a tree with a row for each client of the federation, [m, ...] -> [rows, ...]."""
 
         def take(leaf: Array) -> Array:
             if self._is_whole:
@@ -95,44 +98,48 @@ class Group(NamedTuple):
         return jax.tree.map(take, stacked)
 
     def take_counts(self, stacked: PyTree) -> PyTree:
-        """The group's rows of what a state holds for all clients, [m', ...]: in its own order if it is the only one."""
+        """Take the group's rows of the counts of all clients, [m', ...].
+
+        If there is only one group, the counts are already in the order of its stack and are returned unchanged.
+        """
         return stacked if self.only else self.take(stacked)
 
     def put(self, stacked: PyTree, values: PyTree) -> PyTree:
-        """Replace the group's rows in what a state holds for all clients; rows that are nobody's are dropped."""
+        """Replace the group's rows in the counts of all clients. Values of unused rows are dropped."""
         if self.only:
             return values
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)
 
     def members_of(self, own: PyTree) -> PyTree:
-        """The members of a tree stacked as the group is, [rows, ...] -> [size, ...]."""
+        """Take the members' rows of a tree in the order of the group's stack, [rows, ...] -> [size, ...]."""
         rows = slice(self.size) if self.places is None else self.places
         return jax.tree.map(lambda leaf: leaf[rows], own)
 
     def restore_order(self, values: PyTree) -> PyTree:
-        """Reorder values by slot of `every`, [size, ...], to the members' order."""
+        """Reorder values [size, ...] from the order of `every` to the order of the members."""
         if self.places is None:
             return values
         slots = np.searchsorted(np.sort(self.places), self.places)
         return jax.tree.map(lambda leaf: leaf[slots], values)
 
     def resized(self, *, whole: bool) -> int | np.ndarray:
-        """The own stack's rows, or the members' alone, for `state.resize_rows`."""
+        """Argument of `state.resize_rows`: all rows of the group's stack (``whole``), or the members' rows only."""
         if self.places is None:
             return self.rows if whole else self.size
         if not whole:
             return self.places
-        members = np.zeros(self.rows, np.int64)  # a row that is nobody's has some client's values
+        members = np.zeros(self.rows, np.int64)  # an unused row gets the values of the first member
         members[self.places] = np.arange(self.size)
         return members
 
     def dealt(self, sizes: np.ndarray, devices: int) -> Group:
-        """The same clients, dealt to devices in equal numbers so that each holds about as many examples.
+        """The group with its clients assigned to devices such that all devices store about equally many examples.
 
-        Nothing moves where that would save less than `_WORTH` of the memory.
+        Every device gets the same number of clients. The group is returned unchanged if the assignment would save less
+        than `_WORTH` of the memory.
 
         Args:
-          sizes: the members' numbers of examples of each split, [size, splits].
+          sizes: each member's number of examples in each split, [size, splits].
           devices: number of devices that share the rows.
         """
         share = self.rows // devices
@@ -140,7 +147,8 @@ class Group(NamedTuple):
         stored = stack.examples_held(sizes, before)
         if stored <= (1 + _WORTH) * sizes.sum(dtype=np.int64):
             return self
-        # By all examples together, and by each split's own: the latter where a large one is not spread like the others.
+        # Balance the total number of examples, or each split by itself, which is better if a large split is distributed
+        # over the clients differently from the others.
         ways = (stack.even_shares(kinds, [share] * devices) for kinds in (sizes.sum(axis=1, keepdims=True), sizes))
         after = min(ways, key=lambda way: stack.examples_held(sizes, way))
         if stack.examples_held(sizes, after) > (1 - _WORTH) * stored:
@@ -160,8 +168,15 @@ def make_groups(
 ) -> tuple[Group, ...]:
     """Build the groups of an algorithm's clients.
 
+    Args:
+      algorithm: the method, whose ``group_of`` assigns clients to groups.
+      client_ids: ids of all clients, [m].
+      devices: number of devices that share the clients.
+      may_be_empty: whether a group may have no client.
+
     Raises:
-      JaxpflError: if a group would have no client (unless allowed), or ``group_of`` names an unknown one.
+      JaxpflError: if a group has no client and none may be empty, or if ``group_of`` returns a group that does not
+        exist.
     """
     count, num_clients = len(algorithm.clients), len(client_ids)
     numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))
@@ -177,7 +192,13 @@ def make_groups(
 
 
 def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = False) -> tuple[Federation, ...]:
-    """Each group's clients as a federation of their own, with its examples alone, or, as a view, in the whole store."""
+    """Split a federation into one federation for each group.
+
+    Args:
+      federation: data of all clients.
+      groups: groups of the clients.
+      views: whether all groups share the store of examples; otherwise each group gets a copy of its own examples.
+    """
     if len(groups) == 1:
         return (federation,)
     if not views:
@@ -192,7 +213,7 @@ def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = Fa
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
-    """Combine the values of all non-empty groups, [size, ...], in the stack order of all clients, [m, ...]."""
+    """Combine the values of all non-empty groups, each [size, ...], in the order of the federation, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))
@@ -200,14 +221,14 @@ def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
 
 
 class Clients(NamedTuple):
-    """Inputs that all runs share.
+    """Data of the clients, which all runs share.
 
     Attributes:
-      federations: the data of each group.
-      among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
-        nobody; None where the stacks hold all clients.
-      ids: all m clients' ids, [m], on every device, where each holds its own clients' data: a cohort is then drawn
-        without communication. Else None.
+      federations: data of each group.
+      among: if the one group contains only some of the m clients (streamed runs), the row in the federation of each row
+        of the group's stack, [size] int32, with m for unused rows; None if the groups contain all clients.
+      ids: ids of all m clients, [m], replicated on all devices, so that a cohort is drawn without communication. None
+        unless each device stores only its own clients' data.
     """
 
     federations: tuple[Federation, ...]
@@ -215,19 +236,23 @@ class Clients(NamedTuple):
     ids: Array | None = None
 
     def all_ids(self, groups: tuple[Group, ...]) -> Array:
-        """Ids of all clients of the stack, [m]."""
+        """Ids of all clients, [m]."""
         if self.ids is not None:
             return self.ids
         given = zip(self.federations, groups, strict=True)
         return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
 
     def received(self, per_client: PyTree) -> PyTree:
-        """The messages, leaves [m, ...], to the clients of the stacks; a row that is nobody's gets some client's."""
+        """Take the messages to the clients of the stacks from all clients' messages, leaves [m, ...].
+
+        An unused row gets the last client's message.
+        """
         among = self.among
         if among is None:
             return per_client
+        # mode="clip": the index m of an unused row becomes m - 1. The results of unused rows are discarded.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
 
     def places(self, rows: Array, num_clients: int) -> Array:
-        """Rows of the stacks -> rows of all m clients, m where a slot is empty."""
+        """Map rows of the stacks to rows of the federation; m for empty slots."""
         return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)

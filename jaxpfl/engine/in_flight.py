@@ -1,14 +1,14 @@
-r"""Asynchronous rounds: M clients are at work at once, and a round ends when the next K of them have uploaded.
+r"""Asynchronous rounds: M clients train concurrently, and a round ends when the next K of them have uploaded.
 
-At the start of a round as many clients as are missing from M (all of them in the first round, then K) are drawn,
-uniformly from the clients not at work, and receive the server's current model. Each keeps what it received, and takes
-the seconds of `clock.seconds_ahead` from then on. The K clients with the least time left make up the round; of several
-with the same time left, the first to begin come first. They do their work from the model that each of them received,
-with the randomness and the learning rate of the round in which they began, and then the others have that much less time
-left. A client's staleness is the number of rounds that ended while it was at work.
+At the start of a round, idle clients are drawn uniformly until M clients are at work again: M clients in the first
+round, then K in each round. Each of them receives the server's current model, keeps it, and needs the number of seconds
+that `round.seconds_ahead` returns. The round consists of the K clients with the smallest time left; if times are equal,
+clients that began earlier come first. Each of the K clients trains from the model that it received, with the randomness
+and the learning rate of the round in which it began. The duration of the round is then subtracted from the other
+clients' times. A client's staleness is the number of rounds that ended while it was at work.
 
-With M = K and equal times everybody arrives in the round in which it began: cohorts and results are the same as in
-synchronous rounds with uniform cohorts. An upload that is lost, or not finite, is an arrival all the same.
+With M = K and equal times, every client arrives in the round in which it began. Cohorts and results then equal those of
+synchronous rounds with uniform cohorts. A client whose upload is lost or not finite still counts as arrived.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
 https://arxiv.org/abs/2106.06639.
@@ -35,10 +35,10 @@ class InFlight(NamedTuple):
     """Clients at work, in M slots.
 
     Attributes:
-      received: the `Message.shared` that each began from, leaves [M, ...].
-      rows: the client's row in the stack; the number of clients where the slot is empty, [M] int32.
-      began: the round in which it began, [M] int32.
-      left: seconds until it arrives, from the end of the last round, [M] float32.
+      received: `Message.shared` that each client received when it began, leaves [M, ...].
+      rows: row of each slot's client in the federation, [M] int32; the number of clients in empty slots.
+      began: round in which each client began, [M] int32.
+      left: seconds from the end of the last round until each client arrives, [M] float32.
     """
 
     received: PyTree
@@ -48,11 +48,11 @@ class InFlight(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """The K clients of a round.
+    """The K clients that arrive in a round.
 
     Attributes:
-      rows: their rows, sorted, [K] int32.
-      slots: slot of each client that arrives, by row of the stack, [m] int32; zero for all others.
+      rows: rows of these clients in the federation, sorted, [K] int32.
+      slots: for each row of the federation, the slot of its client if the client arrives, and 0 otherwise, [m] int32.
       seconds: duration of the round, [] float32.
     """
 
@@ -62,11 +62,11 @@ class Arrivals(NamedTuple):
 
 
 def concurrency(algorithm: Algorithm, participation: Participation) -> int:
-    """M, the number of clients at work at once.
+    """Number M of clients that train concurrently.
 
     Raises:
-      JaxpflError: for a number below the cohort or above the clients, cohorts of no fixed size, and algorithms that
-        asynchronous rounds cannot run.
+      JaxpflError: if M is smaller than the cohort or larger than the number of clients, if cohorts do not have a fixed
+        size, or if asynchronous rounds do not support the algorithm.
     """
     asked, cohort, clients = algorithm.in_flight, participation.capacity, participation.num_clients
     assert asked is not None
@@ -92,14 +92,14 @@ def concurrency(algorithm: Algorithm, participation: Participation) -> int:
 
 
 def check(message: Message, up: int) -> None:
-    """Refuse a method whose messages are not kept for clients at work, or whose uploads are of unforeseen length.
+    """Check that asynchronous rounds support a method's messages and uploads.
 
     Args:
-      message: the broadcast.
+      message: the server's broadcast.
       up: bytes of an upload.
 
     Raises:
-      JaxpflError.
+      JaxpflError: if the server sends clients different messages, or if an upload is not as long as `Message.shared`.
     """
     if jax.tree.leaves(message.per_client):
         raise JaxpflError("asynchronous rounds (in_flight) send all clients the same: Message.per_client must be None")
@@ -110,12 +110,12 @@ def check(message: Message, up: int) -> None:
 
 
 def nobody(number: int, clients: int, shared: PyTree) -> InFlight:
-    """M empty slots.
+    """Empty slots, before any client is at work.
 
     Args:
-      number: M.
-      clients: m.
-      shared: a `Message.shared`, or its shapes.
+      number: number M of slots.
+      clients: number m of clients.
+      shared: any `Message.shared`, or its shapes.
     """
     zeros = jnp.zeros(number, jnp.int32)
     received = jax.tree.map(lambda a: jnp.zeros((number, *a.shape), a.dtype), shared)
@@ -125,20 +125,20 @@ def nobody(number: int, clients: int, shared: PyTree) -> InFlight:
 def dispatched(
     before: InFlight, key: Key, ids: Array, round: Array, shared: PyTree, seconds: Callable[[Array], Array]
 ) -> InFlight:
-    """Clients at work once every empty slot has been given to a client that begins.
+    """Fill every empty slot with a client that begins its work.
 
     Args:
-      before: the clients at work.
-      key: key for the draw.
+      before: clients at work, in some of the slots.
+      key: key for the draw of the clients.
       ids: all clients' ids, [m].
-      round: the round that begins.
+      round: number of the round that begins.
       shared: message to the clients that begin.
-      seconds: ``rows [M] -> [M]``, the time that they will take.
+      seconds: function ``rows [M] -> [M]``, the seconds that each client needs.
     """
     clients, empty = ids.shape[0], before.rows == ids.shape[0]
     busy = jnp.zeros(clients, bool).at[before.rows].set(True, mode="drop")
     _, best = jax.lax.top_k(jnp.where(busy, -jnp.inf, client_scores(key, ids)), before.rows.shape[0])
-    # Slots are given in the order of the scores, so that neither they nor ties depend on the order of the stack.
+    # Slots are filled in the order of the scores, so that neither slots nor ties depend on the clients' order.
     turn = jnp.maximum(jnp.cumsum(empty) - 1, 0)
     rows = jnp.where(empty, best[turn].astype(jnp.int32), before.rows)
     return InFlight(
@@ -150,12 +150,12 @@ def dispatched(
 
 
 def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arrivals]:
-    """Clients at work after the next K have arrived, and these.
+    """Let the next K clients arrive; return the clients still at work, and the arrivals.
 
     Args:
-      before: the clients at work, in all slots.
-      cohort: K.
-      clients: m.
+      before: clients at work, in all slots.
+      cohort: number K of clients that arrive.
+      clients: number m of clients.
     """
     arriving = jnp.lexsort((before.began, before.left))[:cohort].astype(jnp.int32)
     rows, seconds = before.rows[arriving], before.left[arriving[-1]]
@@ -166,6 +166,6 @@ def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arriv
 
 
 def received(flights: InFlight, slot: Array) -> tuple[PyTree, Array]:
-    """The message to the client in a slot, and the round in which it began."""
+    """The message that the client in a slot received, and the round in which it began."""
     pick = partial(jax.lax.dynamic_index_in_dim, index=slot, keepdims=False)
     return jax.tree.map(pick, (flights.received, flights.began))

@@ -1,10 +1,11 @@
-"""Keys of private runs' noise, distinct for any two runs on the same users.
+"""Noise keys of private runs, which differ between any two runs on the same users.
 
-If two runs shared noise, the difference of their models would be free of it. A run's cohorts and noise are therefore
-drawn from a key derived from its seed and from everything that its releases depend on, as text: method, settings,
-mechanism, hyper-parameters, model, initial parameters, participation, and a checksum of the data. The order of the
-clients, padding and plan do not count. The index among equal runs of one program does. A function or object of the
-user's has no text: with one, the key is drawn from the operating system, and is in the run's states alone.
+If two runs used the same noise, it would cancel in the difference of their models. A run therefore draws its cohorts
+and its noise from a key that is derived from the seed and from a text that describes everything on which the run's
+releases depend: method, settings, mechanism, hyper-parameters, model, initial parameters, participation, and a checksum
+of the data. Equal runs of one program are numbered, and the number also enters the key. The key does not depend on the
+order of the clients, on padding or on the execution plan. A user's own function or object cannot be described by a
+text. If a run uses one, its key is drawn from the operating system's random numbers and stored only in the run's state.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from jaxpfl.uploads.compression import Compressor
 def add_method(
     algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
 ) -> Algorithm:
-    """A private algorithm whose noise also depends on the method and the settings that it was built with."""
+    """Make the noise keys of a private algorithm depend on its method and on the settings with which it was built."""
     return _extend_name(
         algorithm,
         method.name,
@@ -49,7 +50,7 @@ def add_method(
 
 
 def add_task(algorithm: Algorithm, task: Task) -> Algorithm:
-    """A private algorithm whose noise also depends on the model, with given parameters, and the loss."""
+    """Make the noise keys of a private algorithm depend on the loss and on the model with its given parameters."""
     return _extend_name(algorithm, task.model, task.loss)
 
 
@@ -64,16 +65,16 @@ def _extend_name(algorithm: Algorithm, *settings: Any) -> Algorithm:
 def names_of(
     noise: NoiseStream, federation: Federation, participation: Participation, availability: Availability
 ) -> tuple[str, ...]:
-    """Texts that identify the runs of a simulation: one, or one for each run whose failures have rates of their own.
+    """Texts that describe the runs of a simulation: one text, or one for each run if runs differ in failure rates.
 
-    Empty texts for noise that has no text.
+    The texts are empty if the noise key is secret.
     """
     each = availability.per_run
     if noise.secret:
         return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
     common, data = (noise, *part, participation.cycle), _checksum(federation)
-    # Not the time model, on which nothing that is released depends.
+    # The time model is left out, because no released value depends on it.
     failures = ((own.dropout, own.stragglers, own.same_stragglers) for own in each)
     return tuple(repr((common, own, data)) for own in failures)
 
@@ -82,7 +83,7 @@ def keys(noise: NoiseStream, names: Sequence[str], seeds: Sequence[int], hp: PyT
     """Noise key of each run, [S].
 
     Args:
-      noise: the algorithm's noise.
+      noise: description of the algorithm's noise.
       names: result of `names_of`.
       seeds: the runs' seeds, [S].
       hp: the runs' hyper-parameters, leaves [S].
@@ -107,7 +108,7 @@ def keys(noise: NoiseStream, names: Sequence[str], seeds: Sequence[int], hp: PyT
 
 
 def _checksum(federation: Federation) -> int:
-    """Checksum of the clients' examples, invariant to the clients' order."""
+    """Checksum of the clients' examples, which does not depend on the order of the clients."""
     total = 0
     for split in (federation.train, federation.validation):
         flat, sizes = jax.tree.leaves(split.flat()), np.asarray(split.size)
@@ -121,25 +122,31 @@ def _checksum(federation: Federation) -> int:
 
 
 class Ours:
-    """Noise keys of a private simulation's own runs, stored as digests: a secret key is held by its state alone."""
+    """Noise keys of the runs that belong to a private simulation.
+
+    Only digests of the keys are stored, so that a secret key exists only in its run's state.
+    """
 
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
         self._last: Key | None = None
 
     def add(self, keys: Key | None) -> None:
-        """Add the runs' keys, [S]; None if they are not private."""
+        """Add the noise keys of some runs, [S]; None if the runs are not private."""
         self._digests |= _digests(keys)
 
     def passed(self, keys: Key | None) -> None:
-        """Remember the array that the last call returned, so that it need not be checked again."""
+        """Store the key array of the last returned state, so that `check` need not compute its digests."""
         self._last = keys
 
     def check(self, keys: Key | None) -> None:
-        """Refuse keys of other simulations' runs: no claim would count their rounds, and their noise might be reused.
+        """Check that the keys belong to this simulation's runs.
+
+        If another simulation's runs were continued here, no privacy claim would count all of their rounds, and noise
+        could be used twice.
 
         Raises:
-          JaxpflError: with the remedy.
+          JaxpflError: if a key is unknown; the message gives the remedy.
         """
         if keys is None:
             raise foreign("does not belong to a private run, but this simulation is private")
@@ -151,7 +158,11 @@ class Ours:
 
 
 def foreign(what: str) -> JaxpflError:
-    """The error for a state that this simulation cannot advance."""
+    """Make the error for a state that this simulation cannot advance.
+
+    Args:
+      what: predicate of the message, whose subject is the state.
+    """
     return JaxpflError(f"the state {what}: advance it by the simulation that started it")
 
 
@@ -161,12 +172,12 @@ def _digests(keys: Key | None) -> set[bytes]:
 
 
 def without_key(state: RunState) -> RunState:
-    """The state with its noise key zeroed: it can be evaluated and exported, but not continued."""
+    """The state with its noise key set to zero. It can be evaluated and exported, but not advanced."""
     assert state.noise is not None
     return state._replace(noise=jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(state.noise))))
 
 
 def is_gone(state: RunState) -> bool:
-    """True if the state's noise key was removed."""
+    """True if the state's noise key was removed by `without_key`."""
     assert state.noise is not None
     return not np.any(jax.random.key_data(state.noise))

@@ -1,4 +1,4 @@
-"""Compiled programs of a simulation, each made at its first call, its memory checked before it runs."""
+"""Compiled programs of a simulation. Each is compiled at its first call, and its memory is checked before it runs."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clusters": (("cluster",), ("broadcast",)),
     "unseen": (("init", "update", "personalize", "predict", "gradients"), ("broadcast", "welcome", "predict_global")),
 }
-"""Functions of clients and server that each program uses."""
+"""Functions of `Client` and of `Server` that each program calls."""
 
 
 class Setting(NamedTuple):
-    """Inputs of the programs, all static.
+    """Static inputs of the programs.
 
     Attributes:
       algorithm: the method.
-      task: the model with its metrics.
-      participation: the sampling of cohorts.
-      availability: the kinds of failures; the rates of each run are arguments of the program.
-      plan: the plan as given.
-      scoring: the plan of programs that run over all clients.
-      placement: the devices of states and data.
-      groups: the groups of the clients that are trained.
-      unseen: the groups of the unseen clients, if any.
+      task: model, loss and metrics.
+      participation: sampling of the cohorts.
+      availability: kinds of failures. Their rates are arguments of the programs.
+      plan: execution plan, as the user gave it.
+      scoring: resolved plan of the programs that run over all clients.
+      placement: placement of states and data on the devices.
+      groups: groups of the trained clients.
+      unseen: groups of the unseen clients, if any.
     """
 
     algorithm: Algorithm
@@ -68,8 +68,8 @@ class Programs:
     """The programs of one setting.
 
     Attributes:
-      execution: the resolved plan of a round; fewer clients at once if more did not fit.
-      made: the programs in use, by name and number of runs.
+      execution: resolved plan of a round, with a smaller block of clients if the first choice did not fit in memory.
+      made: compiled programs, by name and number of runs.
     """
 
     def __init__(self, setting: Setting, execution: Resolved):
@@ -78,16 +78,16 @@ class Programs:
         self._of = setting
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Program that makes the first states of ``(keys [S], hp [S], clients)``.
+        """Compiled program ``(keys [S], hp [S], clients) -> initial states``.
 
-        If its random draws would not fit beside the states, it draws for fewer clients at a time.
+        If the random draws for all clients would not fit in memory, the program draws for a block of clients at a time.
 
         Raises:
-          OutOfMemoryError: if not even one client at a time fits.
+          OutOfMemoryError: if not even the draws for one client fit.
         """
         if ("start", runs) in self.made:
             return self.made["start", runs]
-        # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
+        # The program makes dozens of random draws and runs once, so optimising it would cost seconds and save nothing.
         unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         placement = self._of.placement
         block, devices = None, placement.devices
@@ -110,29 +110,30 @@ class Programs:
         return program
 
     def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """``(keys [S] of runs and of noise, hp [S], clients) -> states before round 0``.
+        """Function ``(keys, hp [S], clients) -> states before round 0``; the keys are run keys and noise keys, each
+        [S].
 
         Args:
-          block: the number of clients at a time; all if None.
+          block: number of clients whose states are computed at a time; None for all.
         """
         of, algorithm = self._of, part_used(self._of.algorithm, "start")
         participation, groups, rows = of.participation, of.groups, of.placement.rows
-        model = of.placement.model  # the setting would name the program by more than it depends on
+        model = of.placement.model  # `init` captures this alone: what it captures becomes part of the program's key
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
             return init_state(algorithm, participation, groups, keys, hp, clients, rows, block, model)
 
         begin = over_runs(init, vectorised=self.execution.vmap_runs)
-        # A first state can hold what the server sends, which some compute by products (FedAMP).
+        # An initial state can depend on the server's message, which some methods (FedAMP) compute by matrix products.
         return traced_as(begin, None, self.execution.matmul)
 
     def get(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Compiled ``advance`` or scoring program for S runs and arguments of these shapes.
 
-        A program that would not fit into memory is compiled again with fewer clients at once.
+        If the program does not fit in memory, it is compiled again with a smaller block of clients.
 
         Raises:
-          OutOfMemoryError: if that is not allowed, or does not help.
+          OutOfMemoryError: if the plan fixes the block, or if not even one client at a time fits.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
@@ -159,14 +160,14 @@ class Programs:
         return program
 
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str:
-        """Name of the ``advance`` program, or of a scoring, by its content (`compiled.digest`)."""
+        """Digest of the ``advance`` program or of a scoring program (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
         return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))
 
     def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Options of `compiled.compiled` for a program other than ``start``."""
         placement = self._of.placement
-        if name != "advance":  # of several processes each is to read the whole result
+        if name != "advance":  # with several processes, each must be able to read the whole result
             return {"out_shardings": placement.everywhere} if processes.several() else {}
         return {
             "donate_argnums": (0,) if self._of.plan.donate else (),
@@ -177,7 +178,7 @@ class Programs:
         }
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
-        """Function that a program other than ``start`` is compiled from."""
+        """Function from which a program other than ``start`` is compiled."""
         chosen = self.execution if name == "advance" else self._of.scoring
         apart = self._of.placement.model is not None
         return traced_as(self._function(name, block), chosen.form, chosen.matmul, apart=apart)
@@ -204,16 +205,16 @@ class Programs:
 def traced_as(
     function: Callable[..., Any], form: Form | None, matmul: str | None, *, apart: bool = False
 ) -> Callable[..., Any]:
-    """The function, traced with that form of the user's own convolutions and that precision of products.
+    """Wrap a function so that tracing it uses a form of convolutions and a precision of matrix products.
 
     Args:
-      function: function whose arguments are arrays.
-      form: the value of `Resolved.form`.
-      matmul: the value of `Resolved.matmul`.
-      apart: whether leaves lie in parts on several devices, and are never concatenated.
+      function: function of arrays.
+      form: form of the convolutions in the user's own model (`Resolved.form`).
+      matmul: precision of matrix products (`Resolved.matmul`).
+      apart: whether leaves are sharded over several devices, in which case they are never concatenated.
 
     Returns:
-      The function itself where nothing is asked for.
+      The wrapped function, or the function itself if no option is given.
     """
     if form is matmul is None and not apart:
         return function
@@ -232,7 +233,7 @@ def traced_as(
 
 
 def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
-    """Part of an algorithm that a program uses; methods that share it share the program."""
+    """The algorithm with only the functions that a program uses. Methods with the same functions share the program."""
     of_client, of_server = _USED[name]
 
     def part(functions: Any, used: tuple[str, ...]) -> Any:

@@ -1,6 +1,6 @@
-"""A federated round as a pure function: sample the cohort, train, sum, update the server, write states back.
+"""A federated round as a pure function: sample the cohort, train its clients, sum their uploads, and update the server.
 
-Behind it the simulated time of a round: the steps that a client takes, and the seconds of its work.
+The second half of the module computes a round's simulated time, from each client's local steps and speed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from jaxpfl.engine.groups import Clients, Group
 from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 
 BITS = ("upload_bits_high", "upload_bits_low")
-"""The two metrics of a round that are parts of one number (`state.whole`)."""
+"""Metrics of a round that are the high and the low part of one number (`state.whole`)."""
 
 
 class RoundPlan(NamedTuple):
-    """Static settings of a round, beside the algorithm's functions.
+    """Static settings of a round.
 
     Attributes:
-      participation: the sampling of the cohort.
-      availability: dropout and stragglers; their rates are arguments of the round.
-      groups: the clients of each entry of ``algorithm.clients``.
-      block: the number of clients that a device runs in one vectorised operation.
-      spread: the distribution of clients over several devices; None for one.
-      model: the devices that hold one client's arrays together; None if each holds whole ones.
+      participation: sampling of the cohort.
+      availability: dropout and stragglers. Their rates are arguments of the round.
+      groups: group of clients for each entry of ``algorithm.clients``.
+      block: number of clients that a device runs in one vectorised operation.
+      spread: distribution of clients over several devices; None for one device.
+      model: devices that share one client's arrays; None if each device stores whole arrays.
     """
 
     participation: Participation
@@ -55,7 +55,7 @@ class RoundPlan(NamedTuple):
 
 
 class RunValues(NamedTuple):
-    """Traced values of a run: its hyper-parameters, and the rates of its clients' failures."""
+    """Traced values of a run: hyper-parameters, and rates of dropout and stragglers."""
 
     hp: PyTree
     rates: FailureRates
@@ -66,14 +66,19 @@ OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
-    """Build a round.
+    """Build the function of one round.
 
-    The metrics are the clients' means, over the clients whose work was kept; the server's own; and ``participants`` and
-    ``diverged``, the numbers of clients in the cohort and of clients whose work was lost; under dropout also
-    ``dropped``, and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are summed
-    over the uploads that reached the server. With a time model, ``round_seconds`` is the simulated time. In
-    asynchronous rounds (`in_flight`) the cohort is the clients that arrive.
-    If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
+    In asynchronous rounds (`in_flight`), the cohort consists of the clients that arrive. The round's metrics are:
+
+    - the clients' metrics, averaged over the clients whose work was not discarded, and the server's metrics;
+    - ``participants``, the number of clients in the cohort;
+    - ``diverged``, the number of clients whose work was discarded because it was not finite;
+    - ``dropped``, the number of clients that dropped out, if there is a dropout rate;
+    - ``left_out``, the number of clients for which a drawn cohort had no slot, if the sampling can leave out clients;
+    - `BITS`, summed over the uploads that reached the server, if the algorithm counts bits;
+    - ``round_seconds``, the simulated duration, if there is a time model;
+    - ``idle``, the number of clients that trained outside the cohort, and ``idle_...``, their average metrics, if the
+      method trains such clients.
     """
     groups, server = plan.groups, algorithm.server
     idles = algorithm.idle_cap > 0 and not plan.participation.everyone
@@ -144,7 +149,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
         given = (server_key, hp, ctx, state.server, reduced)
         new_server, server_metrics = protocol_checks.call_server(server, *given, shared=message.shared)
-        # A server may overflow on finite uploads: it then keeps its state, and all of them are lost.
+        # The server's update may overflow on finite uploads. The server then keeps its state and discards all uploads.
         sound = trees.all_finite(new_server)
         new_server = lay(plan.model, trees.where(sound, new_server, state.server))
         present = counts.participations - state.counts.participations
@@ -171,7 +176,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             metrics["round_seconds"] = arrivals.seconds
         elif plan.availability.time_model is not None:
             clock = resolve_time_model(plan.availability.time_model)
-            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # as counts are
+            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # in the order of the counts
             worked = Counts(counts.table - state.counts.table)
             metrics["round_seconds"] = synchronous_seconds(clock, algorithm, of_rows, ids.shape[0], worked, up, message)
         state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
@@ -181,19 +186,25 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
 
 
 class _Done(NamedTuple):
-    """Outcome of some clients' work: the number that kept it, and the sums of their metrics."""
+    """Number of clients whose work was not discarded, and the sums of their metrics."""
 
     clients: Array
     metrics: Metrics
 
     def means(self) -> Metrics:
-        # If every client diverged there is nothing to average: NaN, not a perfect zero.
+        # If every client diverged, the mean is undefined: NaN, because 0 would look like a perfect loss.
         clients = jnp.where(self.clients > 0, self.clients, jnp.nan)
         return {name: total / clients for name, total in self.metrics.items()}
 
 
 class _Tally(NamedTuple):
-    """Some clients: all that worked, those whose work was dropped, and those whose upload was lost, each [] int32."""
+    """Numbers of clients, each [] int32.
+
+    Attributes:
+      clients: clients that worked.
+      diverged: clients whose work was discarded because it was not finite.
+      dropped: clients that dropped out, so that their upload was lost.
+    """
 
     clients: Array
     diverged: Array
@@ -201,7 +212,7 @@ class _Tally(NamedTuple):
 
     @classmethod
     def one(cls, present: Array, counts: Counts) -> _Tally:
-        """One client's, of the increment of a round."""
+        """Tally of one client, from the increments of its counts in a round."""
         given = jnp.ones((), jnp.int32), counts.diverged, counts.dropped
         return cls(*(jnp.where(present, number, 0) for number in given))
 
@@ -217,9 +228,13 @@ def _take_part(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree, Array | None],
 ) -> Outcome:
-    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome, tally).
+    """One client's round in the cohort.
 
-    Of asynchronous rounds, what is sent are the `InFlight` clients, and the last of the data is this one's slot.
+    The outcome's summed part is a tuple: the packed upload, 1 if the upload arrived, the `_Done`, and the `_Tally`. For
+    a method whose server needs single uploads, the packed upload is kept instead of summed.
+
+    In asynchronous rounds, the last item of ``shared`` is the `InFlight` clients instead of a message, and the last
+    item of ``data`` is this client's slot among them.
     """
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.replace_rates(rates)
@@ -243,7 +258,7 @@ def _take_part(
     keep = present & finite
     sends = keep if failed is None else present & usable
     arrived = sends & ~availability.drops_out(run_key, round, client_id)
-    # Selected, not multiplied: an upload that is not finite must leave no NaN in the sum.
+    # Select with `where` instead of multiplying by zero, so that an upload that is not finite adds no NaN to the sum.
     packed, done = (
         trees.where(condition, tree, jax.tree.map(jnp.zeros_like, tree))
         for condition, tree in ((arrived, packed), (keep, _Done(jnp.ones((), jnp.int32), metrics)))
@@ -266,9 +281,9 @@ def _take_part(
 
 
 def _summable(upload: PyTree, slots: int) -> Array:
-    """True if a sum of ``slots`` such uploads and its squares, which server optimizers keep, are finite, [] bool.
+    """True if a sum of ``slots`` uploads of this size is finite, and so are its squares, [] bool.
 
-    An upload that is finite by itself could otherwise make the whole cohort's sum infinite.
+    Otherwise, one finite upload could make the whole cohort's sum infinite. Server optimizers store the squares.
     """
 
     def bounded(leaf: Array) -> Array:
@@ -289,13 +304,13 @@ def _work_alone(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
-    """One client's round outside the cohort. Summed: (tally, outcome)."""
+    """One client's round outside the cohort. The outcome's summed part is a pair: the `_Tally` and the `_Done`."""
     (run_key, released), round, hp, rates = shared
     availability = availability.replace_rates(rates)
     (old, counts), (splits, client_id) = own, data
     limit = step_limit(algorithm, availability, run_key, round, client_id, splits.train.size)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
-    # A client is in the cohort or outside it, so its work has one stream in a round.
+    # In each round, a client is either in the cohort or outside it, so both kinds of work can use the same stream.
     old = lay(model, old)
     new, metrics = protocol_checks.call_idle(
         client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits
@@ -326,18 +341,23 @@ def _context(
 
 
 def _rows_where(condition: Array, group: Group) -> Array:
-    """Rows of the group's clients that meet the condition, [rows], sorted, [size]; then ``end`` in all other places."""
+    """Rows of the group's clients that satisfy a condition, sorted and padded with ``end``, [size].
+
+    Args:
+      condition: for each row of the group's stack, whether its client satisfies the condition, [rows] bool.
+      group: group of clients.
+    """
     rows = group.every()
     return jnp.sort(jnp.where(group.take_every(condition), rows, group.end))
 
 
 def _add(sums: list[PyTree]) -> PyTree:
-    """The sum over groups."""
+    """Sum trees of all groups leaf by leaf."""
     return sums[0] if len(sums) == 1 else jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *sums)
 
 
 def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stacked:
-    """Uploads of all groups' slots, with their clients."""
+    """Concatenate the uploads of all groups' slots, with the rows of the slots' clients."""
     kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
     packed, arrived = kept
     upload: Upload = jax.vmap(trees.Packed.unpack)(packed)
@@ -349,10 +369,11 @@ def make_rounds(
 ) -> Callable[[RunState, RunValues, Clients, Array], tuple[RunState, Metrics]]:
     """Build ``(state, values, clients, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
 
-    The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
-    [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
+    The number of rounds is traced, so calls with any number of rounds share one compiled program. (A ``lax.scan`` would
+    be compiled again for the last, shorter call.) The history's leaves are [capacity]; entries from ``rounds`` on are
+    zero.
     """
-    # Wrapped once, the round is traced once: eval_shape below and the loop share the cached trace.
+    # With `jit`, the round is traced only once: eval_shape below and the loop share the cached trace.
     one_round = jax.jit(one_round, inline=True)
 
     def rounds_fn(state: RunState, values: RunValues, clients: Clients, rounds: Array) -> tuple[RunState, Metrics]:
@@ -373,15 +394,15 @@ def make_rounds(
 def step_limit(
     algorithm: Algorithm, availability: Availability, run_key: Key, round: Array, client_id: Array, size: Array
 ) -> Scalar:
-    """Upper limit on a client's local steps; static where it is and all clients take as many.
+    """Maximum number of a client's local steps in a round; a Python integer if it is the same for all clients.
 
     Args:
       algorithm: the method.
       availability: kinds and rates of failures.
       run_key: the run's key.
-      round: the round in which the client begins.
+      round: round in which the client begins.
       client_id: the client's id.
-      size: its number of training examples.
+      size: the client's number of training examples.
     """
     own = algorithm.own_steps
     steps = algorithm.local_steps if own is None else jnp.minimum(own.steps(size), algorithm.local_steps)
@@ -392,16 +413,18 @@ def step_limit(
 def synchronous_seconds(
     clock: TimeModel, algorithm: Algorithm, ids: Array, clients: int, worked: Counts, up: int, message: Message
 ) -> Array:
-    """Simulated seconds of a round, the time of its slowest client; zero for an empty cohort, [] float32.
+    """Simulated duration of a synchronous round in seconds, [] float32: the time of its slowest client.
+
+    The duration is zero if the cohort is empty.
 
     Args:
-      clock: the clients' speeds.
-      algorithm: the method; without declared gradients each of its steps counts as one.
+      clock: speeds of the clients.
+      algorithm: the method. If it does not count gradients, each local step counts as one gradient.
       ids: the clients' ids, in the order of the counts, [m] or [m'].
-      clients: m.
-      worked: the clients' work in the round, [m'].
-      up: bytes of an upload that is not compressed.
-      message: the broadcast.
+      clients: number m of clients.
+      worked: increments of the clients' counts in the round, [m'].
+      up: bytes of an upload without compression.
+      message: the server's broadcast.
     """
     took_part = worked.participations > 0
     work = worked.gradients if algorithm.counts_gradients else worked.steps
@@ -419,15 +442,15 @@ def seconds_ahead(
 ) -> Callable[[Array], Array]:
     """Build ``rows [M] -> seconds [M]``, the time from broadcast to upload for clients that begin in a round.
 
-    Without a time model all take one second, whatever they do.
+    Without a time model, every client takes one second.
 
     Args:
-      algorithm: the method; its uploads are as long as what its server sends.
+      algorithm: the method. Its uploads must be as long as the server's message.
       availability: kinds and rates of failures.
       ids: the clients' ids, [m].
-      sizes: their numbers of training examples, [m].
-      state: the run's state, before the round in which they begin.
-      shared: `Message.shared`.
+      sizes: the clients' numbers of training examples, [m].
+      state: the run's state before the round.
+      shared: `Message.shared` of the round.
     """
     if availability.time_model is None:
         return lambda rows: jnp.ones(rows.shape, jnp.float32)

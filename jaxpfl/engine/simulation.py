@@ -1,4 +1,5 @@
-"""Simulation of an experiment: data and programs on devices; its runs start, advance by some rounds, and are scored."""
+"""Simulation of an experiment: it places the data on devices, compiles the programs, and starts, trains and scores
+runs."""
 
 from __future__ import annotations
 
@@ -44,11 +45,11 @@ from jaxpfl.support.errors import JaxpflError, unknown_name
 
 
 class Simulation:
-    """A federation, an algorithm and a participation scheme, compiled.
+    """Compiled programs that train and score an algorithm on a federation.
 
-    All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
-    advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices a
-    state may hold rows beyond the last client (see `RunState`); `trim` cuts them off.
+    The methods take a state and return a new one; the object itself stores only the programs and the data, which never
+    change. Any state may therefore be advanced at any time. Every state and every score has a leading axis of runs,
+    [S]. On several devices, a state may have padding rows after the last client (see `RunState`); `trim` removes them.
 
     Example::
 
@@ -58,10 +59,12 @@ class Simulation:
         accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
 
     Attributes:
-      federations: the data on their devices, for each group of the algorithm's clients; pooled, for its one client.
-      participation: the sampling of cohorts; pooled, of its one client.
-      rounds_run: the largest number of rounds of any state advanced here, an upper bound on the releases.
-      attackers: the clients that attack, [m] bool; None where nobody does.
+      federations: data on the devices, one federation for each group of the algorithm's clients. A pooled method has
+        one client, with the examples of all clients.
+      participation: sampling of the cohorts; full participation of the one client for a pooled method.
+      rounds_run: largest number of finished rounds of any state advanced here. A privacy claim counts at least these
+        rounds.
+      attackers: true for each client that attacks, [m] bool; None without an attack.
     """
 
     rounds_run: int = 0
@@ -80,23 +83,25 @@ class Simulation:
         unseen: Federation | None = None,
         adapt_rounds: int = 10,
     ):
-        """Place the data and prepare the programs; each is compiled at its first call.
+        """Place the data on the devices. Each program is compiled at its first call.
 
         Args:
-          algorithm: the method, built for the same task.
+          algorithm: method, built for the same task.
           task: model, loss and metrics.
-          federation: the stacked data of m clients.
-          participation: the sampling of cohorts, for the same m; without effect on a pooled method, as availability.
-          hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          availability: dropout and stragglers, their rates for all runs or one for each; none by default.
-          plan: the execution plan; chosen automatically by default.
-          unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
-          adapt_rounds: the number of rounds in which such a client adapts before it is scored.
+          federation: stacked data of m clients.
+          participation: sampling of the cohorts from the same m clients. A pooled method ignores it.
+          hp: hyper-parameters; a leaf is one value for all runs, [], or one value for each run, [S].
+          availability: dropout and stragglers; each rate is one value for all runs, or one value for each run. By
+            default, all clients are reliable. A pooled method ignores it.
+          plan: execution plan; chosen automatically by default.
+          unseen: clients for `evaluate_unseen`, which are never trained. Their ids must differ from the ids in
+            ``federation``.
+          adapt_rounds: number of rounds in which an unseen client adapts before it is scored.
 
         Raises:
-          JaxpflError: for a participation of another m, an id of two clients, data that the method refuses, unseen
-            clients with ids of trained ones, a method that cannot serve them (its server sends individual messages),
-            groups without a client, and as `in_flight.concurrency`.
+          JaxpflError: if the participation is for another number of clients, if two clients have the same id, if the
+            method does not accept the data, if an unseen client has the id of a trained client, if a group has no
+            client, or if `in_flight.concurrency` raises it.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
@@ -143,7 +148,7 @@ class Simulation:
         if algorithm.pooled:
             scoring = self._resolve(self.plan, federation.num_clients)
             self._scored = _pooled_scored(algorithm, federation, scoring)
-        else:  # Scoring runs over everyone, and spreads them over the same devices.
+        else:  # Scoring covers all clients, not a cohort, and uses the same devices.
             scoring = self._resolve(replace(self.plan, devices=execution.all_devices), participation.num_clients)
             self._scored = Scored(self.federations, self._groups, self.placement)
 
@@ -172,11 +177,12 @@ class Simulation:
             self._noise_names = noise_keys.names_of(algorithm.noise, federation, participation, availability)
 
     def init(self, seeds: Sequence[int]) -> RunState:
-        """The state before round 0 of one run for each seed.
+        """State before round 0, with one run for each seed.
 
         Raises:
-          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed given
-            twice with the same hyper-parameters (unless the runs are private: their noise then differs).
+          JaxpflError: if there is no seed, if a seed does not fit in 32 bits, if the states do not fit in memory, or if
+            two runs have the same seed and the same hyper-parameters. Private runs may have the same: their noise
+            differs.
         """
         if len(seeds):
             self.check_room(len(seeds))
@@ -187,7 +193,7 @@ class Simulation:
         """Run keys and noise keys for these seeds, each [S].
 
         Raises:
-          JaxpflError: as `init`.
+          JaxpflError: if the seeds are not valid, as in `init`.
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
@@ -207,18 +213,18 @@ class Simulation:
         return keys, noise
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
+        """Train for some rounds. The buffers of the given state are donated, unless ``plan.donate`` is false.
 
-        A private run continues only in the simulation that started (or `adopt`ed) it, whose noise it uses and whose
-        privacy claim counts its rounds. Non-private states of the same shapes may come from any simulation.
+        Only the simulation that started or `adopt`ed a private run can continue the run, because the simulation's
+        privacy claim counts the rounds. A state that is not private may come from any simulation with the same shapes.
 
         Returns:
-          The new state, and the history of the metrics, each [S, rounds]. With compressed uploads,
-          ``upload_bits`` is their exact length in a round, over all clients (int64).
+          The new state, and the history of the metrics, each [S, rounds]. If uploads are compressed, the metric
+          ``upload_bits`` is the exact number of bits that all clients upload in a round (int64).
 
         Raises:
-          JaxpflError: for a private run that another simulation started, and a round that does not fit into memory even
-            with the smallest block of clients that the plan allows. Checked before anything runs.
+          JaxpflError: if another simulation started the private run, or if a round does not fit in memory even with the
+            smallest block of clients that the plan allows. Both are checked before any round runs.
         """
         if self._noise is not None:
             self._noise.check(state.noise)
@@ -250,12 +256,12 @@ class Simulation:
     def evaluate(self, state: RunState, split: Part = "test", *, attackers: bool = False) -> Scores:
         """Score every client in every run: model -> metric -> [S, m].
 
-        Where some clients attack, scores are of the honest ones, and NaN for the attackers.
+        If some clients attack, their scores are NaN.
 
         Args:
-          state: after any round.
-          split: the examples.
-          attackers: score the attackers instead, with NaN for the honest clients.
+          state: state after any round.
+          split: split whose examples are scored.
+          attackers: score the attackers instead; the scores of the honest clients are then NaN.
         """
         scores = self._read(split, state, Clients(self._scored.federations))
         if self.attackers is None:
@@ -269,14 +275,19 @@ class Simulation:
         return jax.tree.map(masked, scores)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
-        """Score the unseen clients on their test examples: model -> metric -> [S, u].
+        """Score the u unseen clients on their test examples: model -> metric -> [S, u].
 
-        ``before`` is such a client's model on arrival, ``after`` the one after its rounds of adaptation. If the method
-        counts them, ``after`` has the ``gradients`` of these rounds, including those for the personalised model.
+        ``before`` scores a client's model on arrival, and ``after`` scores the model after the rounds of adaptation. If
+        the method counts gradients, ``after`` has the entry ``gradients``: the number of gradients that the client
+        evaluated in these rounds and for its personalised model.
 
         Args:
-          state: after any round.
-          rounds: the number of rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
+          state: state after any round.
+          rounds: number of rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
+
+        Raises:
+          JaxpflError: if the simulation was made without unseen clients, if ``rounds`` is negative, or if the method's
+            server sends each client its own message.
         """
         if self._unseen is None:
             raise JaxpflError("this simulation was made without unseen clients")
@@ -298,15 +309,16 @@ class Simulation:
     def personal_models(self, state: RunState) -> PyTree:
         """Every client's personalised model after adaptation, as `Client.personalize` returns it: leaves [S, m, ...].
 
-        With several groups of clients, one tree for each group, of its clients in the order of the stack.
+        If there are several groups of clients, the result is a tuple with one tree for each group. A group's clients
+        keep their order in the federation.
         """
         models = self._read("personal", state, Clients(self._scored.federations))
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
-        """The cluster of every client, [S, m], numbered from 0 in each run; None for a method that finds none.
+        """Cluster of every client, [S, m], numbered from 0 in each run; None if the method does not find clusters.
 
-        If clients choose among the server's models, a number that no client chose is missing.
+        If clients choose among the server's models, the number of a model that no client chose does not occur.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
             return np.asarray(self._read("clusters", state, Clients(self._scored.federations)))
@@ -322,20 +334,21 @@ class Simulation:
         return self._program(name, runs)(state, rows_of(self.hp, runs), clients, *more)
 
     def counts(self, state: RunState) -> Counts:
-        """The work of the m clients so far, [S, m], on the host."""
+        """Counts of each client's work so far, [S, m], on the host."""
         _, of_all = self._rows(whole=False)
         rows = of_all if isinstance(of_all, np.ndarray) else slice(of_all)
         return Counts(processes.fetch(state.counts.table)[:, rows])
 
     def trim(self, state: RunState) -> RunState:
-        """The state with exactly m rows of clients, for inspection or for a run on other devices.
+        """The state with exactly m client rows, for inspection or for a run on other devices.
 
-        Of several processes each then holds it all, on its host; `gather` leaves it with the first.
+        With several processes, every process gets the whole state in host memory. `gather` returns it in the first
+        process only.
         """
         return self._resize(processes.fetch(state) if processes.several() else state, whole=False)
 
     def gather(self, state: RunState) -> RunState | None:
-        """The trimmed state as NumPy arrays and key data, to be stored; None in all processes but the first."""
+        """The trimmed state as NumPy arrays and key data, for storage; None in all processes except the first."""
         untyped = keyless(state)
         if not processes.several():
             return jax.tree.map(np.asarray, self._resize(untyped, whole=False))
@@ -343,11 +356,11 @@ class Simulation:
         return None if found is None else self._resize(found, whole=False)
 
     def scatter(self, state: RunState | None, runs: int) -> RunState:
-        """The state that `gather` left with the first process, placed; None in the others.
+        """The inverse of `gather`: a stored state, placed on the devices of all processes.
 
         Args:
-          state: the state, in the first process.
-          runs: S.
+          state: result of `gather`; None in all processes except the first.
+          runs: number S of runs.
         """
         shapes = self._state_shapes(runs)
         given = None if state is None else self._resize(state, whole=True)
@@ -360,18 +373,18 @@ class Simulation:
         return placed
 
     def trimmed_shapes(self, runs: int) -> RunState:
-        """Shapes of what `trim` returns for S runs."""
+        """Shapes of the state that `trim` returns for S runs."""
         return jax.eval_shape(lambda state: self._resize(state, whole=False), self._state_shapes(runs))
 
     def keep_clients_in(self, folder: Path, checkpoints: Sequence[int]) -> None:
-        """Name the folder for clients that live on disk, before `init`.
+        """Set the folder for clients' states on disk; to be called before `init`.
 
         Args:
-          folder: kept beyond the life of the process.
-          checkpoints: rounds of the checkpoints of the run that there are.
+          folder: folder that remains after the process has ended.
+          checkpoints: rounds of the run's existing checkpoints.
 
         Raises:
-          JaxpflError: if the clients of an earlier part of the run lived elsewhere.
+          JaxpflError: if the run began with another ``plan.clients_in``.
         """
         if checkpoints and folder.is_dir():
             raise JaxpflError(
@@ -379,31 +392,31 @@ class Simulation:
             )
 
     def checkpointed(self, state: RunState) -> RunState:
-        """The part of a state that a checkpoint holds; `adopt` takes it back."""
+        """The part of a state that a checkpoint stores, from which `adopt` restores the state."""
         return self.trim(state)
 
     def prepare(self, round: int) -> None:
-        """To be called before the checkpoint of a round is written, for what it does not hold."""
+        """Flush the clients' states on disk, if any; to be called before the checkpoint of a round is written."""
 
     def commit(self, round: int) -> None:
-        """To be called once that checkpoint is whole."""
+        """Make a round's checkpoint the one to return to; to be called once it has been written completely."""
 
     def adopt(self, state: RunState) -> RunState:
-        """A trimmed state, of host or device arrays, placed as this simulation's programs want it.
+        """A trimmed state, with host or device arrays, placed where this simulation's programs expect it.
 
-        A private state is assumed to be of a run of this simulation (a stored one, say), whatever the source of its
-        noise; the caller is responsible for that.
+        The caller must make sure that a private state belongs to a run of this simulation, for example a stored run.
+        This is not checked.
         """
         if self._noise is not None:
             self._noise.add(state.noise)
         return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
-        """Give the state all rows that the programs need, or the clients' rows alone."""
+        """Pad the state to the rows that the programs need (``whole``), or keep the clients' rows only."""
         return resize_rows(state, *self._rows(whole=whole))
 
     def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
-        """Rows of each group's stack, and of what is held for all clients (`resize_rows`)."""
+        """Rows of each group's stack, and rows of the arrays for all clients; arguments of `resize_rows`."""
         rows = [group.resized(whole=whole) for group in self._groups]
         if len(rows) == 1:
             return rows, rows[0]
@@ -411,14 +424,14 @@ class Simulation:
 
     @property
     def execution(self) -> Resolved:
-        """Resolved plan; fewer clients at once if more did not fit into memory."""
+        """Resolved plan, with a smaller block of clients if the first choice did not fit in memory."""
         return self._programs.execution
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled, as part of a `Fit` too.
+        """Refuse to be pickled, also as a part of a `Fit`.
 
         Raises:
-          JaxpflError: the ways to keep results.
+          JaxpflError: always; the message lists other ways to store results.
         """
         raise JaxpflError(
             "compiled programs cannot be pickled, nor a Fit that holds them: pickle state, history and scores, keep "
@@ -426,18 +439,18 @@ class Simulation:
         )
 
     def check_room(self, runs: int) -> None:
-        """Refuse states of so many runs for which there is no room where they live.
+        """Check that the memory for clients' states suffices for this number of runs.
 
         Raises:
-          OutOfMemoryError.
+          OutOfMemoryError: if it does not.
         """
         check_states(self._state_shapes(runs), self.placement, runs)
 
     def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
-        """Compile the programs of `init`, `advance` and the scorings before they are called.
+        """Compile the programs of `init`, `advance` and the named scores before the first call.
 
         Raises:
-          JaxpflError: as these methods raise.
+          JaxpflError: if one of these methods would raise it.
         """
         self.check_room(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
@@ -448,19 +461,18 @@ class Simulation:
             self._program(name, len(seeds))
 
     def shared_data(self) -> Federation | None:
-        """The placed data as one federation, to be handed to other simulations; None if they lie in parts, or
-        pooled."""
+        """The placed data as one federation, for other simulations; None if the data are sharded, grouped or pooled."""
         whole = len(self.federations) == 1 and not self.placement.own_data
         return self.federations[0] if whole and not self.algorithm.pooled else None
 
     def export(self, platform: str, seeds: int = 1) -> jax.export.Exported:
-        """The program of one `advance` call, lowered for a platform ("cpu", "cuda", "tpu") that need not be here.
+        """The program of one `advance` call, lowered for a platform ("cpu", "cuda", "tpu") that need not be present.
 
-        The plan chooses for the platform the number of clients at once, the form of convolutions and the devices of
-        data and clients, on as many devices as here.
+        The plan's automatic choices (clients at once, form of the convolutions, placement) are made for that platform,
+        with the number of devices that are present here.
 
         Raises:
-          JaxpflError: for an unknown platform.
+          JaxpflError: if the platform is unknown.
         """
         programs, given = self._on(platform, seeds)
         advance = programs.function("advance", programs.execution.block)
@@ -468,23 +480,23 @@ class Simulation:
         return jax.export.export(function, platforms=(platform,))(*given)
 
     def program(self, platform: str) -> ClosedJaxpr:
-        """Operations of one `advance` call for one run, as a jaxpr, under a platform's plan."""
+        """The jaxpr of one `advance` call for one run, with the plan's automatic choices for a platform."""
         programs, given = self._on(platform, 1)
         return jax.make_jaxpr(programs.function("advance", programs.execution.block))(*given)
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes for data, clients' states, and a round's working memory (compiles the round)."""
+        """Bytes of the data, of the clients' states, and of a round's working memory. Compiles the round."""
         working = memory.needed(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
         data = (self.federations, self._scored.federations) if self.algorithm.pooled else self.federations
         return {"data": trees.num_bytes(data), "states": states, "working": working}
 
     def digest(self, runs: int = 1) -> str:
-        """Name of the training program of so many runs by its content: simulations with the same share the program."""
+        """Digest of the training program for this number of runs. Simulations with equal digests share the program."""
         return self._programs.digest("advance", self._arguments("advance", runs))
 
     def bytes_per_client(self) -> tuple[int, int]:
-        """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
+        """Bytes that one client uploads and receives in one round, without compression and without weights."""
         return exchange.bytes_per_client(
             self.algorithm, self.participation, *self.shapes_of_one_run(), self.federations[0]
         )
@@ -494,11 +506,11 @@ class Simulation:
         return exchange.remembers(self.algorithm, self.participation, *self.shapes_of_one_run(), self.federations)
 
     def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
-        """The data of each group, where its programs want them."""
+        """Data of each group, placed where the programs expect them."""
         return tuple(put(part, self.placement, group) for part, group in zip(parts, self._groups, strict=True))
 
     def _welcome(self, unseen: Federation, federation: Federation, adapt_rounds: int) -> tuple[Group, ...]:
-        """Place the unseen clients' data, in the groups that are returned."""
+        """Place the unseen clients' data; return the clients' groups."""
         both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
@@ -515,7 +527,7 @@ class Simulation:
         return groups
 
     def _on(self, platform: str, seeds: int) -> tuple[Programs, tuple[Any, ...]]:
-        """The programs under the plan of a platform, and the arguments of `advance` (states as shapes)."""
+        """Programs with the plan resolved for a platform, and the arguments of `advance` (states as shapes)."""
         if platform not in PLATFORMS:
             raise unknown_name("platform", platform, PLATFORMS)
         execution = self._plan_on(platform)
@@ -532,14 +544,14 @@ class Simulation:
         return programs, (state, values, clients, rounds)
 
     def _plan_on(self, platform: str) -> Resolved:
-        """The plan of a round as it is chosen on a platform."""
+        """The plan of a round, resolved for a platform."""
         if platform == self.placement.devices[0].platform or (platform, jax.default_backend()) == ("cuda", "gpu"):
             return self.execution
         plan = replace(self.plan, devices=self.execution.all_devices)
         return self._resolve(plan, self.participation.capacity, platform)
 
     def shapes_of_one_run(self) -> tuple[RunState, PyTree]:
-        """State (as shapes) and hyper-parameters of one run."""
+        """Shapes of one run's state, and hyper-parameters of one run."""
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._state_shapes(1))
         return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
@@ -547,25 +559,25 @@ class Simulation:
         if self._shapes is None:
             keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
             noise = None if self.algorithm.noise is None else keys
-            # As shapes: runs that are too many are refused before they take memory.
+            # Only shapes are computed, so that too many runs are refused before they take memory.
             hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
             given = (keys, noise), hp, self._inputs
             self._shapes = compiled.shapes(self._programs.beginning(), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int, platform: str | None = None) -> Resolved:
-        """The plan with every choice made, for a cohort of so many slots."""
+        """The plan with every choice made, for a cohort with this number of slots."""
         sizes = {"model_bytes": self._model_bytes, "share_bytes": self._share_bytes}
         given = {"layers": self._layers, "platform": platform}
         return resolve(plan, cohort=cohort, num_clients=self.participation.num_clients, **sizes, **given)
 
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
-        """The compiled program of ``advance``, or of a way to score, for S runs."""
+        """Compiled program of ``advance``, or of a scoring method, for S runs."""
         programs = self._programs if name == "advance" else self._scoring
         return programs.made.get((name, runs)) or programs.get(name, runs, self._arguments(name, runs))
 
     def _arguments(self, name: Name, runs: int) -> tuple[Any, ...]:
-        """Arguments of the program; states as shapes."""
+        """Arguments of a program, with the state as shapes."""
         state = _laid(self._state_shapes(runs), self.placement if name == "advance" else self._scored.placement)
         if name == "advance":
             return state, self._values(runs), self._inputs, jnp.int32(1)
@@ -575,12 +587,12 @@ class Simulation:
         return state, rows_of(self.hp, runs), Clients(self._scored.federations)
 
     def _values(self, runs: int) -> RunValues:
-        """The traced values of every run, leaves [S]."""
+        """Traced values of all runs, leaves [S]."""
         return RunValues(rows_of(self.hp, runs), rows_of(self._rates, runs))
 
 
 def _personalizing(client: Client, group: Group, federation: Federation) -> np.ndarray:
-    """Gradients that personalisation takes, for each client in a group."""
+    """Number of gradients that personalisation evaluates, for each client in a group, [size]."""
     count = client.gradients.personalize if client.gradients else 0
     if isinstance(count, LocalEpochs):
         return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size))))
@@ -588,7 +600,7 @@ def _personalizing(client: Client, group: Group, federation: Federation) -> np.n
 
 
 def _laid(shapes: RunState, placement: Placement) -> RunState:
-    """Shapes of a state with its layout."""
+    """Shapes of a state, with the sharding of each array."""
     layout = placement.layout(shapes)
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
 
@@ -599,12 +611,12 @@ def check_rounds(name: str, rounds: int) -> None:
 
 
 class Scored(NamedTuple):
-    """Clients that are scored, on their devices.
+    """Clients that are scored.
 
     Attributes:
-      federations: their data, for each group.
-      groups: the groups.
-      placement: placement of the data, and of states while they are read.
+      federations: data of each group.
+      groups: groups of the clients.
+      placement: placement of the data, and of the states during scoring.
     """
 
     federations: tuple[Federation, ...]
@@ -613,9 +625,9 @@ class Scored(NamedTuple):
 
 
 def _pooled_scored(algorithm: Algorithm, federation: Federation, scoring: Resolved) -> Scored:
-    """The m clients of a pooled method, without their training examples, which the trained client has.
+    """The m scored clients of a pooled method, without training examples, which belong to the one trained client.
 
-    They share the devices of the plan as other methods' clients do; the trained client's state is on each of these.
+    The scored clients are distributed over the plan's devices, and the trained client's state is replicated on each.
     """
     given = federation.num_clients, scoring.devices, scoring.even
     placement = place(*given, model_shards=scoring.model_shards)

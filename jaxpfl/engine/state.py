@@ -1,4 +1,4 @@
-"""State of runs between rounds, and the axis of runs: several seeds and settings in one program."""
+"""State of runs between rounds, and the axis of runs, by which one program trains several seeds and settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from jaxpfl.support.errors import JaxpflError
 COLUMNS = 10
 """Columns of `Counts.table`."""
 LIMB = 2**12
-"""Base of numbers that are too large for int32. With it, sums are exact over 2^25 clients and up to 2^43."""
+"""Base in which a number that is too large for int32 is stored as two int32 numbers. Sums are exact for up to 2^25
+clients and for numbers up to 2^43."""
 
 
 def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
@@ -39,13 +40,13 @@ def _column(place: int) -> property:
 
 @struct.dataclass
 class Counts:
-    """Work of each client so far.
+    """Counts of each client's work so far.
 
-    It is one table, so that a round reads and writes one row of it per client.
+    All counts are in one table, so that a round reads and writes one row for each client.
 
     Attributes:
-      table: [..., 10] int32; the properties are its columns, each [...] (in a `RunState`, [m']); the last two are one
-        number, see `whole`.
+      table: counts, [..., 10] int32. The properties below are its columns, each [...] ([m'] in a `RunState`). The last
+        two columns are the high and the low part of one number, see `whole`.
     """
 
     table: Array
@@ -64,7 +65,7 @@ class Counts:
         gradients: Scalar = 0,
         upload_bits: Scalar = 0,
     ) -> Counts:
-        """One client's counts, or the increment of a round."""
+        """One client's counts, or the increments of its counts in a round."""
         high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), LIMB)
         columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, gradients, high, low)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
@@ -77,35 +78,37 @@ class Counts:
     participations = _column(0)
     """Rounds in which the client was in the cohort."""
     uploads = _column(1)
-    """Rounds in which its upload reached the server."""
+    """Rounds in which the client's upload reached the server."""
     diverged = _column(2)
-    """Rounds whose work was dropped because the upload, the new state or the server's next state was not finite."""
+    """Rounds whose work was discarded because the upload, the client's new state or the server's new state was not
+    finite."""
     dropped = _column(3)
-    """Rounds whose upload was lost: the client dropped out after computing."""
+    """Rounds in which the client dropped out after its local work, so that its upload was lost."""
     idle_rounds = _column(4)
-    """Rounds outside the cohort in which the client worked alone."""
+    """Rounds outside the cohort in which the client trained alone."""
     idle_streak = _column(5)
     """Consecutive idle rounds since the client was last in the cohort."""
     steps = _column(6)
-    """Local steps, in the cohort or alone: tau for a complete round, whatever else a method does in it."""
+    """Local steps, in the cohort or alone. A complete round counts tau steps, whatever else the method computes."""
     gradients = _column(7)
-    """Gradients evaluated in training (`protocol.Gradients`); zero if the method does not report them."""
+    """Gradients evaluated in training (`protocol.Gradients`); zero if the method does not count gradients."""
 
     @property
     def upload_bits(self) -> np.ndarray:
-        """Bits of its uploads that reached the server, int64 on the host, if counted (`Algorithm.counts_bits`)."""
+        """Bits of the client's uploads that reached the server, int64 on the host; zero unless
+        `Algorithm.counts_bits`."""
         return whole(self.table[..., 8], self.table[..., 9])
 
     def plus(self, added: Counts) -> Counts:
-        """Add the increment of a round."""
+        """The counts plus the increments of a round."""
         table = self.table + added.table
         carry, low = jnp.divmod(table[..., 9], LIMB)
         return Counts(table.at[..., 8].add(carry).at[..., 9].set(low))
 
     def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
-        """Bits of all clients' uploads since ``before``, as the two parts of `whole`, each [] int32."""
+        """Total bits of all clients' uploads since ``before``, as the arguments high and low of `whole`, each [] int32."""
         high, low = (self.table - before.table)[..., 8:].T
-        # Six bits at a time: the sum of the whole low parts of half a million clients is beyond int32.
+        # Six bits at a time: the sum of half a million clients' low parts could exceed int32.
         upper, lower = (part.sum(axis=-1) for part in jnp.divmod(low, 64))
         carry, rest = jnp.divmod(upper, LIMB // 64)
         return high.sum(axis=-1) + carry, rest * 64 + lower
@@ -116,11 +119,12 @@ class Counts:
 
 
 class GradientCounts(NamedTuple):
-    """Gradients that each client has evaluated so far, in the unit of `protocol.Gradients`.
+    """Gradients that each client has evaluated, in the unit of `protocol.Gradients`.
 
     Attributes:
-      training: gradients in rounds, in the cohort or outside it, [S, m]; stragglers count the steps they took.
-      personalization: gradients for computing its personalised model once after training, [m].
+      training: gradients in all rounds so far, inside and outside the cohort, [S, m]. A straggler counts only the steps
+        that it took.
+      personalization: gradients for the personalised model, computed once after training, [m].
     """
 
     training: np.ndarray
@@ -128,21 +132,23 @@ class GradientCounts(NamedTuple):
 
 
 class RunState(NamedTuple):
-    """Complete state of a run between rounds, and content of a checkpoint.
+    """Complete state of a run between rounds. A checkpoint stores it.
 
-    m' is the number of rows: m, rounded up to a multiple of the devices; the rows from m on are unused. Where devices
-    or processes hold their own clients' data, rows may be in another order, with unused ones at the end of each
-    device's part (`Group.places`); trimmed, a state is in the order of the stack.
+    The number of rows m' is m, rounded up to a multiple of the number of devices; the rows from m on are unused. If
+    each device holds only its own clients' data, the rows may be in another order, with the unused rows at the end of
+    each device's part (`Group.places`). A trimmed state has its rows in the order of the federation.
 
     Attributes:
       server: the server's state.
-      clients: the clients' states, one tree per group of clients with leaves [m', ...] (m of that group).
-      counts: the clients' work, [m'], in the order of the stack if there are several groups, else of the one group.
-      round: [] int32, finished rounds.
+      clients: the clients' states: one tree for each group of clients, with leaves [m', ...], where m counts the
+        group's clients.
+      counts: counts of the clients' work, [m']: in the order of the one group's rows, or in the order of the federation
+        if there are several groups.
+      round: number of finished rounds, [] int32.
       key: the run's key.
-      noise: key of all randomness that a private algorithm's claim rests on: cohorts, their local work, and noise
-        (`noise_keys`); None if the algorithm is not private.
-      in_flight: the clients at work between rounds, of a method with asynchronous rounds; else None.
+      noise: key for the cohorts, the local work and the noise of a private algorithm, on whose randomness the privacy
+        claim relies (`noise_keys`); None if the algorithm is not private.
+      in_flight: clients at work between asynchronous rounds; None if rounds are synchronous.
     """
 
     server: PyTree
@@ -155,7 +161,7 @@ class RunState(NamedTuple):
 
     @property
     def released(self) -> Key:
-        """Key of the released randomness: of cohorts, local work and the server's update."""
+        """Key for the randomness of cohorts, local work and the server's update: `noise` if the run is private."""
         return self.key if self.noise is None else self.noise
 
     @property
@@ -165,7 +171,7 @@ class RunState(NamedTuple):
 
     @property
     def diverged(self) -> Array:
-        """Rounds of each client whose work was dropped, [m']; see `Counts.diverged`."""
+        """Rounds in which each client's work was discarded, [m']; see `Counts.diverged`."""
         return self.counts.diverged
 
 
@@ -180,10 +186,20 @@ def init_state(
     block: int | None = None,
     model: ModelAxis | None = None,
 ) -> RunState:
-    """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
+    """State of one run before the first round.
 
-    Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
-    ``model`` is as in `RoundPlan`.
+    Clients start from the message that the server broadcasts in round 0.
+
+    Args:
+      algorithm: the method.
+      participation: sampling of the cohorts.
+      groups: groups of the clients.
+      keys: the run's key, and the noise key, which is None if the algorithm is not private.
+      hp: hyper-parameters of the run.
+      clients: the clients' data.
+      rows: number of rows m'.
+      block: number of clients whose states are computed at a time; all by default.
+      model: devices that share one client's arrays, as in `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
@@ -216,11 +232,11 @@ def init_state(
 
 
 def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
-    """``every(*given)`` over rows [n, ...], ``block`` rows at a time, written into one buffer."""
+    """Compute ``every(*given)`` on arrays [n, ...], ``block`` rows at a time."""
     rows = jax.tree.leaves(given)[0].shape[0]
 
     def write(i: Array, made: PyTree) -> PyTree:
-        # The last block starts early enough to be complete.
+        # The last block overlaps the one before it, so that all blocks have the same size.
         start = jnp.minimum(i * block, rows - block)
         part = every(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, block), given))
         return jax.tree.map(lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0), made, part)
@@ -230,7 +246,7 @@ def _map_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: 
 
 
 def keyless(state: RunState) -> RunState:
-    """The state with the data of its keys in their place, which can be held on the host and be stored."""
+    """The state with the data of its random keys instead of typed keys, which can be stored."""
 
     def data(key: Key) -> Array:
         return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
@@ -240,12 +256,12 @@ def keyless(state: RunState) -> RunState:
 
 
 def resize_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
-    """A state [S, ...] with other rows: cut or padded with zeros, or in another order.
+    """A state [S, ...] whose client rows are cut, padded with zeros, or reordered.
 
     Args:
       state: state with a leading axis of runs.
-      rows: rows of each group's stack: their number, or the present rows in their new order.
-      of_all: the same for the arrays that are held for all clients.
+      rows: for each group's stack, the new number of rows, or the indices of the rows in their new order.
+      of_all: the same for the counts, which cover all clients.
     """
 
     def resize(a: Any, rows: int | np.ndarray) -> Any:
@@ -269,20 +285,20 @@ def server_context(participation: Participation, round: Scalar) -> ServerContext
 
 
 def check_values(name: str, value: Any, runs: int) -> None:
-    """Refuse anything but a number, or one for each of the runs, [S].
+    """Check that a value is one number, or one number for each run, [S].
 
     Raises:
-      JaxpflError.
+      JaxpflError: if it has another length.
     """
     if np.ndim(value) and len(value) != runs:
         raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
 
 
 def rows_of(values: PyTree, runs: int) -> PyTree:
-    """One value for each of the runs, leaves [S], of leaves [] or [S].
+    """Broadcast leaves [] or [S] to one value for each run, [S].
 
     Raises:
-      JaxpflError: as `check_values`, by the name of the leaf.
+      JaxpflError: if a leaf, which the message names, has another length.
     """
 
     def rows(path: tuple[Any, ...], value: Any) -> jax.Array:
@@ -293,10 +309,14 @@ def rows_of(values: PyTree, runs: int) -> PyTree:
 
 
 def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
-    """Refuse two runs with the same seed and traced values, leaves [S].
+    """Check that no two runs have the same seed and the same traced values.
+
+    Args:
+      seeds: seeds of the runs, [S].
+      values: traced values of the runs, leaves [S].
 
     Raises:
-      JaxpflError: naming the seed.
+      JaxpflError: if two runs are equal; the message names the seed.
     """
     leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)], set()
     for i, seed in enumerate(map(int, seeds)):
@@ -310,32 +330,33 @@ def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
 
 
 def number(value: Any) -> jax.Array:
-    """A hyper-parameter on the device, as JAX takes a Python number: it adopts the type of what it meets.
+    """A hyper-parameter, [] or [S], as a weakly typed device array, as JAX converts a Python number.
 
-    Python and NumPy numbers, and one for each run, [] or [S], then give the same programs. A `jax.Array` keeps its own
-    type.
+    Python numbers, NumPy numbers and lists of them then give the same programs. A `jax.Array` keeps its dtype.
     """
     if isinstance(value, jax.Array) or np.asarray(value).dtype not in (np.float64, np.int64):
         return jnp.asarray(value)
     if not np.ndim(value):
         return jnp.asarray(np.asarray(value).item())
     array = jnp.asarray(value)
+    # `set` keeps the weak type of the array it writes to, which an array made of NumPy numbers does not have.
     like = jnp.asarray(0.0 if jnp.issubdtype(array.dtype, jnp.floating) else 0)
     return jnp.broadcast_to(like, array.shape).at[...].set(array)
 
 
 def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:
-    """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments.
+    """Map ``one(first, hp, *shared)`` over a leading axis of runs on ``first`` and ``hp``.
 
     Args:
-      one: the program of one run.
-      vectorised: true for runs as one vectorised axis; else they run in turn.
-      in_place: true if ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
+      one: program of one run.
+      vectorised: vectorise the runs; otherwise they run one after the other.
+      in_place: whether ``one`` returns a pair (new value of ``first``, anything else). Runs that follow one another
+        then write their new values into one buffer.
     """
 
     def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
         count = jax.tree.leaves(first)[0].shape[0]
-        if count == 1:  # without a batch axis the client's products stay plain ones
+        if count == 1:  # without a batch axis, the client's matrix products do not become batched products
             squeezed = jax.tree.map(lambda a: a[0], (first, hp))
             return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
         if vectorised:
