@@ -1,6 +1,7 @@
-"""Scoring: every client's examples under the global model and its own, before and after adaptation; means of scores.
+"""Scores of the global model and of each client's own model, before and after adaptation, and means of scores.
 
-Behind it the rounds of evaluation, the best of them, and early stopping by validation scores: test scores have no part.
+The end of the module chooses the rounds of evaluation, the best evaluation, and the round of early stopping. The last
+two use validation scores only, never test scores.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ from jaxpfl.models.base import NEXT_TOKEN
 from jaxpfl.support.errors import JaxpflError
 
 Scores = Mapping[str, Metrics]
-"""Model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
+"""Scores of each client: model (``global``, ``before``, ``after``) -> metric -> mean over the client's examples, [m].
 
-``global`` is missing for a method without one global model. A client without examples in the split has NaN.
-``after`` has one more entry, ``diverged``: [m] bool, whether the adaptation gave a non-finite model; such a client is
-scored with the model before.
+``global`` is missing if the method has no global model. The scores of a client without examples in the split are NaN.
+``after`` has an additional entry ``diverged``, [m] bool: whether the client's adapted model is not finite. Such a
+client is scored with its model before adaptation.
 """
 
 Part = Literal["test", "validation"]
 
 
 class Personal(NamedTuple):
-    """A client's personalised model before and after its adaptation, and whether the latter is finite, [] bool."""
+    """A client's personalised model before and after its adaptation.
+
+    Attributes:
+      before: model without a step of adaptation.
+      after: adapted model, or ``before`` if the adapted model is not finite.
+      finite: whether the adapted model is finite, [] bool.
+    """
 
     before: PyTree
     after: PyTree
@@ -48,10 +55,17 @@ class Personal(NamedTuple):
 
 
 class Today(NamedTuple):
-    """Inputs that all clients share: the run's key, finished rounds, hyper-parameters, server state and message.
+    """Inputs that are the same for all clients.
 
-    ``welcome`` is the message to new clients, ``rounds`` the number of rounds that these then train, and ``start`` the
-    key of their first states.
+    Attributes:
+      key: the run's key.
+      round: number of finished rounds.
+      hp: hyper-parameters.
+      server: the server's state.
+      sent: `Message.shared` of the server's message.
+      welcome: for unseen clients, `Message.per_client` of the server's message to a new client.
+      rounds: number of rounds in which unseen clients adapt.
+      start: key of the unseen clients' initial states.
     """
 
     key: Key
@@ -65,7 +79,7 @@ class Today(NamedTuple):
 
 
 Work = Callable[[Client, Today, PyTree, PyTree], PyTree]
-"""``(client's functions, today, client's state, client's data) -> result``."""
+"""Function ``(client's functions, shared inputs, client's state, client's data) -> result``."""
 
 
 def make_evaluate(
@@ -73,8 +87,8 @@ def make_evaluate(
 ) -> Callable[[RunState, PyTree, Clients], Scores]:
     """Build ``(state, hp, clients) -> Scores`` on one split.
 
-    Personalisation sees the training and validation examples only. Its stream depends on the client, not on the
-    round or the split. Its batches are drawn as if the client took part for the first time.
+    Personalisation uses the training and validation examples only. Its random stream depends on the client, but not on
+    the round or the split. Its mini-batches are drawn as in a client's first round.
     """
 
     def score(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree, ClientData]) -> Scores:
@@ -87,9 +101,9 @@ def make_evaluate(
 
 
 def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
-    """Build ``(state, hp, clients) -> personalised models``, for each group one tree with leaves [m, ...].
+    """Build ``(state, hp, clients) -> personalised models``, one tree for each group, with leaves [m, ...].
 
-    `make_evaluate` scores them as ``after``.
+    These are the models that `make_evaluate` scores as ``after``.
     """
 
     def adapted(client: Client, today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
@@ -117,15 +131,20 @@ def make_adapt(
 ) -> Callable[[RunState, PyTree, Clients, Array], Scores]:
     """Build ``(state, hp, unseen clients, rounds) -> Scores`` for clients that were never trained.
 
-    Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
-    message at the rate of the last round (under an ``lr_schedule`` the rate itself), its uploads discarded, and is then
-    personalised and scored as any other.
-    ``before`` is its model on arrival, without a local step. ``after`` has, if the method counts them, the
-    ``gradients`` that each evaluated in these rounds and for its personalised model, [u] int32.
-    In a pooled method they have the trained client's state, and take no round.
+    Each unseen client starts from ``Client.init`` and runs ``Client.update`` for ``rounds`` rounds. In each round, it
+    receives the server's current message and uses the learning rate of the last round; with an ``lr_schedule``, it uses
+    the rate without the schedule's factor. Its uploads are discarded. The client is then personalised and scored like
+    any other client.
+
+    ``before`` scores the client's model on arrival, without a local step. If the method counts gradients, ``after`` has
+    the entry ``gradients``: the number of gradients that each client evaluated in these rounds and for its personalised
+    model, [u] int32. In a pooled method, an unseen client gets the trained client's state and runs no round.
 
     Args:
-      plan: plan with the groups and the participation of the unseen clients.
+      algorithm: the method.
+      task: model, loss and metrics.
+      plan: plan of a round, with the groups of the unseen clients.
+      split: split whose examples are scored.
     """
 
     def arrive(client: Client, today: Today, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Scores:
@@ -176,7 +195,7 @@ def make_adapt(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """Inputs that all clients share, and each client's own part of the message; ``newcomers``: for new clients."""
+    """Inputs that all clients share, and `Message.per_client`; for unseen clients if ``newcomers`` is true."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -184,13 +203,13 @@ def _today(
     per_client = message.per_client
     if not newcomers:
         per_client = _per_scored_client(algorithm, plan, clients.received(per_client))
-    # Personalisation on guarded examples draws its noise from the run's own stream, as the rounds do.
+    # With example-level privacy, personalisation draws noise, whose key must be private, as in the rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client
 
 
 def _per_scored_client(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
-    """Values stacked by trained client, for each client that is scored: of a pooled method, its one client's."""
+    """Values for each scored client. In a pooled method, each gets the values of the one trained client."""
     if not algorithm.pooled:
         return stacked
     (group,) = plan.groups
@@ -216,7 +235,7 @@ def _personalize(
 def _personal(
     client: Client, today: Today, client_id: Array, message: Message, own: PyTree, splits: Splits, step_limit: int
 ) -> PyTree:
-    """The client's personalised model after at most so many steps of its adaptation."""
+    """The client's personalised model after at most ``step_limit`` steps of adaptation."""
     key = stream(today.key, Purpose.PERSONALIZE, client_id)
     batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
     ctx = ClientContext(today.round, client_id, jnp.int32(0), step_limit, batch_key)
@@ -243,7 +262,8 @@ def _score(
     sums, count = passes.total(sums_of_chunk, examples), examples.size
     means = {name: _means(task, totals, count) for name, totals in sums.items()}
     pooled = isinstance(task.metrics.get(task.headline), Pooled)
-    if not task.has_classes and not pooled and task.headline in means["after"]:  # NaN stands for no examples
+    if not task.has_classes and not pooled and task.headline in means["after"]:
+        # NaN means that a client has no examples, so a diverged model's score becomes the worst value instead.
         worst = jnp.inf if task.lower else -jnp.inf
         for scores in means.values():
             score = scores[task.headline]
@@ -259,7 +279,10 @@ def _score(
 def _reader(
     algorithm: Algorithm, plan: RoundPlan, work: Work, *scored: Part
 ) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
-    """Build ``(state, hp, clients) -> results of each group's clients``, which see the examples of ``scored`` too."""
+    """Build ``(state, hp, clients) -> results of each group's clients``.
+
+    ``work`` gets the training and validation examples, and the examples of the splits in ``scored`` in addition.
+    """
 
     def read(state: RunState, hp: PyTree, clients: Clients) -> list[PyTree]:
         today, per_client = _today(algorithm, plan, state, hp, clients)
@@ -281,7 +304,7 @@ def _each_group(
     states: tuple[PyTree, ...],
     data: list[PyTree],
 ) -> list[PyTree]:
-    """Results of each group's clients, leaves [size, ...]; none for a group without clients."""
+    """Results of the clients in each group, leaves [size, ...]. Groups without clients are left out."""
     kept = []
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
         if not group.size:
@@ -306,7 +329,7 @@ def _each_group(
 
 
 def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[Array, ...]]:
-    """Sum each per-example metric, and both parts of each ratio, over the valid examples, []."""
+    """Sum each per-example metric, and both numerator and denominator of each `Pooled` metric, over valid examples."""
     sums = {}
     for name, metric in task.metrics.items():
         if isinstance(metric, PerClient):
@@ -320,7 +343,8 @@ def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[
 
 
 def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
-    """Each metric's mean over a client's examples, or its ratio of sums, []; NaN without any."""
+    """Mean of each metric over a client's examples, [], or the score of a `Pooled` metric. Means of no examples are
+    NaN."""
     means = {}
     for name, totals in sums.items():
         metric = task.metrics[name]
@@ -332,7 +356,7 @@ def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> M
 
 
 def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
-    """Each metric of all of a client's examples at once, []; NaN without examples."""
+    """Value of each `PerClient` metric, a function of all of a client's examples, []; NaN if there are no examples."""
     valid = jnp.arange(len(y)) < count
     logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
     found = {}
@@ -345,31 +369,33 @@ def _client_metrics(task: Task, logits: Array, y: Array, count: Array) -> Metric
 
 
 def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
-    """Weight of each client in means over all examples, [m]: of next-token its labelled tokens, else its examples.
+    """Weight of each client in means over all examples, [m].
 
-    Scores of next-token are means over tokens, of which sequences hold different numbers.
+    The weight is the client's number of examples. For the task next-token, it is the client's number of labelled
+    tokens, because the scores of this task are means over tokens.
     """
     return labelled_tokens(data) if kind == NEXT_TOKEN else np.asarray(data.size, np.int64)
 
 
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
-    """Mean of clients' scores weighted by their examples, [..., m] -> [...]; NaN where no client has a score.
+    """Mean of the clients' scores, weighted by their numbers of examples, [..., m] -> [...].
 
-    For a mean over a client's examples (accuracy, loss, MAE), and for the root of such a mean (RMSE), it is the score
-    of all examples together. An AUC, an F1, an R^2 or a calibration error is not such a mean: the result is then the
-    weighted mean of the clients' scores, not the score of the pooled examples. Clients without a score have no weight.
+    Clients whose score is NaN are left out; if all scores are NaN, so is the result. If the metric is a mean over a
+    client's examples (accuracy, loss, MAE) or the root of such a mean (RMSE), the result is the score of all examples
+    together. An AUC, an F1, an R^2 or a calibration error is not such a mean. The result is then only the weighted mean
+    of the clients' scores.
 
     Examples:
       >>> scores, sizes = np.array([0.0, 4.0]), np.array([30, 10])
       >>> float(mean_over_examples(scores, sizes))
       1.0
-      >>> float(mean_over_examples(scores, sizes, root=True))  # of (30 * 0 + 10 * 16) / 40
+      >>> float(mean_over_examples(scores, sizes, root=True))  # the root of (30 * 0 + 10 * 16) / 40
       2.0
 
     Args:
-      scores: [..., m].
-      sizes: each client's number of examples, or of what its score is a mean over (`example_weights`), [m].
-      root: the score is the root of a mean over examples.
+      scores: the clients' scores, [..., m].
+      sizes: weight of each client (`example_weights`), [m].
+      root: whether the metric is the root of a mean over examples.
     """
     scores = np.asarray(scores, np.float64)
     weights = np.where(np.isnan(scores), 0.0, np.asarray(sizes, np.float64))
@@ -381,24 +407,24 @@ def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = Fa
 
 
 def is_root(task: Task | None, metric: str) -> bool:
-    """True for a metric that is the root of a mean over a client's examples."""
+    """True if the metric is the root of a mean over a client's examples, such as RMSE."""
     found = None if task is None else task.metrics.get(metric)
     return isinstance(found, PerClient) and found.root
 
 
 def mean_over_clients(scores: np.ndarray) -> np.ndarray:
-    """Mean over the clients that have a score, [..., m] -> [...]; NaN where none has."""
+    """Mean over the clients whose score is not NaN, [..., m] -> [...]; NaN if all scores are NaN."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of a mean of nothing
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of an empty mean
         return np.nanmean(scores, axis=-1)
 
 
 class Chosen(NamedTuple):
-    """Choice of each of S runs among its evaluations.
+    """Best evaluation of each of S runs, and the result of early stopping.
 
     Attributes:
-      best: [S] index of the best evaluation, the first of equal ones; 0 where no score is a number.
-      over: [S] bool, true if a run's patience has ended.
+      best: index of the best evaluation, [S]; the first one if several are equal, and 0 if all scores are NaN.
+      over: whether a run's patience has ended, [S] bool.
     """
 
     best: np.ndarray
@@ -406,10 +432,10 @@ class Chosen(NamedTuple):
 
 
 def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool = False) -> Chosen:
-    """Best evaluation of each run, and whether its patience has ended.
+    """Best evaluation of each run, and whether the run's patience has ended.
 
-    A run's patience ends at the ``patience``-th evaluation in a row that is not better than the best before; later
-    ones, which the other runs of its program need, do not count. A score that is not a number is never better.
+    A run's patience ends after ``patience`` consecutive evaluations without a new best score. Later evaluations of the
+    run, which exist because other runs of the program continue, are ignored. A score NaN is never the best.
 
     Examples:
       >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)
@@ -417,8 +443,8 @@ def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool =
 
     Args:
       validation: mean validation scores, [E, S].
-      patience: number of evaluations; None for no end.
-      lower: less is better.
+      patience: number of evaluations; None for no early stopping.
+      lower: whether lower scores are better.
     """
     runs = validation.shape[1]
     best, over = np.zeros(runs, int), np.zeros(runs, bool)
@@ -433,15 +459,17 @@ def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool =
 
 
 def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: bool = False) -> np.ndarray:
-    """Time of each run's first evaluation that reaches a score, [S]; NaN for a run that never does.
+    """Time of each run's first evaluation that reaches a score, [S]; NaN if the run never reaches the score.
 
     Examples:
       >>> first_time(np.array([[0.5, 0.9], [0.8, 0.7]]), np.array([[10.0, 20.0], [30.0, 40.0]]), 0.8)
       array([30., 20.])
 
     Args:
-      scores, seconds: score and time at each evaluation, [E, S].
-      score: the least score that counts, or the largest if ``lower``, where less is better.
+      scores: score at each evaluation, [E, S].
+      seconds: time of each evaluation, [E, S].
+      score: score to reach: a lower bound, or an upper bound if ``lower``.
+      lower: whether lower scores are better.
     """
     there = scores <= score if lower else scores >= score
     first = np.argmax(there, axis=0)[None]
@@ -449,9 +477,10 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
-    """The rounds in (start, rounds] that are a multiple of some ``every`` (0: none), and ``rounds`` itself, in order.
+    """Yield in order the rounds after ``start`` that are a multiple of some ``every``, and ``rounds`` itself.
 
-    Multiples are absolute, so a resumed run stops where the uninterrupted one does.
+    An ``every`` of 0 has no multiples. Rounds are counted from the run's beginning, so a resumed run stops at the same
+    rounds as an uninterrupted run.
 
     Examples:
       >>> list(milestones(3, 10, 4))

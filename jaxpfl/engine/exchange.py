@@ -1,4 +1,4 @@
-"""One client's round as a traced program: its bytes, and whether uploads depend on earlier rounds."""
+"""Facts about one client's round, read from its traced program: bytes, and whether uploads depend on earlier rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from jaxpfl.engine.state import RunState, server_context
 
 
 class ClientMemory(NamedTuple):
-    """Client memory between rounds: its state, and the number of rounds in which it worked."""
+    """Values that a client keeps between rounds.
+
+    Attributes:
+      state: the client's state.
+      participations: number of rounds in which the client was in the cohort, [].
+      idle_rounds: number of rounds in which the client trained outside the cohort, [].
+    """
 
     state: PyTree
     participations: Array
@@ -27,12 +33,16 @@ class ClientMemory(NamedTuple):
 def bytes_per_client(
     algorithm: Algorithm, participation: Participation, state: RunState, hp: PyTree, federation: Federation
 ) -> tuple[int, int]:
-    """Bytes that one client uploads and receives in one round (uncompressed parameters, without weights).
+    """Bytes that one client uploads and receives in one round, without compression and without weights.
 
-    Zeros for a pooled method: the cost of collecting the examples is not counted.
+    Both are zero for a pooled method, because the cost of collecting the examples is not counted.
 
     Args:
-      state, hp, federation: one run's, as shapes; the federation is the first group's.
+      algorithm: the method.
+      participation: sampling of the cohorts.
+      state: state of one run, as shapes.
+      hp: hyper-parameters of one run.
+      federation: data of the first group of clients.
     """
     if algorithm.pooled:
         return 0, 0
@@ -54,14 +64,18 @@ def remembers(
     hp: PyTree,
     federations: tuple[Federation, ...],
 ) -> bool:
-    """Test whether an upload depends on the client's memory between rounds.
+    """True if a client's upload depends on values that the client keeps between rounds (`ClientMemory`).
 
-    The memory is the client's state, and the number of rounds in which it has worked: its mini-batches continue in the
-    order of its examples from there. The dependence is read off the traced program, in which an operation with a
-    program of its own (a loop, say) counts as using all its inputs.
+    These values include the number of rounds in which the client has worked, because its mini-batches continue the
+    order of its examples from there. The dependence is read from the traced program. An operation with a nested
+    program, such as a loop, counts as depending on all of its inputs.
 
     Args:
-      state, hp, federations: one run's, as shapes; one federation for each group of clients.
+      algorithm: the method.
+      participation: sampling of the cohorts.
+      state: state of one run, as shapes.
+      hp: hyper-parameters of one run.
+      federations: data of each group of clients.
     """
 
     def depends(group: int) -> bool:
@@ -70,6 +84,7 @@ def remembers(
 
         memory = jax.eval_shape(lambda state: client_memory(state, group), state)
         program = jax.make_jaxpr(upload)(memory, state.server, hp, federations[group]).jaxpr
+        # Backward pass over the equations: collect every variable on which the outputs depend.
         needed = _variables(program.outvars)
         for equation in reversed(program.eqns):
             if needed & _variables(equation.outvars):
@@ -88,7 +103,7 @@ def client_round(
     hp: PyTree,
     federation: Federation,
 ) -> tuple[PyTree, Upload, Message]:
-    """New state, upload and received message of a group's first client."""
+    """New state, upload and received message of a group's first client in round 0."""
     key, zero = jax.random.key(0), jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), server)
     splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
@@ -100,7 +115,7 @@ def client_round(
 
 
 def client_memory(state: RunState, group: int) -> ClientMemory:
-    """Memory of the group's first client, before its first round."""
+    """Values that the group's first client has before its first round."""
     return ClientMemory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
 
 

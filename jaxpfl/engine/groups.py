@@ -85,7 +85,7 @@ class Group(NamedTuple):
         return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:
-        """Take the group's clients from a tree with a row for each client of the federation, [m, ...] -> [rows, ...]."""
+        """Take the group's clients from a tree with a row for each of the m clients, [m, ...] -> [rows, ...]."""
 
         def take(leaf: Array) -> Array:
             if self._is_whole:

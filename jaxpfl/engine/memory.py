@@ -1,4 +1,4 @@
-"""Memory that a compiled program needs, and free memory of devices, checked before the program runs."""
+"""Memory that a compiled program needs, and the devices' free memory. The two are compared before a program runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from jaxpfl.support.errors import OutOfMemoryError
 from jaxpfl.support.host_memory import readable as readable
 
 _program_bytes: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
-"""Bytes of each program: asking XLA takes milliseconds, a good part of a second run of a small one."""
+"""Bytes that each program needs. They are stored because XLA takes milliseconds to compute them, which would slow down
+a second run of a small program."""
 
 
 def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
-    """Bytes that a run of the program takes beyond its arguments: on the host for CPU devices, else on each device."""
+    """Bytes that a program needs in addition to its arguments: on the host for CPU devices, otherwise on each device."""
     if (own := _program_bytes.get(compiled)) is None:
         stats = compiled.memory_analysis()
         if stats is None:  # a backend without statistics
@@ -28,9 +29,10 @@ def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
 
 
 def free(devices: Sequence[Device]) -> int | None:
-    """Bytes available to a program: of the host for CPU devices, else of the fullest device; None if unknown.
+    """Free bytes on the host for CPU devices, otherwise on the device with the smallest free memory; None if unknown.
 
-    Of several processes it is the least, the same in all of them: what is made of it must not differ.
+    With several processes, the result is the minimum over all of them. It must be the same in all processes, because
+    the choice of a program depends on it.
     """
     if devices[0].platform == "cpu":
         own = host_memory.free()
@@ -46,16 +48,16 @@ def free(devices: Sequence[Device]) -> int | None:
 
 
 def check(need: int, devices: Sequence[Device], what: str, advice: Callable[[], str]) -> None:
-    """Refuse what would not fit on the devices.
+    """Check that the devices have enough free memory.
 
     Args:
-      need: bytes, on the host for CPU devices, else on each device.
+      need: bytes needed on the host for CPU devices, otherwise on each device.
       devices: devices that need the memory.
-      what: the beginning of the message.
-      advice: the end of the message, made only where it is needed.
+      what: beginning of the error message.
+      advice: function that returns the end of the error message; called only if there is an error.
 
     Raises:
-      OutOfMemoryError: with the memory needed and free.
+      OutOfMemoryError: if they do not; the message gives the memory needed and the free memory.
     """
     left = free(devices)
     if left is not None and need > left:
