@@ -18,7 +18,7 @@ a second run of a small program."""
 
 
 def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
-    """Bytes that a program needs in addition to its arguments: on the host for CPU devices, otherwise on each device."""
+    """Bytes that a program needs besides its arguments: on the host for CPU devices, otherwise on each device."""
     if (own := _program_bytes.get(compiled)) is None:
         stats = compiled.memory_analysis()
         if stats is None:  # a backend without statistics
