@@ -1,4 +1,4 @@
-"""Priors: population distributions of personal models, each with its penalty and a way to estimate its parameters."""
+"""Priors: population distributions of personal models, with their penalties and estimators of their parameters."""
 
 from jaxpfl.priors import discrete, distillation, gaussian, gaussian_mixture, laplace
 from jaxpfl.priors.base import Examples, Prior, Rates

@@ -1,12 +1,13 @@
 r"""Interface of a prior: a population distribution P(Gamma) of the clients' models, as pure functions.
 
-In the statistical framework theta_i ~ P(Gamma), and client i's data ~ p(. | theta_i). The client minimises
+In the statistical framework, client i's model theta_i is drawn from P(Gamma), and its data from p(. | theta_i). The
+client minimises
 
 .. math:: f_i(\theta_i) - \log p(\theta_i; \Gamma)
 
-where f_i is the negative log likelihood of its data. The population parameters Gamma are estimated from all clients. A
-new personalised method is thus mostly a new prior. Gamma is a NamedTuple of arrays; its means are pytrees like theta.
-Static values and hyper-parameters are closed over.
+where f_i is the negative log likelihood of its data. The population parameters Gamma are estimated from all clients. To
+add a personalised method, one mostly writes a new prior. Gamma is a NamedTuple of arrays and of pytrees with the
+structure of theta, such as the mean. A prior's functions are closures over its static values and hyper-parameters.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -29,7 +30,7 @@ class Examples(NamedTuple):
     """A client's mini-batch of b examples, on which priors can compare the predictions of models.
 
     Attributes:
-      apply: parameters -> logits [b, classes] of these examples.
+      apply: ``parameters -> logits [b, classes]`` on these examples.
       valid: [b] bool, true for real examples, false for padding.
     """
 
@@ -51,7 +52,7 @@ class Examples(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Step sizes of the gradient message, for the location (mean or global model) and for the scale."""
+    """Step sizes of `Prior.descend`, for the location (mean or global model) and for the scale."""
 
     location: Scalar
     scale: Scalar
@@ -71,20 +72,20 @@ class Prior(NamedTuple):
     Implements: Ozkara et al. 2023, equation (8); Ozkara et al. 2023, equation (9).
 
     Attributes:
-      init: ``theta -> gamma``, the parameters centred on a model, with the prior's initial scale.
+      init: ``theta -> gamma``, the initial parameters, centred on a model and with the prior's initial scale.
       center: ``gamma -> theta``, the population's center, which is also a client's initial model.
-      penalty: ``(gamma, theta, on) -> []``, minus the log density of theta. It includes the full normaliser, so that it
-        can be minimised over gamma too. Only priors on predictions use ``on``.
+      penalty: ``(gamma, theta, on) -> []``, minus the log density of theta, including the full normaliser, so that the
+        penalty can be minimised over gamma too. Only priors on predictions use the examples ``on``.
       report: ``gamma -> metrics``, scalars for the logs.
-      descend: ``(rates, gamma, theta, on) -> gamma``, one client's step on gamma given its model theta, with every
-        floor respected. The server averages the results. None for priors that are estimated from all models at once.
-      fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from all models (by moments, or by EM that
-        starts from gamma); gamma itself if no model is valid. None for priors on predictions.
-      sample: ``(key, gamma) -> theta``, or None if theta has no density.
-      project: ``gamma -> gamma``, restores every floor after noise was added to an average.
-      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: a t that minimises, or at least lowers,
-        ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step size, while a gradient step needs a step
-        size below two over the curvature. None if there is no closed form.
+      descend: ``(rates, gamma, theta, on) -> gamma``, one client's step on gamma given its model theta; scales stay at
+        or above their floor. The server averages the results. None for priors that only ``fit`` estimates.
+      fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from all valid models, in closed form or by EM
+        from gamma; gamma itself if no model is valid. None for priors on predictions.
+      sample: ``(key, gamma) -> theta``, a random model; None if theta has no density.
+      project: ``gamma -> gamma``, which raises scales to their floor, for example after noise was added to an average.
+      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: a model t that minimises, or at least
+        lowers, ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step size, while a gradient step needs a
+        step size below 2 / curvature. None if there is no closed form.
     """
 
     init: Callable[[PyTree], Any]
@@ -99,23 +100,23 @@ class Prior(NamedTuple):
 
 
 def interpolate(rate: Scalar, old: PyTree, new: PyTree) -> PyTree:
-    """Interpolation ``old + rate (new - old)`` between two pytrees."""
+    """Interpolate between two pytrees: ``old + rate (new - old)``."""
     return jax.tree.map(lambda a, b: a + (rate * (b - a)).astype(a.dtype), old, new)
 
 
 def mean_square(difference: PyTree) -> Array:
-    """Mean square ``|difference|^2 / d`` over all d entries, []."""
+    """Mean square ``|difference|^2 / d`` of all d entries of a pytree, []."""
     return optax.tree.norm(difference, squared=True) / optax.tree.size(difference)
 
 
 def weighted_mean(weights: Array, stacked: PyTree) -> PyTree:
-    """Weighted mean ``sum_i w_i a_i / sum_i w_i``: weights [C], not all zero, and leaves [C, ...] -> [...]."""
+    """Weighted mean ``sum_i w_i a_i / sum_i w_i`` of leaves a [C, ...], for weights w [C] that are not all zero."""
     share = weights / weights.sum()
     return jax.tree.map(lambda a: jnp.tensordot(share.astype(a.dtype), a, axes=1), stacked)
 
 
 def float_array(value: Scalar) -> Array:
-    """The value as an array of the default float type."""
+    """Convert a value to an array of JAX's default float type."""
     return jnp.asarray(value, jnp.result_type(float))
 
 
@@ -123,14 +124,14 @@ class Family(NamedTuple):
     """Location-scale family of densities, as pure functions.
 
     Attributes:
-      gamma: NamedTuple class of the two parameters, location ``mu`` first. The name of its second field is the metric's
-        name in reports.
-      penalty: minus the log density, as `Prior.penalty`.
-      sample: function as `Prior.sample`.
-      prox: function as `Prior.prox`.
+      gamma: NamedTuple class of the two parameters, the location ``mu`` and then the scale. Reports name the scale's
+        metric after the second field.
+      penalty: the function `Prior.penalty`, minus the log density.
+      sample: the function `Prior.sample`.
+      prox: the function `Prior.prox`.
       descend: ``(rate, gamma, theta) -> mu``, one natural-gradient step on the location.
       locate: ``(thetas [C, ...], valid [C]) -> mu``, the maximum-likelihood location; arbitrary if no model is valid.
-      spread: ``theta - mu -> []``. Its mean over models is the maximum-likelihood scale at the location mu.
+      spread: ``(theta - mu) -> []``, a function whose mean over models is the maximum-likelihood scale at location mu.
     """
 
     gamma: Callable[[PyTree, Any], Any]
@@ -143,12 +144,14 @@ class Family(NamedTuple):
 
 
 def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
-    """Prior of a location-scale family, estimated by gradient messages or from all models at once.
+    """Make the prior of a location-scale family.
+
+    Its parameters are updated from the clients' gradients (`Prior.descend`) or fitted to all models (`Prior.fit`).
 
     Args:
-      family: densities of the family.
+      family: the family.
       scale_init: initial scale.
-      floor: least scale, positive.
+      floor: positive lower bound on the scale.
     """
 
     def project(gamma: Any) -> Any:
@@ -174,9 +177,9 @@ def location_scale(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 
 
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
-    """Maximum-likelihood estimate from models with leaves [C, ...], marked as valid or not by ``valid`` [C] bool.
+    """Maximum-likelihood estimate of location and scale from the models with leaves [C, ...] that are valid.
 
-    The scale is fitted to the deviations from the location, so it is zero for one model.
+    ``valid`` is their mask, [C] bool. With a single model, the scale is zero.
     """
     mu = family.locate(thetas, valid)
     spreads = jax.vmap(lambda theta: family.spread(optax.tree.sub(theta, mu)))(thetas)

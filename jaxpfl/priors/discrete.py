@@ -1,10 +1,11 @@
-r"""Discrete prior: a personal model is one of k centers; related to FedEM and IFCA.
+r"""Discrete prior: each personal model is one of k centers. FedEM and IFCA are based on similar models.
 
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
 with probabilities p_l, centers mu_l, losses f_i and responsibilities r_il. theta has no density, so this is not a
-`Prior`. A client needs the losses of all centers on its data, and theta is a center's index, or the posterior mean.
+`Prior`. A client needs the losses of all centers on its data. Its personal model is one of the centers, or the
+posterior mean.
 
 Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
@@ -27,15 +28,19 @@ class Discrete(NamedTuple):
 
 
 def responsibilities(p: Array, losses: Array) -> Array:
-    """Responsibilities ``r_l`` [k] of one client, from p [k] and ``losses[l] = f_i(mu_l)``, SUMS over examples.
+    """Responsibilities ``r_l`` [k] of the centers for one client.
 
-    They are the softmax of ``log p - losses``, because exp of minus a sum of hundreds of losses underflows.
+    They are computed as the softmax of ``log p - losses``, because exp of minus a sum of hundreds of losses underflows.
+
+    Args:
+      p: probabilities of the centers, [k].
+      losses: ``f_i(mu_l)`` for each center, [k], the SUM of the losses over the client's examples.
     """
     return jax.nn.softmax(jnp.log(p) - losses)
 
 
 def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
-    """Posterior mean ``sum_l r_l mu_l``, a personal model, from responsibilities [k] and centers [k, ...].
+    """Personal model ``sum_l r_l mu_l``, the posterior mean, from responsibilities [k] and centers [k, ...].
 
     Implements: Ozkara et al. 2023, Algorithm 6.
     """
@@ -43,5 +48,5 @@ def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
 
 
 def shares(belongs: Array) -> Array:
-    """EM update ``p_l = mean_i r_il`` of the probabilities: responsibilities [m, k] -> [k]."""
+    """EM update ``p_l = mean_i r_il`` of the probabilities, [k], from all clients' responsibilities, [m, k]."""
     return belongs.mean(axis=0)

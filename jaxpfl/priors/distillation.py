@@ -3,18 +3,18 @@ r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions ar
 .. math:: -\log p(\theta; \mu, \psi) = \tfrac12 \log(2\psi) + \frac{1}{2\psi} f(\theta, \mu), \qquad
    f(\theta, \mu) = \operatorname{mean}_x KL(\operatorname{softmax}(b) \,\|\, \operatorname{softmax}(a))
 
-Here ``a`` are the logits of the personal model theta (the student), ``b`` those of the global model mu (the teacher),
-and psi is the scale.
+Here ``a`` are the logits of the personal model theta (the student), ``b`` are the logits of the global model mu (the
+teacher), and psi is the scale.
 
-The first term replaces the exact normaliser of the density. Consider the density proportional to exp(-f / (2 psi)) over
-the class probabilities q_x that theta predicts for n examples, each with the uniform measure on the simplex. Its
-normaliser is
+The first term replaces the exact normaliser of the density. Consider the density proportional to exp(-f / (2 psi)) of
+the class probabilities q_x that theta predicts for n examples x, with the uniform measure on the simplex for each q_x.
+Its log normaliser is
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}
 
-where p_x is the prediction of mu, H the entropy and B the multivariate beta function. (The paper's appendix H states it
-for two classes, with an inverse variance where psi is here, and with a spurious division by w.)
+where p_x is the prediction of mu, H the entropy and B the multivariate beta function. (The paper's appendix H states
+this for two classes, with an inverse variance instead of psi, and with a spurious division by w.)
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
 https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -47,7 +47,7 @@ def check_task(method: str, task: Task) -> None:
     """Refuse a task that defines no distance between predictions.
 
     Raises:
-      JaxpflError: naming the method that needs the distance.
+      JaxpflError: if the task has no classes and no `Task.divergence`; the error names the method.
     """
     if task.divergence is None and not task.has_classes:
         raise JaxpflError(
@@ -57,10 +57,10 @@ def check_task(method: str, task: Task) -> None:
 
 
 def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
-    """Divergence ``(teacher, student, labels) -> [n]`` of predictions: the task's own, or else `class_divergence`.
+    """Return the function ``(teacher, student, labels) -> [n]`` that computes the divergence of predictions.
 
-    If an example has predictions at several positions, the labels determine which positions count
-    (`mask_unlabelled`).
+    It is `Task.divergence` or, if the task has none, the Kullback-Leibler divergence of class probabilities. If an
+    example has predictions at several positions, only positions with a label count (`mask_unlabelled`).
     """
     measure = divergence if task.divergence is None else task.divergence
     return lambda teacher, student, y: measure(mask_unlabelled(task, teacher, y), mask_unlabelled(task, student, y))
@@ -74,7 +74,10 @@ def mask_unlabelled(task: Task, predictions: Array, y: Array) -> Array:
 
 
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
-    """Derivative ``1/(2 psi) - c f / (2 psi^2)`` of ``log(2 psi) / 2 + c f / (2 psi)``; zero at ``psi = c f``."""
+    """Derivative ``1/(2 psi) - c f / (2 psi^2)`` with respect to psi of ``log(2 psi) / 2 + c f / (2 psi)``.
+
+    It is zero at ``psi = c f``, where f is the mean divergence.
+    """
     return 1 / (2 * psi) - c * mean_divergence / (2 * psi**2)
 
 
@@ -91,20 +94,21 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
     "reversed-kd": _reversed,
     "square": _square,
 }
-"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` for the teacher's p and the student's q."""
+"""Choices of the distance f between the teacher's p and the student's q: ``KL(p || q)``, ``KL(q || p)``,
+``|p - q|^2``."""
 
 
 def log_normalizer(weight: Array, teacher: Array) -> Array:
-    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row of p.
+    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each example.
 
     Implements: Ozkara et al. 2023, equation (57).
 
     Args:
-      weight: w, [].
-      teacher: logits of p, [n, classes].
+      weight: factor w on the divergence, [].
+      teacher: logits of the teacher's class probabilities p, [n, classes].
 
     Returns:
-      [n]; at w = 0 the log volume of the simplex, ``-log (classes - 1)!``.
+      The log normaliser of each example, [n]. At w = 0 it is the log volume of the simplex, ``-log (classes - 1)!``.
     """
     log_p = jax.nn.log_softmax(teacher)
     p = jnp.exp(log_p)
@@ -122,17 +126,19 @@ def prior(
     exact: bool = False,
     own: PerExample | None = None,
 ) -> Prior:
-    """Prior on predictions with AdaPeD's gradient message: a step on mu at the new theta, then on psi at the new mu.
+    """Make the prior on predictions, whose parameters clients update as in AdaPeD.
+
+    `Prior.descend` takes a step on mu at the new theta, and then a step on psi at the new mu.
 
     Implements: Ozkara et al. 2023, equation (11).
 
     Args:
       psi_init: initial psi.
-      floor: least psi, positive.
-      c: factor of the divergence in psi's step.
-      weight_decay: factor of mu in the term ``weight_decay * mu`` added to mu's gradient.
+      floor: positive lower bound on psi.
+      c: factor on the divergence in psi's step.
+      weight_decay: weight decay of mu; ``weight_decay * mu`` is added to mu's gradient.
       distance: a name in `DISTANCES`.
-      exact: whether the penalty contains the exact normaliser (``kd-exact``) instead of ``log(2 psi) / 2``.
+      exact: whether the penalty contains the exact normaliser instead of ``log(2 psi) / 2``.
       own: divergence for predictions other than class logits, for the distances ``kd`` and ``reversed-kd``.
 
     Raises:

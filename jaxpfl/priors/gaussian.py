@@ -1,17 +1,19 @@
-r"""Gaussian prior with a mean mu and one variance s^2: L2-regularised personalisation.
+r"""Gaussian prior with a mean mu and one variance s2 for all entries: L2-regularised personalisation.
 
-.. math:: -\log p(\theta; \mu, s^2) = \tfrac d2 \log(2 \pi s^2) + \frac{|\theta - \mu|^2}{2 s^2}
+.. math:: -\log p(\theta; \mu, s_2) = \tfrac d2 \log(2 \pi s_2) + \frac{|\theta - \mu|^2}{2 s_2}
 
-where theta has d entries. The gradient message is a natural-gradient step with the rates rho and rho': the gradient is
-divided by the Fisher information, 1/s2 for each entry of mu and d/(2 s2^2) for s2 = s^2. The result is
+where theta has d entries. A client's step on the parameters (`Prior.descend`) is a natural-gradient step with the rates
+rho for mu and rho' for s2. The gradient is divided by the Fisher information, which is 1/s2 for each entry of mu and
+d/(2 s2^2) for s2. The result is
 
-.. math:: \mu^+ = \mu + \rho (\theta - \mu), \qquad s^{2+} = s^2 + \rho' (|\theta - \mu^+|^2 / d - s^2)
+.. math:: \mu^+ = \mu + \rho (\theta - \mu), \qquad s_2^+ = s_2 + \rho' (|\theta - \mu^+|^2 / d - s_2)
 
 This step has the same fixed points as a gradient step. At rates up to one it does not overshoot and s2 stays positive,
 whereas gradient steps on s2 diverge as s2 shrinks. A natural-gradient step in log s2 is the same to first order in the
 rate.
 
-The joint likelihood of all theta_i and (mu, s2) is unbounded as s2 -> 0 with theta_i -> mu. s2 therefore has a floor.
+The joint likelihood of all theta_i and (mu, s2) is unbounded: it diverges if every theta_i tends to mu and s2 to zero.
+Therefore s2 has a positive lower bound.
 
 Reference: Ozkara et al. 2023, equation (9) and Algorithms 4 and 5, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
@@ -36,13 +38,13 @@ class Gaussian(NamedTuple):
 
 
 def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
-    """Gaussian prior: the entries of a model are independent, with the means mu and one common variance s2.
+    """Make the Gaussian prior: the entries of a model are independent, with the means mu and one common variance s2.
 
     Implements: Ozkara et al. 2023, Algorithm 4.
 
     Args:
-      s2_init: s2 in round 0, in which mu is the initial model.
-      floor: least s2, positive.
+      s2_init: s2 in round 0; mu is then the initial model.
+      floor: positive lower bound on s2.
     """
     return location_scale(FAMILY, s2_init, floor)
 
@@ -58,18 +60,18 @@ def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array
 
 
 def sample(key: Key, gamma: Gaussian) -> PyTree:
-    """Draw a model."""
+    """Draw a random model."""
     noise = optax.tree.random_like(key, gamma.mu)
     return jax.tree.map(lambda m, z: m + (jnp.sqrt(gamma.s2) * z).astype(m.dtype), gamma.mu, noise)
 
 
 def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
-    """Proximal step ``(s2 theta + step mu) / (s2 + step)``, accurate also if theta is far from mu."""
+    """Proximal step ``(s2 theta + step mu) / (s2 + step)``, computed as an interpolation between mu and theta."""
     return interpolate(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
 
 
 def mean(thetas: PyTree, valid: Array) -> PyTree:
-    """Mean of the valid models, leaves [C, ...] -> [...]; the mean of all models if none is valid."""
+    """Mean of the valid models, leaves [C, ...] -> [...]. If no model is valid, the mean of all models."""
     return weighted_mean(jnp.where(valid.any(), valid.astype(jnp.result_type(float)), 1), thetas)
 
 

@@ -3,9 +3,9 @@ r"""Gaussian-mixture prior of AdaMix, with k centers.
 .. math:: -\log p(\theta) = -\log \sum_{l=1}^k p_l (2 \pi s_l^2)^{-d/2} \exp(-|\theta-\mu_l|^2 / (2 s_l^2))
 
 with probabilities p_l, centers mu_l and variances s2_l = s_l^2; theta has d entries. The parameters are estimated by EM
-on all models. An EM step never lowers the likelihood, even with a floor on the variances: the expected log likelihood
-has a single maximum in s2_l, so clipping at the floor maximises it over the allowed range. Without a floor the
-likelihood is unbounded, as a center can coincide with a model while its variance goes to zero.
+on all models. An EM step never lowers the likelihood, even with a lower bound (floor) on the variances: the expected
+log likelihood has a single maximum in s2_l, so raising s2_l to the floor maximises it over the allowed range. Without a
+floor the likelihood is unbounded, because a center can coincide with a model while its variance goes to zero.
 
 Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
 version (https://arxiv.org/abs/2207.01771) has the exponent m/2 instead of d/2.
@@ -35,17 +35,18 @@ class Mixture(NamedTuple):
 
 
 def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
-    """Gaussian-mixture prior with k components. Initially they are equal, and the prior is Gaussian.
+    """Make the Gaussian-mixture prior with k components.
 
-    ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`). It returns the second
-    result if the log likelihood is higher by more than one. The centers can thus separate at the first estimation, and
-    leave a bad optimum later. (With a threshold of zero, rounding would choose between equal results.)
+    Initially all components are equal, so the prior is Gaussian. `Prior.fit` runs EM twice, from the current estimate
+    and from a new initialisation (`start`). It returns the second result only if its log likelihood is higher by more
+    than one. The centers can thus separate in the first fit, and a later fit can leave a bad optimum. (With a threshold
+    of zero, rounding would choose between equal results.)
 
     Args:
-      components: k.
-      s2_init: initial variance.
-      floor: least variance, positive.
-      em_steps: number of EM steps in one estimation.
+      components: number k of components.
+      s2_init: initial variance of every component.
+      floor: positive lower bound on the variances.
+      em_steps: number of EM steps in each run.
 
     Raises:
       JaxpflError: if ``components`` is below one.
@@ -68,7 +69,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
         return trees.where(valid.any(), trees.where(new > old + 1, ends[1], ends[0]), gamma)
 
     def report(gamma: Mixture) -> Metrics:
-        # exp of the entropy of p: k if all components are equally likely, 1 if one has probability 1.
+        # exp of the entropy of p: k if all components are equally likely, and 1 if one component has probability 1.
         return {"s2": gamma.p @ gamma.s2, "components": jnp.exp(jax.scipy.special.entr(gamma.p).sum())}
 
     return Prior(init, center, penalty, report, fit=fit, sample=sample, prox=prox)
@@ -89,7 +90,7 @@ def penalty(gamma: Mixture, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Mixture) -> PyTree:
-    """Draw a model."""
+    """Draw a random model."""
     of_component, of_model = jax.random.split(key)
     chosen = jax.random.categorical(of_component, jnp.log(gamma.p))
     mu, s2 = jax.tree.map(lambda a: a[chosen], (gamma.mu, gamma.s2))
@@ -97,12 +98,14 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
-    r"""Proximal step on a quadratic upper bound of the penalty, the EM majoriser at theta,
+    r"""Proximal step on EM's quadratic upper bound of the penalty at theta.
+
+    Up to a constant, the bound is, as a function of the model t,
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    This is the Gaussian prior's step with precision ``sum_l r_l / s2_l``, towards the mean of the centers with the
-    weights ``r_l / s2_l``.
+    The step is the Gaussian prior's proximal step with variance ``1 / sum_l (r_l / s2_l)``, towards the mean of the
+    centers with weights ``r_l / s2_l``.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
     mean = weighted_mean(precisions, gamma.mu)
@@ -110,12 +113,12 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
-    """Log likelihood of the valid models, [], which EM maximises."""
+    """Log likelihood of the valid models, []; EM maximises it."""
     return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
-    """Run EM steps on models with leaves [C, ...], marked as valid or not by ``valid`` [C] bool.
+    """Run ``steps`` EM steps on the models with leaves [C, ...] that are valid; ``valid`` is their mask, [C] bool.
 
     A component without models keeps its center and variance; its probability becomes zero.
     """
@@ -140,11 +143,11 @@ def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) 
 
 
 def start(components: int, thetas: PyTree, valid: Array, floor: Scalar) -> Mixture:
-    """Initial mixture by greedy k-means, with equal probabilities and one common variance.
+    """Make the initial mixture by a greedy choice of centers, with equal probabilities and one common variance.
 
-    Each center is the model that most reduces the summed squared distances to the nearest center, where k-means++ would
-    draw a model at random. The greedy choice needs C^2 distances, but no random draws that depend on the order of the
-    clients.
+    The centers are chosen from the models one by one. Each center is the model that most reduces the sum of all models'
+    squared distances to the nearest center, whereas k-means++ would draw a model at random. The greedy choice needs C^2
+    distances, but no random draws, which would depend on the order of the clients.
     """
     distances = jax.lax.map(lambda theta: jax.vmap(lambda other: _square(theta, other))(thetas), thetas)  # [C, C]
     distances = jnp.where(valid[None, :], distances, 0)

@@ -2,12 +2,12 @@ r"""Laplace prior with a median mu and one scale b: L1-regularised personalisati
 
 .. math:: -\log p(\theta; \mu, b) = d \log(2 b) + \frac{|\theta - \mu|_1}{b}
 
-where theta has d entries. The gradient message is a natural-gradient step with the rates rho and rho' (the Fisher
-information is 1/b^2 for each entry, both for mu and for b):
+where theta has d entries. A client's step on the parameters (`Prior.descend`) is a natural-gradient step with the rates
+rho for mu and rho' for b (the Fisher information is 1/b^2 for each entry, both for mu and for b):
 
 .. math:: \mu^+ = \mu + \rho\, b \operatorname{sign}(\theta - \mu), \qquad b^+ = b + \rho' (|\theta - \mu^+|_1 / d - b)
 
-The averaged message has a fixed point where mu is a median of the clients' models and b their mean absolute deviation
+The average over clients does not change if mu is a median of the clients' models and b is their mean absolute deviation
 from mu. The paper's first term is m log(2 b); here each of the d entries of each client contributes a term log(2 b).
 
 Reference: Ozkara et al. 2023, appendix E, https://openreview.net/forum?id=FUiDMCr_W4o.
@@ -26,18 +26,18 @@ from jaxpfl.priors.base import Examples, Family, Prior, location_scale
 
 
 class Laplace(NamedTuple):
-    """Parameters Gamma: the median mu, a pytree like theta, and the mean absolute deviation b of each entry, []."""
+    """Parameters Gamma: the median mu, a pytree like theta, and the mean absolute deviation b of every entry, []."""
 
     mu: PyTree
     b: Array
 
 
 def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
-    """Laplace prior.
+    """Make the Laplace prior: the entries of a model are independent, with the medians mu and one common scale b.
 
     Args:
-      b_init: initial scale.
-      floor: least scale, positive.
+      b_init: initial scale b.
+      floor: positive lower bound on b.
     """
     return location_scale(FAMILY, b_init, floor)
 
@@ -52,13 +52,13 @@ def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Laplace) -> PyTree:
-    """Draw a model."""
+    """Draw a random model."""
     noise = optax.tree.random_like(key, gamma.mu, sampler=jax.random.laplace)
     return jax.tree.map(lambda m, z: m + (gamma.b * z).astype(m.dtype), gamma.mu, noise)
 
 
 def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
-    """Proximal step: soft-threshold theta - mu at ``step / b``, so that entries below the threshold equal mu's."""
+    """Proximal step: soft-threshold theta - mu at ``step / b``; entries within the threshold become equal to mu."""
     reach = step / gamma.b
 
     def nearer(t: Array, m: Array) -> Array:
@@ -84,7 +84,7 @@ def _toward(rate: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def _mean_absolute(difference: PyTree) -> Array:
-    # JAX's derivative of |x| at 0 is 1. Where theta = mu, as at the start, it would pull theta to one side.
+    # JAX's derivative of |x| at 0 is 1. It would pull theta to one side where theta = mu, as in the beginning.
     absolute = jax.tree.map(lambda a: jnp.sum(a * jnp.sign(a)), difference)
     return jax.tree.reduce(jnp.add, absolute) / optax.tree.size(difference)
 

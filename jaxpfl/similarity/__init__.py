@@ -1,4 +1,4 @@
-"""Similarity of clients: graphs, and ADMM with proximal operators, which draws the models of neighbours together."""
+"""Similarity of clients: graphs of clients, and ADMM for the network lasso, which pulls neighbours' models together."""
 
 from jaxpfl.similarity import admm, graphs
 

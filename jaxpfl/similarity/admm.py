@@ -1,24 +1,26 @@
-r"""Network lasso by ADMM: clients' vectors y_i are drawn together along the edges of a graph.
+r"""Network lasso by ADMM: the clients' vectors y_i are pulled together along the edges of a graph.
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
 With s = eta lam and y_i = z_i - eta g_i / N, this is the Z step of Zhao et al. (section IV-B), with the objective
-scaled by eta. Let W = ZQ, and let Omega be the multipliers and rho the penalty, both scaled by eta. The iteration is
+scaled by eta. Let W = ZQ be the differences along the edges, where Q is the incidence matrix (`graphs`). Let Omega be
+the multipliers and rho the penalty, both scaled by eta. The iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
-until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y. For a large s it is
-the mean of each connected component.
+until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. For s = 0 the solution is Y. For a large s, every
+client's solution is the mean of y over its connected component.
 
-The eigendecomposition of the graph's Laplacian is computed once, on the host. It gives the inverse matrix for any rho
-by two matrix products, so it can be reused in all rounds, for all settings of a sweep and whenever rho changes. For
-large N, conjugate gradients solve the linear system instead, starting from the last Z. During the first half of the
-steps, rho is doubled or halved if one residual is ten times the other (Boyd et al. 2011, section 3.4.1).
+The eigendecomposition of the graph's Laplacian is computed once, on the host. With it, the linear system is solved for
+any rho by two matrix products. It can therefore be reused in all rounds, for all settings of a sweep and whenever rho
+changes. For large N, conjugate gradients solve the linear system instead, starting from the last Z. During the first
+half of the steps, rho is doubled or halved if one residual is more than ten times the other (Boyd et al. 2011, section
+3.4.1).
 
-For p = 2 and d above N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis preserves norms
-and its span contains the minimiser, and a step then costs the fraction N / d.
+If p = 2 and the dimension d exceeds N, the iteration runs in an orthonormal basis of the centered rows of Y. The basis
+preserves norms, and its span contains the minimiser. A step then costs N / d of a step in the original coordinates.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.support.errors import JaxpflError
 
 MOST_DENSE = 1400
-"""Number of nodes above which conjugate gradients are the default. With a few edges per node, a warm-started round by
-conjugate gradients takes 1.39 times the processor time of the spectrum at N = 500, 1.32 times at N = 1000 and 0.71
-times at N = 2000 (measured on an idle machine)."""
+"""Number of nodes above which conjugate gradients are the default instead of the spectrum. For graphs with a few edges
+per node, a warm-started round with conjugate gradients takes 1.39 times as much processor time as with the spectrum at
+N = 500, 1.32 times as much at N = 1000 and 0.71 times as much at N = 2000 (measured on an idle machine)."""
 MOST_DENSE_CROWDED = 2000
 """The same threshold for graphs in which a node has more than `graphs.MOST_UNROLLED` edges. With 40 edges per node, the
-two products of the spectrum are still twice as fast as conjugate gradients at N = 2000."""
+two matrix products of the spectrum are still twice as fast as conjugate gradients at N = 2000."""
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -51,7 +53,7 @@ RANGE = (1e-4, 1e4)
 
 
 class Warm(NamedTuple):
-    """Warm start for the next step: the differences w [M, d], their multipliers omega [M, d], and rho, []."""
+    """Warm start for the next minimisation: differences w [M, d], their multipliers omega [M, d], and rho, []."""
 
     w: Array
     omega: Array
@@ -62,11 +64,11 @@ class Fused(NamedTuple):
     """Minimiser of the network lasso, with the state of the solver.
 
     Attributes:
-      z: minimiser, [N, d]. If an edge's row of ``warm.w`` is exactly zero, its two clients have the same z, up to the
-        tolerance.
-      warm: warm start for the next step.
-      primal: ``|W - ZQ|`` relative to the norm of the centered Y, [].
-      dual: ``rho |(W+ - W) Q^T|`` relative to the norm of the centered Y, [].
+      z: minimiser, [N, d]. If an edge's row of ``warm.w`` is exactly zero, the edge's two clients have the same z, up
+        to the tolerance.
+      warm: warm start for the next minimisation.
+      primal: primal residual ``|W - ZQ|``, relative to the norm of the centered Y, [].
+      dual: dual residual ``rho |(W+ - W) Q^T|``, relative to the norm of the centered Y, [].
       steps: number of steps taken, [] int32.
     """
 
@@ -78,13 +80,13 @@ class Fused(NamedTuple):
 
 
 def prefers_spectrum(graph: Graph) -> bool:
-    """True if the spectrum of a graph is faster than conjugate gradients; the graph must be on the host."""
+    """True if solving with a graph's spectrum is faster than conjugate gradients; the graph must be on the host."""
     crowded = graph.edges > 0 and graphs.host_degrees(graph).max() > graphs.MOST_UNROLLED
     return graph.nodes <= (MOST_DENSE_CROWDED if crowded else MOST_DENSE)
 
 
 def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
-    """Start of a first step, without a previous solution; it is the exact solution for s = 0."""
+    """Make the start of the first minimisation, which has no previous solution; it is the exact solution for s = 0."""
     w = graphs.differences(graph, y)
     return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 
@@ -107,24 +109,24 @@ def fuse(
     Implements: Zhao et al., equation (6); Zhao et al., section IV-B; Zhao et al., Algorithm 4.
 
     Args:
-      graph: graph on the host whose edges join neighbours; without edges, or for N = 1, z = y.
-      y: the clients' vectors before fusion, finite (otherwise all of z is NaN).
-      strength: s, not negative; infinity gives the means of the connected components.
-      p: 1, 2 or infinity.
-      rho: positive initial value, used if ``warm`` is None; affects only the number of steps.
+      graph: graph on the host whose edges join neighbours; without edges, z = y.
+      y: the clients' vectors, [N, d]. If an entry is not finite, all of z is NaN.
+      strength: weight s of the penalty, not negative; infinity gives the means of the connected components.
+      p: order of the norm, 1, 2 or infinity.
+      rho: positive initial rho, used if ``warm`` is None; it affects only the number of steps.
       warm: ``Fused.warm`` of the previous solution; None for `cold`.
-      tolerance: tolerance for the primal and the dual residual.
+      tolerance: largest primal and dual residual at which the iteration stops.
       most: maximum number of steps.
       dense: whether to use the spectrum of the graph; None for the faster solver (`prefers_spectrum`).
       spectrum: spectrum of the graph, if it has been computed already.
 
     Raises:
-      JaxpflError: for p other than 1, 2 and infinity.
+      JaxpflError: if p is not 1, 2 or infinity.
     """
     check_norm(p)
     warm = cold(graph, y, rho) if warm is None else warm
     middle = y.mean(axis=0)
-    # Adding a constant vector to all of y adds it to all of z. The mean is removed here so that the residuals are
+    # Adding a constant vector to every y_i adds it to every z_i. The mean is subtracted here so that the residuals are
     # relative to the differences between clients.
     apart = y - middle
     size = jnp.linalg.norm(apart)
@@ -149,7 +151,7 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        # RANGE limits rho: at strength zero the primal residual vanishes, and rho would be halved in every step.
+        # RANGE bounds rho: at strength zero the primal residual vanishes, and rho would be halved in every step.
         next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
         return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 
@@ -165,12 +167,13 @@ def fuse(
 
 
 def orthonormal(rows: Array) -> Array:
-    """Orthonormal basis of the span of rows [N, d], [N, d]; zero for a row that depends on earlier rows.
+    """Orthonormal basis of the span of the given rows [N, d], as rows [N, d].
 
-    A row counts as dependent if its remainder is below rounding error, as for the last of rows that sum to zero.
+    If a row depends linearly on earlier rows, up to rounding error, the basis has a row of zeros instead. For example,
+    the last of N rows that sum to zero depends on the others.
 
-    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided because several runs at once may deadlock
-    in its calls on a CPU with two cores.
+    The method is Gram-Schmidt, applied twice to each row. LAPACK is avoided because several concurrent runs may
+    deadlock in its calls on a CPU with two cores.
     """
     least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
@@ -186,7 +189,7 @@ def orthonormal(rows: Array) -> Array:
 
 
 _Solve = Callable[[Scalar, Array, Array], Array]
-"""``(rho, right-hand side, start) -> (I + rho L)^-1 right-hand side``."""
+"""Linear solver ``(rho, right-hand side, start) -> (I + rho L)^-1 right-hand side``, where L is the Laplacian."""
 
 
 def _spectral_solver(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
@@ -216,7 +219,7 @@ def check_norm(p: float) -> float:
     """Return p as a float if `prox` supports this norm.
 
     Raises:
-      JaxpflError: for p other than 1, 2 and infinity.
+      JaxpflError: if p is not 1, 2 or infinity.
     """
     if p not in NORMS:
         raise JaxpflError(f"p must be 1, 2 or inf, got {p}")
@@ -228,17 +231,17 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
 
     The result is ``argmin_w kappa |w|_p + |w - v|_2^2 / 2``:
 
-    - p = 1: every entry of v, shrunk by ``kappa`` towards zero;
+    - p = 1: every entry of v is shrunk towards zero by kappa;
     - p = 2: :math:`(1 - \kappa / \|v\|_2)_+ v`;
     - p = inf: :math:`v - \operatorname{Proj}(v)`, where Proj projects onto the l1 ball of radius kappa.
 
-    For each p, v - w is the projection of v onto the ball of radius kappa in the dual norm (Moreau). Zhao et al. print
-    one formula for all p, which is correct only for p = 2.
+    For each p, v - w is the projection of v onto the ball of radius kappa in the dual norm (Moreau). Zhao et al. give
+    a single formula for all p, which is correct only for p = 2.
 
     Implements: Zhao et al., section IV-B.
 
     Raises:
-      JaxpflError: for p other than 1, 2 and infinity.
+      JaxpflError: if p is not 1, 2 or infinity.
     """
     if check_norm(p) == 1:
         return jnp.sign(v) * jnp.maximum(jnp.abs(v) - kappa, 0)
@@ -246,7 +249,7 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
         length = norm(v, 2)[..., None]
         keep = jnp.where(length > kappa, 1 - kappa / jnp.where(length > 0, length, 1), 0)
         return jnp.where(length > kappa, keep * v, jnp.zeros_like(v))
-    # The result is v clipped at the level for which the clipped-off parts sum to kappa.
+    # The result is v clipped to [-level, level], where the level is such that clipping removes kappa in total.
     level = jnp.where(norm(v, 1) > kappa, _level(jnp.abs(v), kappa), 0)[..., None]
     return jnp.clip(v, -level, level)
 
@@ -260,6 +263,7 @@ def _level(size: Array, kappa: Scalar) -> Array:
     """Find t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)
     count = jnp.arange(1, size.shape[-1] + 1, dtype=size.dtype)
-    # If exactly the c largest sizes exceed t, then t = (their sum - kappa) / c. The solution is the maximum over c.
+    # If exactly the c largest sizes exceed t, then t = (sum of these sizes - kappa) / c. The solution is the maximum of
+    # these candidates over c.
     levels = (jnp.cumsum(ordered, axis=-1) - kappa) / count
     return jnp.maximum(levels.max(axis=-1), 0)

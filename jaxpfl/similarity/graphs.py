@@ -1,8 +1,9 @@
 r"""Graphs of clients: nodes 0 ... N - 1, with edges that the user gives or that join k nearest neighbours.
 
 Q is the paper's N x M incidence matrix, with one +1 and one -1 in the column of each edge. It is never formed. For
-models Z [N, d], whose rows are the paper's columns, ``differences`` computes Z Q. For W [M, d], ``gathered`` computes
-W Q^T. Both functions also work for graphs without edges, with isolated nodes or with a single node.
+models Z [N, d], `differences` computes the paper's Z Q. For differences W [M, d], `gathered` computes the paper's
+W Q^T. (In the paper, the models are the columns of Z, not the rows.) Both functions also work for graphs without edges,
+with isolated nodes or with a single node.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from jaxpfl.support.errors import JaxpflError
 
 @struct.dataclass
 class Graph:
-    """Undirected graph: edges between ``first`` [M] and ``second`` [M] int32, with first < second, each listed once.
+    """Undirected graph, whose edge i joins the nodes ``first[i] < second[i]``; both arrays are [M] int32.
+
+    Each edge is listed once.
 
     Reference: Zhao et al., Figure 1.
     """
@@ -32,7 +35,7 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """M, the number of edges."""
+        """Number M of edges."""
         return len(self.first)
 
 
@@ -40,7 +43,8 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
     """Make a graph from pairs of nodes, [M, 2] in any order and orientation; repeated pairs count once.
 
     Raises:
-      JaxpflError: for less than one node, pairs that are not integers from 0 to nodes - 1, or a node joined to itself.
+      JaxpflError: if ``nodes`` < 1, a pair does not consist of integers from 0 to ``nodes - 1``, or a node is joined to
+        itself.
     """
     if nodes < 1:
         raise JaxpflError(f"nodes must be at least 1, got {nodes}")
@@ -59,22 +63,22 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
 
 
 def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
-    """Compute the graph of k nearest neighbours in Euclidean distance, exact to float64 rounding; on the host.
+    """Compute the graph of k nearest neighbours in Euclidean distance on the host, exact to float64 rounding.
 
-    Two vectors are joined if either is among the k nearest neighbours of the other. Distances from inner products are
-    fast, but lose digits by cancellation. They therefore only select candidates: all vectors that their rounding error
-    does not exclude. The nearest candidates are then found by differences, so that duplicates have distance zero and
-    ties go to the first nodes.
+    Two vectors are joined if one is among the k nearest neighbours of the other. Distances from inner products are
+    fast, but lose digits by cancellation. They therefore only select candidates, which are all vectors that could be
+    among the nearest, given the rounding error. The distances to the candidates are then computed from differences, so
+    that duplicates have distance zero. In a tie, the first nodes are chosen.
 
     Implements: Zhao et al., section II-A.
 
     Args:
-      vectors: [N, q]; a vector that is not finite has no neighbours.
-      k: number of neighbours of each vector; all other vectors if there are fewer.
+      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbours.
+      k: number of neighbours of each vector; if there are fewer other vectors, all of them are neighbours.
       block: number of vectors whose distances are computed at a time.
 
     Raises:
-      JaxpflError: for less than one vector or neighbour.
+      JaxpflError: if there is no vector, or k < 1.
     """
     given = np.asarray(vectors)
     nodes, numbers = given.shape
@@ -94,7 +98,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
         sums = squares[rows, None] + squares
         apart, slack = sums - 2 * centered[rows] @ centered.T, rounding * sums
         apart[:, ~finite] = apart[np.arange(len(rows)), rows] = np.inf
-        # At least k vectors are certainly within this distance, so a vector that is certainly farther is no candidate.
+        # At least k vectors are certainly within this distance, so vectors that are certainly farther are excluded.
         reach = np.partition(apart + slack, k - 1, axis=1)[:, k - 1]
         for i, close in zip(rows, apart - slack <= reach[:, None], strict=True):
             among = np.flatnonzero(close)
@@ -104,24 +108,24 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256) -> Graph:
 
 
 def check_neighbours(nodes: int, k: int) -> None:
-    """Check that a graph has nodes and that each node has neighbours.
+    """Check the number of nodes and the number k of neighbours for a graph of nearest neighbours.
 
     Raises:
-      JaxpflError: for less than one node or neighbour.
+      JaxpflError: if ``nodes`` < 1 or k < 1.
     """
     if nodes < 1 or k < 1:
         raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
 
 
 def joined(found: list[np.ndarray]) -> Graph:
-    """Make a graph from a list with the neighbours of each node."""
+    """Make a graph from a list that contains an array of neighbours for each node."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     return from_edges(pairs, nodes)
 
 
 def differences(graph: Graph, z: Array) -> Array:
-    """Differences ``z_i - z_j`` along every edge: [N, d] -> [M, d].
+    """Compute the difference ``z_i - z_j`` along every edge, [N, d] -> [M, d].
 
     Reference: Zhao et al., Figure 2.
     """
@@ -129,19 +133,19 @@ def differences(graph: Graph, z: Array) -> Array:
 
 
 MOST_UNROLLED = 32
-"""Largest degree for which `gathered` uses gathers: one for each edge of the node with the most edges. On a CPU this is
-ten to thirty times as fast as a scatter, which processes the edges one by one."""
+"""Largest degree of a node for which `gathered` uses gathers, as many as the largest degree. On a CPU, they are ten to
+thirty times as fast as a scatter, which processes the edges one by one."""
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """Apply the transpose of `differences`: [M, d] -> [N, d].
+    """Apply the transpose of `differences`, which adds up each node's edges with their signs, [M, d] -> [N, d].
 
     Reference: Zhao et al., Figure 2.
     """
     on_host = isinstance(graph.first, np.ndarray) and isinstance(graph.second, np.ndarray)
     if on_host and graph.edges and (most := int(host_degrees(graph).max())) <= MOST_UNROLLED:
-        # The nth edge of every node (M if there is none) and its sign: 1 if the node is the first end, else -1. The
-        # fill mode makes the row M read zeros.
+        # For each n, the nth edge of every node (M if there is none) and its sign: 1 if the node is the edge's first
+        # node, else -1. With mode "fill", the row M reads zeros.
         ends, signs = np.append(graph.first, graph.second), np.repeat([1, -1], graph.edges)
         order = np.argsort(ends, kind="stable")
         nth = np.arange(len(ends)) - np.searchsorted(ends[order], ends[order])
@@ -166,7 +170,7 @@ def degrees(graph: Graph) -> Array:
 
 
 def laplacian(graph: Graph) -> np.ndarray:
-    """Graph Laplacian ``Q Q^T``, [N, N], on the host: degrees on the diagonal, -1 for every edge."""
+    """Compute the graph Laplacian ``Q Q^T``, [N, N], on the host: degrees on the diagonal, -1 for every edge."""
     matrix = np.diag(host_degrees(graph).astype(np.float64))
     matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -1
     return matrix
@@ -180,14 +184,14 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(graph: Graph) -> Spectrum:
-    """Spectrum of the `laplacian`, by NumPy."""
+    """Compute the eigendecomposition of a graph's Laplacian with NumPy."""
     return Spectrum(*np.linalg.eigh(laplacian(graph)))
 
 
 def components(graph: Graph, joined: Any) -> np.ndarray:
-    """Connected components of the graph that keeps only the edges with ``joined`` [M] true.
+    """Compute the connected components after removing all edges for which ``joined`` [M] is false.
 
-    In the network lasso, ``joined`` marks the edges whose w is zero.
+    In the network lasso, ``joined`` is true for the edges whose w is zero.
 
     Returns:
       The number of each node's component, [N]. Components are numbered in the order of their first nodes.
@@ -200,36 +204,37 @@ def components(graph: Graph, joined: Any) -> np.ndarray:
         new = label.copy()
         np.minimum.at(new, first, lower)
         np.minimum.at(new, second, lower)
-        new = new[new]  # a label is itself a node of the component, whose own label may be lower
+        new = new[new]  # each label is also a node of the same component, and that node's label may be lower
         if (new == label).all():
             return np.unique(label, return_inverse=True)[1]
         label = new
 
 
 MOST_EXACT = 20_000
-"""Largest number of vectors for which `nearest` compares all pairs, which takes 20 s on two cores for vectors of length
-1024."""
+"""Largest number of vectors for which `nearest` compares all pairs. At this number, the comparison takes 20 s on two
+cores for vectors of length 1024."""
 
 _CANDIDATES = 30
-"""Least number of neighbours that NN-descent keeps for each vector; with fewer, it misses more of the nearest."""
+"""Smallest number of candidates that NN-descent keeps for each vector; with fewer, it misses more of the neighbours."""
 
 
 def nearest(vectors: Any, k: int) -> Graph:
     """Compute the graph of k nearest neighbours in Euclidean distance, exact for up to `MOST_EXACT` vectors.
 
     Args:
-      vectors: [N, q]; a vector that is not finite has no neighbours.
-      k: number of neighbours of each vector; all other vectors if there are fewer.
+      vectors: one vector of length q for each of N nodes, [N, q]; a vector that is not finite has no neighbours.
+      k: number of neighbours of each vector; if there are fewer other vectors, all of them are neighbours.
 
     Raises:
-      JaxpflError: as in `nearest_vectors`, and for more than `MOST_EXACT` vectors if pynndescent is not installed.
+      JaxpflError: if there is no vector, k < 1, or there are more than `MOST_EXACT` vectors and the package pynndescent
+        is not installed.
     """
     check_possible(len(vectors))
     return nearest_vectors(vectors, k) if len(vectors) <= MOST_EXACT else approximate(vectors, k)
 
 
 def check_possible(number: int) -> None:
-    """Check that `nearest` can handle this number of vectors, for example before the vectors are computed.
+    """Check that `nearest` supports this number of vectors. Callers can check before they compute the vectors.
 
     Raises:
       JaxpflError: if there are more than `MOST_EXACT` vectors and the package pynndescent is not installed.
@@ -244,13 +249,13 @@ def check_possible(number: int) -> None:
 def approximate(vectors: Any, k: int) -> Graph:
     """Approximate `nearest` by NN-descent (Dong et al. 2011), with the pynndescent package.
 
-    NN-descent may miss neighbours: it misses one edge in 1000 for 10,000 vectors near a curved surface. Comparing all
+    NN-descent may miss neighbours; for 10,000 vectors near a curved surface, it missed one edge in 1000. Comparing all
     pairs of N vectors of length q takes N^2 q products. NN-descent compares each vector only with the neighbours of its
     neighbours, which takes about N^1.14 comparisons. The random seed is always 0. The order of the vectors affects
     which neighbours are missed.
 
     Raises:
-      JaxpflError: as in `nearest_vectors`.
+      JaxpflError: if there is no vector, or k < 1.
     """
     from pynndescent import NNDescent  # pyright: ignore[reportMissingImports]
 
@@ -261,7 +266,7 @@ def approximate(vectors: Any, k: int) -> Graph:
     if k < 1:
         return from_edges([], len(given))
     kept = given[finite].astype(np.float32)
-    kept -= kept.mean(axis=0, dtype=np.float64).astype(np.float32)  # centering reduces rounding error of distances
+    kept -= kept.mean(axis=0, dtype=np.float64).astype(np.float32)  # centering reduces rounding errors of distances
     candidates = min(max(_CANDIDATES, 2 * k) + 1, len(kept))
     index = NNDescent(kept, n_neighbors=candidates, random_state=0, compressed=False)
     assert index.neighbor_graph is not None
@@ -276,7 +281,7 @@ def approximate(vectors: Any, k: int) -> Graph:
 
 
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
-    """Mean of random Fourier features over a client's examples (Rahimi and Recht 2007), [number].
+    """Compute the mean of random Fourier features over a client's examples (Rahimi and Recht 2007), [number].
 
     The distance between two clients' embeddings approximates the maximum mean discrepancy of their data under the
     Gaussian kernel exp(-|x - y|^2 / (2 b^2)), with an error of about ``1 / sqrt(number)``.
@@ -286,7 +291,7 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
     Args:
       key: random key, which must be the same for all clients.
       x: examples, [n, q].
-      mask: [n] bool, true for real examples; without any, the embedding is zero.
+      mask: [n] bool, true for real examples; if there is none, the embedding is zero.
       bandwidth: b, the bandwidth of the kernel.
       number: number of features.
     """
@@ -298,14 +303,14 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
 
 
 def covariance(x: Array, mask: Array) -> Array:
-    """Covariance matrix of a client's examples as a vector, [q (q + 1) / 2].
+    """Compute the covariance matrix of a client's examples as a vector, [q (q + 1) / 2].
 
     Entries off the diagonal are multiplied by the square root of 2, so that the Euclidean distance between two vectors
     is the Frobenius distance between the matrices.
 
     Args:
       x: examples, [n, q].
-      mask: [n] bool, true for real examples; without any, the result is zero.
+      mask: [n] bool, true for real examples; if there is none, the result is zero.
     """
     apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
     matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)
