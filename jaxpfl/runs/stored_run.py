@@ -1,4 +1,4 @@
-"""Stored runs, opened for reading: the experiment is rebuilt, and the last state of a method is restored."""
+"""Reading of stored runs: rebuild the experiment of a run folder, and restore a method's last state."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from jaxpfl.support import files
 from jaxpfl.support.errors import JaxpflError, JaxpflWarning, warn
 
 _OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
-"""Settings on which the clients depend. The task is not among them: unless given, it follows from the labels."""
+"""Settings that determine the clients. The task is not among them, because by default it follows from the labels."""
 
 
 class StoredRun(NamedTuple):
     """A run folder, as described by its ``config.json``.
 
     Attributes:
-      folder: the run folder.
-      record: the content of the file ``config.json``.
-      config: the config in the record.
-      methods: the run's methods, finished or not.
+      folder: path of the run folder.
+      record: content of ``config.json``.
+      config: resolved config in ``record``.
+      methods: names of the run's methods, finished or not.
     """
 
     folder: Path
@@ -41,14 +41,14 @@ class StoredRun(NamedTuple):
 
     @property
     def seeds(self) -> range:
-        """The run's seeds."""
+        """Seeds of the run."""
         return range(self.config.seed, self.config.seed + require(self.config.seeds))
 
     def finished(self, method: str | None) -> str:
-        """Return the method of a name, which must be finished. If the name is None, the run must have a single method.
+        """Return the name of a finished method; if ``method`` is None, the run's only method.
 
         Raises:
-          JaxpflError: if the method is unknown or unfinished.
+          JaxpflError: if the method is unknown or unfinished, or if ``method`` is None and the run has several methods.
         """
         name = one_method(method, self.methods, str(self.folder))
         done = results.finished(self.folder, name)
@@ -57,20 +57,23 @@ class StoredRun(NamedTuple):
         return name
 
     def experiment(self, data_dir: str | None = None) -> Experiment:
-        """The run's experiment, with its data.
+        """Rebuild the run's experiment, and load its data.
+
+        Args:
+          data_dir: current folder of the data, if it was moved since the run.
 
         Raises:
-          JaxpflError: if the data or the methods' hyper-parameters have changed since the run.
+          JaxpflError: if the data, the graph or the methods' hyper-parameters have changed since the run.
         """
-        # The initial parameters of a warm start are in the checkpoints, and their file may be gone.
+        # The initial parameters of a warm start are not needed to restore a checkpoint, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
-        # The file that gave the graph may have moved, and models need not be trained again.
+        # The run folder has a copy of the graph: the user's file may have moved, and other graphs need models trained.
         if (self.folder / GRAPH).is_file():
             config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
         if data_dir is not None:
             config = dataclasses.replace(config, data_dir=data_dir)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", JaxpflWarning)  # the run has issued them already
+            warnings.simplefilter("ignore", JaxpflWarning)  # the run has already issued these warnings
             experiment = prepare(config, tuple(self.methods))
         now = experiment.fingerprint()
         if not has_checksum(self.record["data"], experiment.federation, experiment.unseen):
@@ -83,10 +86,10 @@ class StoredRun(NamedTuple):
 
 
 def open_run(folder: Path) -> StoredRun:
-    """Read a run folder's config.
+    """Open a run folder and read its config.
 
     Raises:
-      JaxpflError: if the folder is not a run folder.
+      JaxpflError: if the folder is not a run folder, or its ``config.json`` is damaged.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -96,9 +99,9 @@ def open_run(folder: Path) -> StoredRun:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
+    """Read the ``config.json`` of a run folder: config, methods, hyper-parameters and checksums.
 
-    Settings that were added to jaxpfl after the file was written have their defaults in the config.
+    In the returned config, settings that were added to jaxpfl after the file was written have their defaults.
 
     Raises:
       JaxpflError: if the file is not the config of a run, or is damaged.
@@ -114,19 +117,19 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
-    """Check that a new run from a stored config has the hyper-parameters that the ``config.json`` lists.
+    """Check that a new run from a stored config has the hyper-parameters that ``config.json`` lists.
 
-    The file holds the config, from which a run is made, and a list of all hyper-parameters, which is only for the
-    reader. If config and list disagree, someone edited the list, which would have no effect, or this version of jaxpfl
-    has other defaults. Nothing is checked if the command line overrides the config.
+    The file contains the config, from which the run is prepared, and a list of all hyper-parameters for information.
+    If the two disagree, either someone edited the list, which has no effect, or this version of jaxpfl has different
+    defaults. Nothing is checked if the command line overrides the config.
 
     Args:
       path: file given by ``--config``.
       file: content of the file.
-      experiment: run that the file and the command line ask for together.
+      experiment: experiment that results from the file and the command line.
 
     Raises:
-      JaxpflError: if hyper-parameters differ; the message names the methods.
+      JaxpflError: if hyper-parameters differ; the message names the methods concerned.
     """
     if to_json(file.config) != to_json(experiment.config):
         return
@@ -139,11 +142,11 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
 
 def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
-    """Warn if the clients differ from those of a stored run, unless the command line asks for other clients.
+    """Warn if the clients' data differ from the stored run's, unless the command line asks for different clients.
 
     Args:
-      path, file, experiment: the file, its content and the run, as in `check_recorded`.
-      strict: whether to raise an error in place of the warning.
+      path, file, experiment: file, its content and the experiment, as in `check_recorded`.
+      strict: whether to raise an error instead of the warning.
     """
     was = resolve(file.config)
     if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
@@ -153,10 +156,13 @@ def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: 
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
-    """State after the last round of a finished method, for one seed, with leaves [1, ...].
+    """Restore the state after the last round of a finished method, for one seed.
+
+    Returns:
+      The simulation of the method, and the state, with leaves [1, ...].
 
     Raises:
-      JaxpflError: if the checkpoint of that round is gone or cannot be read.
+      JaxpflError: if the checkpoint of the last round is missing or cannot be read.
     """
     simulation = experiment.simulation(method)
     folder, done = run.folder / "checkpoints" / method, results.finished(run.folder, method) or {}

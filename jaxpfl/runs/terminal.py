@@ -1,4 +1,4 @@
-"""Display of a run on the terminal: its progress, its results, and the plan that would execute it."""
+"""Display of a run on the terminal: its progress, its results, and the execution plan (``--explain-plan``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxpfl.support.console import format_seconds, new_table
 
 
 class _Bars:
-    """Progress bars; a context manager, whose bars vanish where none was drawn or an error ends it."""
+    """Context manager that draws progress bars; they are erased if an error ends the context."""
 
     def __init__(self, console: Console, name: ProgressColumn, beside: ProgressColumn):
         bar = BarColumn(bar_width=None), MofNCompleteColumn()
@@ -53,7 +53,7 @@ class _Bars:
 
 
 class Terminal(_Bars):
-    """A `Reporter` of a run that draws one progress line per method."""
+    """`Reporter` of a run that draws a progress bar for each method."""
 
     def __init__(self, console: Console, headline: Headline = ACCURACY):
         self._headline = headline
@@ -76,12 +76,12 @@ class Terminal(_Bars):
 
 
 class SweepTerminal(_Bars, Reporter):
-    """A reporter of a sweep with one line for all runs.
+    """Reporter of a sweep that draws a single progress bar for all runs.
 
     Args:
       console: console to draw on.
-      runs: number of runs of the whole sweep.
-      done: number of runs that are recorded already.
+      runs: total number of runs of the sweep.
+      done: number of runs that are already recorded.
     """
 
     def __init__(self, console: Console, runs: int, done: int = 0):
@@ -104,7 +104,7 @@ class SweepTerminal(_Bars, Reporter):
 
 
 def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> None:
-    """Print the exported files of each method."""
+    """Print which models of each method were exported."""
     for name, entry in manifest["methods"].items():
         clients = sum(len(group["client_ids"]) for group in entry["groups"])
         parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
@@ -114,7 +114,7 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
-    """Print the final tables: scores of each method's models, also on unseen clients, and their cost."""
+    """Print the result tables and notes of a finished run."""
     for table in tables(summary):
         console.print(table)
         console.print()
@@ -124,7 +124,10 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
 
 
 def tables(summary: dict[str, Any]) -> list[Any]:
-    """A run's rich tables: scores of each method's models, other metrics and unseen clients if there are any, costs."""
+    """Return a run's result tables, made with rich.
+
+    They show the methods' scores, other metrics and unseen clients (if there are any), and costs, in this order.
+    """
     wanted = [_scores]
     wanted += [_metrics] if any(row.get("metrics") for row in summary["methods"].values()) else []
     wanted += [_unseen] if any(row.get("unseen_rounds") for row in summary["methods"].values()) else []
@@ -132,7 +135,7 @@ def tables(summary: dict[str, Any]) -> list[Any]:
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
-    """Sentences about a run's methods: privacy claims, compression, divergence, clusters, lost and idle work."""
+    """Return notes about a run's methods, such as privacy claims, compression, divergence and lost uploads."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
     found += _undefined(summary)
     found += [_classes(summary["class_names"])] if "class_names" in summary else []
@@ -185,13 +188,16 @@ def notes(summary: dict[str, Any]) -> list[str]:
 
 
 def _classes(names: list[Any], most: int = 10) -> str:
-    """The labels of the classes 0, 1, ..."""
+    """Return a note with the labels of the classes 0, 1, ...; at most ``most`` labels are listed."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"classes 0 .. {len(names) - 1} are the labels {', '.join(map(str, names[:most]))}{more}"
 
 
 def _undefined(summary: dict[str, Any]) -> list[str]:
-    """Sentences about metrics that some clients' test examples do not define, which are the same for all methods."""
+    """Return notes about metrics that are undefined for some clients' test examples.
+
+    The numbers of such clients are the same for all methods.
+    """
     found: dict[str, int] = {}
     for row in summary["methods"].values():
         found |= {stored_headline(summary).name: row["undefined"]} if "undefined" in row else {}
@@ -204,7 +210,7 @@ def _undefined(summary: dict[str, Any]) -> list[str]:
 
 
 def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Simulated time of a method, and until its score of ``time_to``."""
+    """Return words for the simulated time of a method, in total and until it reached the score ``time_to``."""
     total = f"{np.mean(row['simulated_seconds']):.4g} simulated seconds"
     if "seconds_to" not in row:
         return total
@@ -215,7 +221,7 @@ def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
 
 
 def _scores(summary: dict[str, Any]) -> Any:
-    """Table of scores, over clients and seeds and relative to local training."""
+    """Return the table of scores: statistics over clients and seeds, and a comparison with local training."""
     seeds, headline = len(summary["seeds"]), stored_headline(summary)
     own = headline.personalized
     methods = dict(summary["methods"])
@@ -230,7 +236,7 @@ def _scores(summary: dict[str, Any]) -> Any:
         headline.number(row[own].get("mean_examples")) not in ("-", headline.number(row[own]["mean"]))
         for row in methods.values()
     )
-    if weighed:  # means that the table does not tell apart are not shown twice
+    if weighed:  # the column is left out if it would show the same numbers as the unweighted means
         pooled = headline.name in ("accuracy", "rmse")
         says += f"; examples: {'over all test examples together' if pooled else 'mean weighted by test examples'}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
@@ -247,7 +253,10 @@ def _scores(summary: dict[str, Any]) -> Any:
 
 
 def _metrics(summary: dict[str, Any]) -> Any:
-    """Table of metrics beside the headline, for personalised models and, in parentheses, the global model."""
+    """Return the table of the metrics other than the headline.
+
+    Values are for the personalised models and, in parentheses, for the global model.
+    """
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
     says = f"mean over clients{' (median for R^2)' * ('r2' in names)}; in parentheses: the global model"
@@ -268,7 +277,10 @@ def _metric(entry: dict[str, Any] | None, median: bool) -> str:
 
 
 def _unseen(summary: dict[str, Any]) -> Any:
-    """Table of unseen clients, after their rounds of adaptation and after as many as a trained client took."""
+    """Return the table of unseen clients' scores on arrival and after adaptation.
+
+    Adaptation takes ``adapt_rounds`` rounds, or as many rounds as a trained client took part in.
+    """
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
     headline = stored_headline(summary)
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
@@ -290,7 +302,7 @@ def _unseen(summary: dict[str, Any]) -> Any:
 
 
 def _costs(summary: dict[str, Any]) -> Any:
-    """Table of gradients, bytes and seconds."""
+    """Return the table of costs: gradient evaluations, uploaded and downloaded bytes, and seconds."""
     return _method_table(
         summary["methods"],
         "what it took",
@@ -312,7 +324,14 @@ _Cell = Callable[[dict[str, Any]], str]
 
 
 def _method_table(methods: Mapping[str, dict[str, Any]], title: str, caption: str, columns: Mapping[str, _Cell]) -> Any:
-    """A table with a row per method and columns of numbers."""
+    """Return a table with a row for each method.
+
+    Args:
+      methods: method -> its entry in the summary.
+      title: title of the table.
+      caption: text below the table.
+      columns: heading -> function that returns the cell's text for a method's entry.
+    """
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)
     for name in columns:
@@ -323,13 +342,13 @@ def _method_table(methods: Mapping[str, dict[str, Any]], title: str, caption: st
 
 
 def _gradients(row: dict[str, Any], name: str) -> str:
-    """Mean number of gradients of a client; a dash where the method does not count them."""
+    """Return the mean number of gradient evaluations per client; a dash if the method does not count them."""
     over = (row.get("gradients") or {}).get(name)
     return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
 
 
 def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
-    """Privacy statements, each with its methods."""
+    """Return the privacy statements of a run -> the methods to which each applies."""
     claims: dict[str, list[str]] = {}
     for name, row in methods.items():
         if row["privacy"]:
@@ -355,12 +374,12 @@ def _bytes(count: int) -> str:
 
 
 def explain_plan(experiment: Experiment) -> dict[str, Any]:
-    """Compile one round of each method and report the choices behind it.
+    """Compile one round of each method, and report how it would be executed.
 
     Returns:
-      Method -> ``choices`` (rows of subject, choice, reason), ``memory`` (bytes of data, states and working memory),
-      ``free`` (bytes available to a program, None if unknown), ``compile_seconds``, and ``exchange``: the bytes ``up``
-      and ``down`` of one client in one round.
+      Method -> ``choices`` of the execution plan (rows of subject, choice and reason), ``memory`` (bytes for data,
+      states and working memory), ``free`` (bytes available to a program; None if unknown), ``compile_seconds``, and
+      ``exchange``, the bytes that a client uploads (``up``) and downloads (``down``) in a round.
 
     Raises:
       JaxpflError: if a round would not fit in memory.
@@ -382,7 +401,7 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
 
 
 def print_explanation(console: Console, report: dict[str, Any]) -> None:
-    """Print one table per method."""
+    """Print the report of `explain_plan`, one table for each method."""
     for name, entry in report.items():
         table = new_table(name)
         for heading in ("what", "choice", "why"):

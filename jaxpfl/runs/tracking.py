@@ -1,4 +1,4 @@
-"""Trackers of a run, such as TensorBoard's event files: they receive the records that ``metrics.jsonl`` receives."""
+"""Trackers of a run: TensorBoard, MLflow, and Weights & Biases receive the records written to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from jaxpfl.support.errors import JaxpflError, missing_extra, warn, writing
 
 
 class Tracker(Protocol):
-    """Receiver of a run's records, one method after the other, in the process that writes the run folder."""
+    """Receiver of a run's records, for one method at a time, in the process that writes the run folder."""
 
     def begin(self, method: str, done: int) -> None:
-        """Start or continue a method after ``done`` rounds; records of later rounds are void."""
+        """Start a method, or continue it after ``done`` rounds; earlier records of later rounds are invalid."""
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record, as `jaxpfl.support.files.Records` describes it."""
+        """Add a record, as described in `jaxpfl.support.files.Records`."""
         ...
 
     def end(self, complete: bool) -> None:
-        """Write out all records of the method; ``complete`` says whether all rounds of the method are done."""
+        """Write all records of the method; ``complete`` is True if no error or signal ended the method early."""
         ...
 
 
 @contextmanager
 def end_trackers(trackers: Sequence[Tracker]) -> Iterator[None]:
-    """End a method in every tracker when the block in which the method began ends, in whatever way."""
+    """Context manager that calls `Tracker.end` of every tracker when the block ends, also after an error."""
     complete = False
     try:
         yield
@@ -48,10 +48,12 @@ def end_trackers(trackers: Sequence[Tracker]) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Event files of each method, for ``tensorboard --logdir RUN/tensorboard``: means over the seeds by round.
+    """Tracker that writes TensorBoard's event files, with the means over the seeds after each round.
+
+    ``tensorboard --logdir RUN/tensorboard`` shows them.
 
     Args:
-      folder: folder of the run; the files are in ``tensorboard/METHOD``.
+      folder: run folder; the event files of a method are in its subfolder ``tensorboard/METHOD``.
 
     Raises:
       JaxpflError: if the package tensorboardX is not installed.
@@ -69,7 +71,7 @@ class TensorBoard:
         place = self._folder / method
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
-            # If a run continues from a checkpoint, readers drop records of later rounds.
+            # If a run continues from a checkpoint, purge_step makes readers drop the records of later rounds.
             self._writer = self._open(str(place), purge_step=done + 1 if done else None)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -84,7 +86,10 @@ class TensorBoard:
 
 
 def means(record: Mapping[str, Any]) -> dict[str, float]:
-    """Mean over the seeds of every metric of a record; metrics without a finite value are left out."""
+    """Return the mean over the seeds of every metric in a record.
+
+    Values that are not finite are ignored, and a metric without any finite value is left out.
+    """
     found = {}
     for name, values in record.items():
         if isinstance(values, str) or name == "round":
@@ -96,15 +101,16 @@ def means(record: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-_MOST_PARAMETERS, _MOST_METRICS = 100, 500  # in one message; MLflow takes 100 parameters and 1000 metrics
+_MOST_PARAMETERS, _MOST_METRICS = 100, 500  # per request; MLflow accepts 100 parameters and 1000 metrics
 _DATABASES = ("sqlite:", "postgresql:", "mysql:", "mssql:")
 
 
 class _Service(Tracker):
-    """A service whose errors are warnings and do not end the run, since ``metrics.jsonl`` holds all records.
+    """Tracker that sends records to an external service.
 
-    MLflow and Weights & Biases cannot delete records, so every start of a method is a separate run of the service; a
-    start from a checkpoint first sends the records of the rounds before the checkpoint.
+    An error of the service causes a warning and does not end the run, because ``metrics.jsonl`` has all records. MLflow
+    and Weights & Biases cannot delete records, so every start of a method creates a new run in the service. If a method
+    continues from a checkpoint, the records of the earlier rounds are sent again first.
     """
 
     _flag: str
@@ -112,7 +118,7 @@ class _Service(Tracker):
     def __init__(self, folder: Path):
         self._records, self._config = folder / "metrics.jsonl", folder / "config.json"
         self._group = folder.absolute().name
-        self._silent = True  # between methods, and after a trouble
+        self._silent = True  # nothing is sent between methods, and after an error
 
     def begin(self, method: str, done: int) -> None:
         self._silent = False
@@ -136,7 +142,7 @@ class _Service(Tracker):
             return
         try:
             do()
-        except Exception as error:  # of any kind: a network's, the service's
+        except Exception as error:  # errors of the network or the service may have any type
             self._silent = True
             warn(
                 f"{self._flag}: {_line(error)}; it gets no more records of this method, all of which are in "
@@ -145,37 +151,37 @@ class _Service(Tracker):
 
     @abstractmethod
     def _start(self, method: str, settings: dict[str, Any]) -> None:
-        """Begin the service's run of a method."""
+        """Create a run in the service for a method."""
 
     @abstractmethod
     def _tell(self, metrics: dict[str, float], round: int) -> None:
-        """Send the numbers of one round."""
+        """Send the metrics of one round."""
 
     @abstractmethod
     def _finish(self, complete: bool) -> None:
-        """End the service's run; an incomplete one is marked as stopped."""
+        """End the run in the service; if it is incomplete, mark it as stopped."""
 
 
 class MLflow(_Service):
-    """Tracker on an MLflow server or in an MLflow folder, with one MLflow run for each start of a method.
+    """Tracker that writes to an MLflow server or folder, with one MLflow run for each start of a method.
 
-    The MLflow runs are in the experiment $MLFLOW_EXPERIMENT_NAME, or ``jaxpfl`` if that variable is not set.
+    The MLflow runs belong to the experiment $MLFLOW_EXPERIMENT_NAME, or ``jaxpfl`` if that variable is not set.
 
     Args:
-      folder: folder of the run; its name is the tag ``run_folder``.
+      folder: run folder; the folder's name is stored as the tag ``run_folder``.
       uri: address of the server, or a folder (``mlruns``, ``file:///home/me/mlruns``).
 
     Raises:
-      JaxpflError: if the package is not installed, or nothing answers there.
+      JaxpflError: if MLflow is not installed, or the server or folder cannot be used.
     """
 
     _flag = "--mlflow"
 
     def __init__(self, folder: Path, uri: str):
         super().__init__(folder)
-        # A folder is used only where it was asked for by name, and the extra's package has no database.
+        # MLflow discourages folders in favour of databases, but jaxpfl's extra installs no database package.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 take four minutes if nobody answers
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7, the default, take four minutes to give up
         try:
             from mlflow import MlflowClient
         except ImportError:
@@ -220,16 +226,16 @@ class MLflow(_Service):
 
 
 class WandB(_Service):
-    """Tracker in a Weights & Biases project; each start of a method is one run of the service.
+    """Tracker that writes to a Weights & Biases project, with one W&B run for each start of a method.
 
-    These runs are in a group with the name of the run folder; with WANDB_MODE=offline, they are offline.
+    The W&B runs are in a group named after the run folder. With WANDB_MODE=offline, nothing is sent over the network.
 
     Args:
-      folder: folder of the run.
+      folder: run folder.
       project: name of the project.
 
     Raises:
-      JaxpflError: if the package is not installed, or nobody is logged in.
+      JaxpflError: if the package ``wandb`` is not installed, or the user is not logged in.
     """
 
     _flag = "--wandb"
@@ -244,7 +250,7 @@ class WandB(_Service):
         self._run: Any = None
         try:
             if wandb.setup().settings.mode in ("online", "shared"):
-                wandb.login()  # asks for a key on a terminal, now rather than after the first rounds
+                wandb.login()  # prompts for a key; done here so that the prompt comes before the first round
         except Exception as error:
             raise JaxpflError(f"--wandb {project}: {_line(error)}; WANDB_MODE=offline needs no network") from None
 
@@ -260,7 +266,7 @@ class WandB(_Service):
         )
 
     def _tell(self, metrics: dict[str, float], round: int) -> None:
-        self._run.log(metrics, step=round)  # records of the same round share a row there
+        self._run.log(metrics, step=round)  # W&B merges the records of the same round into one row
 
     def _finish(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)

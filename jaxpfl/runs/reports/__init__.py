@@ -1,1 +1,1 @@
-"""Reports: pages about run, sweep and study folders, their list, and the difference of two runs."""
+"""Reports about run, sweep and study folders: HTML pages, a list of folders, and the comparison of two runs."""

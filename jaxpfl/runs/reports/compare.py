@@ -1,4 +1,4 @@
-"""Difference of two finished runs: in their settings, and in the scores of each method that both have."""
+"""Comparison of two finished runs: settings that differ, and differences in scores."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ _ATTACK = ("attack", "attackers")
 def compare(first: Path, second: Path) -> dict[str, Any]:
     """Compare two finished runs.
 
-    Scores are the personalised models' on test examples, means over clients and then over seeds. Where clients,
-    examples, split and seeds are the same, clients are compared one by one, each by its mean over the seeds.
+    The scores are those of the personalised models on test examples, averaged over clients and seeds. If clients, their
+    examples, attackers and seeds are the same in both runs, the runs are paired: each client's mean over the seeds is
+    compared with the same client's mean in the other run.
 
     Returns:
-      ``folders``; ``metric``, the name of the scores; ``settings`` that differ, each with its ``name``, ``first`` and
-      ``second`` value; ``unpaired``, the reasons why clients cannot be compared one by one; ``methods``, the scores of
-      each method that both have: ``first`` and ``second`` mean over clients and seeds, their ``difference``, the ends
-      ``low`` and ``high`` of the confidence interval of the mean difference over clients (Student's t), and the share
-      of clients that are ``better`` off in the second run, the last three None unless the runs are paired; and
-      ``only``, the methods of one of the runs alone.
+      A dict with the entries:
+
+      - ``folders``: paths of the two runs;
+      - ``metric``: name of the metric of the scores;
+      - ``settings``: settings that differ, each with its ``name`` and its values ``first`` and ``second``;
+      - ``unpaired``: reasons why the runs are not paired;
+      - ``methods``: for each method of both runs, the mean scores ``first`` and ``second``, their ``difference``, the
+        endpoints ``low`` and ``high`` of the confidence interval of the clients' mean difference (Student's t), and
+        ``better``, the fraction of clients that are better off in the second run. The last three are None unless the
+        runs are paired. If each run has a single method, these are compared although their names differ;
+      - ``only``: methods that only the first run has, and methods that only the second run has.
 
     Raises:
-      JaxpflError: for folders without a finished run, with damaged files, of different tasks, or without a method in
-        common.
+      JaxpflError: if a folder has no finished run or damaged files, or if the runs have different metrics or no method
+        in common.
     """
     runs = open_run(first), open_run(second)
     summaries = [_summary(run) for run in runs]
@@ -74,7 +80,7 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
 
 
 def print_comparison(console: Any, found: Mapping[str, Any]) -> None:
-    """Print the settings that differ, and a table of scores."""
+    """Print the result of `compare`: a table of the settings that differ, and a table of scores."""
     headline, paired = HEADLINES[found["metric"]], not found["unpaired"]
     settings = new_table("settings that differ" if found["settings"] else "the settings are the same")
     for name in ("setting", *map(unmarked, found["folders"])):
@@ -106,7 +112,7 @@ def _summary(run: StoredRun) -> dict[str, Any]:
 
 
 def _settings(runs: tuple[StoredRun, StoredRun]) -> list[dict[str, Any]]:
-    """Settings, hyper-parameters and versions that differ."""
+    """Return the settings, hyper-parameters and versions that differ between two runs."""
     first, second = (
         flat(run.record["config"]) | flat(run.record["hyper"]) | flat(run.record.get("versions") or {}, "version of ")
         for run in runs
@@ -116,7 +122,7 @@ def _settings(runs: tuple[StoredRun, StoredRun]) -> list[dict[str, Any]]:
 
 
 def _unpaired(runs: tuple[StoredRun, StoredRun]) -> list[str]:
-    """Reasons why the clients of two runs cannot be compared one by one."""
+    """Return the reasons why the clients of two runs cannot be paired; empty if they can."""
     first, second = runs
     reasons = []
     if first.record["data"] != second.record["data"]:

@@ -1,4 +1,4 @@
-"""Result folders on disk: their kind and progress, their list, and the check that they are whole."""
+"""Result folders on disk: recognise their kind and progress, list them, and check them for damage."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "d
 
 
 class Folder(NamedTuple):
-    """A folder of results.
+    """Description of a folder of results.
 
     Attributes:
       path: path of the folder.
       kind: ``run``, ``sweep`` or ``study``.
-      status: ``complete``, ``unfinished``, ``running`` (a process holds it) or ``damaged``.
-      what: the methods, or the study's name.
-      data: the data set; empty for a study.
-      done: progress in words; for a damaged folder, the trouble.
+      status: ``complete``, ``unfinished``, ``running`` (a process has locked the folder) or ``damaged``.
+      what: names of the methods, or the name of the study.
+      data: name of the data set; empty for a study.
+      done: progress in words; for a damaged folder, a description of the damage.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Folder(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """Kind of a folder by the files in it; None for any other folder."""
+    """Return the kind of a result folder, as its files show; None if it is not a result folder."""
     if (path / "config.json").is_file() and not _is_foreign(path / "config.json"):
         return RUN
     if (path / sweeps.FILE).is_file():
@@ -57,10 +57,10 @@ def kind_of(path: Path) -> str | None:
 
 
 def look(path: Path) -> Folder:
-    """A folder's kind and status.
+    """Return the description of a result folder.
 
     Raises:
-      JaxpflError: for a folder that holds no run, sweep or study.
+      JaxpflError: if the folder contains no run, sweep or study.
     """
     kind = kind_of(path)
     if kind is None:
@@ -75,10 +75,12 @@ def look(path: Path) -> Folder:
 
 
 def below(path: Path) -> list[Folder]:
-    """All result folders in a folder, at any depth but inside one another, by name.
+    """Find all result folders below a folder, at any depth, sorted by name.
+
+    Result folders themselves are not searched for further result folders.
 
     Raises:
-      JaxpflError: for a path that is not a folder or cannot be read.
+      JaxpflError: if the path is not a folder, or cannot be read.
     """
     if not path.is_dir():
         raise JaxpflError(f"{path} is not a folder")
@@ -96,7 +98,7 @@ def below(path: Path) -> list[Folder]:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """A JSON file's object; empty for any other content."""
+    """Return the object in a JSON file; an empty dict if the file is unreadable or contains anything else."""
     try:
         found = files.read_json(path)
     except JaxpflError:
@@ -105,7 +107,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _is_foreign(path: Path) -> bool:
-    """True for the ``config.json`` of another program; one of ours that is damaged is not."""
+    """Return whether a ``config.json`` belongs to another program. A damaged file of a run does not count."""
     found = _mapping(path)
     return bool(found) and not {"config", "methods"} & found.keys()
 
@@ -142,7 +144,7 @@ _MOST_NAMED = 4
 
 
 def print_folders(console: Any, found: Sequence[Folder]) -> None:
-    """Print a row for each folder: its kind, status, methods, data and progress."""
+    """Print a table of result folders with their kind, status, methods, data and progress."""
     table = new_table(f"{len(found)} folder{'s' * (len(found) != 1)} of results")
     for name in ("folder", "kind", "status", "what", "data", "progress"):
         table.add_column(name, overflow="fold", no_wrap=name in ("kind", "status"))
@@ -156,12 +158,12 @@ def print_folders(console: Any, found: Sequence[Folder]) -> None:
 
 
 class Checked(NamedTuple):
-    """A folder that was checked.
+    """Result of a `check`.
 
     Attributes:
-      folder: folder as `look` returns it; its status is ``damaged`` if there are troubles.
-      troubles: a sentence for each damaged or missing part.
-      looked_at: number of files whose content was read, by kind.
+      folder: description of the folder; its status is ``damaged`` if there are ``troubles``.
+      troubles: one sentence about each damaged or missing file or record.
+      looked_at: numbers of files or records that were checked, by kind.
     """
 
     folder: Folder
@@ -170,10 +172,10 @@ class Checked(NamedTuple):
 
 
 def check(path: Path) -> Checked:
-    """Read all of a run, sweep or study folder, or of a folder with ``SHA256SUMS``, and compare it with its checksums.
+    """Check a run, sweep or study folder, or a folder with ``SHA256SUMS``, for damaged and missing files.
 
     Raises:
-      JaxpflError: for a folder that is none of these.
+      JaxpflError: if the folder is none of these.
     """
     if (path / files.CHECKSUMS).is_file():
         number = len(files.contents(path / files.CHECKSUMS).splitlines())
@@ -187,7 +189,7 @@ def check(path: Path) -> Checked:
         return Checked(folder, [folder.done], {})
     try:
         with expecting(path, f"a {folder.kind}"):
-            if folder.kind == SWEEP:  # whose lines have checksums, which `look` has read
+            if folder.kind == SWEEP:  # `look` has read the journal and checked the checksum of each record
                 return Checked(folder, [], {"records": len(Journal(path).read())})
             troubles, looked_at = (_check_run if folder.kind == RUN else _check_study)(folder)
     except JaxpflError as error:
@@ -224,7 +226,7 @@ def _check_run(folder: Folder) -> tuple[list[str], dict[str, int]]:
 
 
 def _check_summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
-    """Mismatches of a run's summary and ``clients.npz`` with its methods' files."""
+    """Return differences between the methods' files of a run and its summary or ``clients.npz``."""
     troubles, summary = [], files.read_json(path / SUMMARY)
     headline, stored = stored_headline(summary), read_npz(path / "clients.npz")
     for name, own in arrays.items():
@@ -243,5 +245,6 @@ def _check_study(folder: Folder) -> tuple[list[str], dict[str, int]]:
     told = files.read_json(folder.path / SUMMARY).get("files", [])
     if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
         raise JaxpflError(f"{folder.path / SUMMARY} is damaged: files must be names of files in the folder")
-    lost = [name for name in told if not os.path.isfile(files.inside(folder.path, name))]  # also of names too long
+    # Not Path.is_file, which raises if a name is too long for the file system.
+    lost = [name for name in told if not os.path.isfile(files.inside(folder.path, name))]
     return [f"{folder.path / printable(name)} is missing" for name in lost], {"files": len(told) + 1}

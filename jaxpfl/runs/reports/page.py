@@ -1,4 +1,4 @@
-"""A self-contained HTML page: sections of paragraphs, tables, figures and code, with its style and script inside."""
+"""A self-contained HTML page: sections of paragraphs, tables, figures and code, with the style and script included."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MOST_CHARACTERS = 2000
 
 
 class Section(NamedTuple):
-    """A part of a page under a heading.
+    """A section of a page.
 
     Attributes:
       title: heading of the section.
-      parts: HTML of its parts, in order.
+      parts: HTML of the section's content, in order.
     """
 
     title: str
@@ -35,12 +35,12 @@ class Section(NamedTuple):
 
 
 def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
-    """The HTML text of a page.
+    """Return the HTML of a page.
 
     Args:
       title: title of the page.
       lead: HTML below the title.
-      sections: sections of the page; empty ones are left out, and a contents list names the others.
+      sections: sections of the page, which a table of contents lists; empty sections are left out.
     """
     shown = [section for section in sections if section.parts]
     links = "".join(f'<li><a href="#s{i}">{text(section.title)}</a></li>' for i, section in enumerate(shown))
@@ -58,37 +58,37 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>{body}</main>\n'
         f"<script>{(own / 'page.js').read_text()}</script></body></html>\n"
     )
-    return made.encode(errors="replace").decode()  # JSON may hold half of a surrogate pair, which UTF-8 cannot encode
+    return made.encode(errors="replace").decode()  # replaces halves of surrogate pairs, which UTF-8 cannot encode
 
 
 def text(value: object) -> str:
-    """A value as HTML text, without control characters."""
+    """Return a value as escaped HTML text; `printable` first replaces text that is unprintable or very long."""
     return html.escape(printable(str(value), _MOST_CHARACTERS))
 
 
 def paragraph(words: object) -> str:
-    """A paragraph."""
+    """Return the HTML of a paragraph."""
     return f"<p>{text(words)}</p>"
 
 
 def listing(items: Iterable[object]) -> str:
-    """A list of sentences; nothing for none."""
+    """Return the HTML of a bulleted list; empty if there are no items."""
     rows = "".join(f"<li>{text(item)}</li>" for item in items)
     return f'<ul class="notes">{rows}</ul>' if rows else ""
 
 
 def code(words: str) -> str:
-    """Commands or a file's text, as they stand."""
+    """Return the HTML of preformatted text, such as a command or the content of a file."""
     return f'<pre tabindex="0"><code>{html.escape(words)}</code></pre>'
 
 
 def folded(title: str, *parts: str) -> str:
-    """Parts that are shown on demand."""
+    """Return HTML in which the parts are hidden until the reader opens them by their title."""
     return f"<details><summary>{text(title)}</summary>{''.join(parts)}</details>"
 
 
 def facts(values: Mapping[str, object]) -> str:
-    """Names and values."""
+    """Return the HTML of a list of names and values; None is shown as a dash."""
     shown = {name: "-" if value is None else value for name, value in values.items()}
     rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in shown.items())
     return f'<dl class="facts">{rows}</dl>' if rows else ""
@@ -102,14 +102,14 @@ def table(
     words: int = 1,
     bold: frozenset[tuple[int, int]] = frozenset(),
 ) -> str:
-    """A table that the reader may sort by any column; nothing for no rows.
+    """Return the HTML of a table that the reader can sort by any column; empty if there are no rows.
 
     Args:
       header: names of the columns.
-      rows: texts of the cells; numbers sort by their value, also with a spread or a unit behind them.
-      caption: the meaning of the numbers.
-      words: number of the first columns, which are words.
-      bold: (row, column) of the cells in bold.
+      rows: texts of the cells. A cell that begins with a number is sorted by it, also if a spread or unit follows.
+      caption: explanation of the numbers.
+      words: number of text columns, which come first; all other columns are numbers.
+      bold: (row, column) of every cell in bold.
     """
     if not rows:
         return ""
@@ -140,7 +140,7 @@ def _side(column: int, words: int) -> str:
 
 
 def _key(cell: str) -> str:
-    """Attribute by which a number is sorted: its value, in bytes where it is a size; none for words."""
+    """Return the HTML attribute by which a cell is sorted: its number (sizes in bytes); empty for text."""
     found = _NUMBER.match(cell)
     if not found:
         return ""
@@ -150,11 +150,11 @@ def _key(cell: str) -> str:
 
 
 def picture(path: Path, label: str) -> str:
-    """A PNG file, embedded; nothing for one that is not there.
+    """Return HTML with an embedded PNG file; empty if the file cannot be read.
 
     Args:
       path: path of the file.
-      label: its content in words.
+      label: alternative text.
     """
     try:
         content = base64.b64encode(contents(path)).decode()
@@ -167,7 +167,7 @@ _MOST_SHOWN = 40
 
 
 def rich_table(given: Any) -> str:
-    """A rich table whose columns of words stand before its columns of numbers, with its title as a heading."""
+    """Convert a rich table to HTML, with the table's title as a heading. Its text columns must come first."""
     columns = [[str(cell) for cell in column.cells] for column in given.columns]
     header = [str(column.header) for column in given.columns]
     words = sum(column.justify != "right" for column in given.columns)
@@ -177,24 +177,26 @@ def rich_table(given: Any) -> str:
 
 
 def sheet_table(given: Sheet) -> str:
-    """A sheet of a sweep; a long one is folded."""
+    """Return the HTML of a sweep's table; a long table is hidden until the reader opens it."""
     shown = table(given.header, given.rows, caption=given.note, words=given.words, bold=given.bold)
     return shown if len(given.rows) <= _MOST_SHOWN else folded(f"{len(given.rows)} rows", shown)
 
 
 _PAGE_COLORS = {INK: "--ink", "#000000": "--ink", "#ffffff": "--paper", GRID: "--grid", "#fbfbfa": "--blank"}
-"""Colours of ink and paper in figures -> the page's variables for them."""
+"""Colours in figures -> the page's CSS variables that replace them, so that figures follow light and dark mode."""
 _MOST_DOTS = 2000
-"""Dots, or corners of bars, beyond which they are a picture inside the figure: a million clients would be 100 MB."""
+"""Number of dots (or corners of bars) above which they are drawn as pixels; as SVG, a million would take 100 MB."""
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 
 def svg(figure: Any, name: str) -> str:
-    """A figure as SVG in HTML, under its title, which is taken out of the picture so that it wraps on narrow screens.
+    """Convert a matplotlib figure to SVG in HTML.
+
+    The figure's title is moved from the figure into the HTML, so that it wraps on narrow screens.
 
     Args:
-      figure: figure of matplotlib.
-      name: name of the figure, unique in the page: identifiers inside the SVG begin with it.
+      figure: matplotlib figure; its title is removed.
+      name: unique name of the figure in the page, with which all identifiers in the SVG begin.
     """
     import matplotlib
 
@@ -204,7 +206,7 @@ def svg(figure: Any, name: str) -> str:
     else:
         figure.axes[0].set_title("", loc="left")
     buffer = io.StringIO()
-    figure.patch.set_alpha(0)  # the page's paper
+    figure.patch.set_alpha(0)  # transparent, so that the page's background shows
     for axes in figure.axes:
         axes.patch.set_alpha(0)
         for dots in axes.collections:
@@ -222,12 +224,12 @@ def svg(figure: Any, name: str) -> str:
     found = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", found)
     for color, own in _PAGE_COLORS.items():
         found = re.sub(rf"{color}\b", f"var({own})", found, flags=re.IGNORECASE)
-    # Text without a colour of its own is black.
+    # SVG text without a fill colour is black, which would be unreadable in dark mode.
     found = re.sub(r'(<text [^>]*style=")(?![^"]*fill)', r"\1fill: var(--ink); ", found)
     found = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, found)
     size = re.search(r'viewBox="0 0 ([\d.]+)', found)
     wide = f"{float(size[1]) * 4 / 3:.0f}px" if size else "100%"
     found = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", found, count=2)
     opening = f'<svg role="img" aria-label="{text(label)}" style="width: {wide}"'
-    # A wide figure scrolls on a narrow screen, by keys too; its title does not.
+    # tabindex lets the reader scroll a wide figure with the keyboard on a narrow screen.
     return f'<figure tabindex="0"><figcaption>{text(label)}</figcaption>{found.replace("<svg", opening, 1)}</figure>'

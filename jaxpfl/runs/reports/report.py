@@ -1,4 +1,4 @@
-"""One page about one or several result folders: runs and sweeps, finished or not, and studies."""
+"""An HTML report about one or several result folders: runs and sweeps, finished or not, and studies."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from jaxpfl.support.errors import JaxpflError, expecting
 
 
 def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None) -> None:
-    """Write a self-contained page about result folders, which needs no network.
+    """Write a self-contained HTML page about result folders; viewing it needs no network.
 
     Args:
       folders: folders of runs, sweeps and studies.
-      output: the HTML file.
-      data_dir: present folder of the data sets, for pictures of the splits.
+      output: HTML file to write.
+      data_dir: current folder of the data sets, for the plots of the splits.
 
     Raises:
-      JaxpflError: for a folder that holds no results or damaged ones, and a file that cannot be written.
+      JaxpflError: if a folder contains no results or damaged results, or the file cannot be written.
     """
     looked = [look(folder) for folder in folders]
     for folder in looked:
@@ -99,14 +99,14 @@ _PRIVACY_OFF = "No noise was added: there is no claim about what the server lear
 
 
 def _run_sections(folder: Folder, data_dir: str | None) -> list[Section]:
-    """Sections of the report.
+    """Return the report's sections about a run.
 
     Args:
-      folder: folder of the run.
-      data_dir: present folder of the data, for the picture of the split.
+      folder: description of the run folder.
+      data_dir: current folder of the data, for the plot of the split.
 
     Raises:
-      JaxpflError: for damaged files.
+      JaxpflError: if a file is damaged.
     """
     run = open_run(folder.path)
     summary = files.read_json(folder.path / SUMMARY) if folder.status == COMPLETE else None
@@ -156,7 +156,7 @@ def _costs(summary: dict[str, Any] | None, shown: dict[str, str], headline: Head
 
 
 def _split(run: StoredRun, data_dir: str | None) -> list[str]:
-    """Picture of the clients' classes; the reason where there is none."""
+    """Return a plot of the clients' classes, or a paragraph that says why there is none."""
     from jaxpfl import data
     from jaxpfl.runs.setup import clients_of, has_checksum, load_federation
 
@@ -207,10 +207,10 @@ def _word(value: Any) -> str:
 
 
 def _sweep_sections(folder: Folder) -> list[Section]:
-    """Sections of the report.
+    """Return the report's sections about a sweep.
 
     Raises:
-      JaxpflError: for damaged files.
+      JaxpflError: if a file is damaged.
     """
     definition = read(folder.path)
     records = Journal(folder.path).read()
@@ -247,7 +247,7 @@ def _sweep_sections(folder: Folder) -> list[Section]:
 
 
 def _sweep_settings(definition: Definition) -> dict[str, object]:
-    """Methods, axes, seeds and search."""
+    """Return the settings of a sweep: methods, axes of the grid, number of seeds, and search."""
     grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
     search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
     return {"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}
@@ -257,10 +257,10 @@ _ABOUT = ("study", "settings", "plots", "files", "command")
 
 
 def _study_sections(folder: Folder) -> list[Section]:
-    """Sections of the report.
+    """Return the report's sections about a study.
 
     Raises:
-      JaxpflError: for damaged files.
+      JaxpflError: if the summary is damaged.
     """
     path = folder.path / SUMMARY
     summary = files.read_json(path)
