@@ -1,1 +1,1 @@
-"""Sweeps: runs of many settings as few programs, with selection on validation examples."""
+"""Sweeps over many settings, run as few compiled programs, with selection by validation scores."""

@@ -1,4 +1,4 @@
-"""Definition of a sweep, as ``sweep.json`` holds it: methods, their common run, the grid, seeds, selection, budget."""
+"""Definition of a sweep, which ``sweep.json`` stores: methods, common config, grid, and search."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ from jaxpfl.support.errors import JaxpflError, expecting, shown, unknown_name
 
 FILE = "sweep.json"
 UNFINISHED = "unfinished"
-"""Folder of the states of groups that were stopped on their way."""
+"""Folder with the saved states of groups that were interrupted."""
 PARTS = ("journal", "results.parquet", "best", UNFINISHED)
-"""Names in a sweep folder beside `FILE` and the names that all folders of results share."""
+"""Names of files and folders in a sweep folder, in addition to `FILE` and `run_folder.SHARED`."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")
 SHARE = 0.2
-"""Share of each client's training examples set apart for the selection where the run has no validation share."""
+"""Default validation share: the fraction of each client's training examples that is used for the selection."""
 
 
 @read_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """The search over a grid: its seeds, its selection and its budget."""
+    """Settings of the search over a grid: selection, seeds and budget."""
 
     select: str = setting("validation")
-    """Choose each method's setting on validation examples (a fifth of the training examples where there is no
-    --validation-share), or none."""
+    """Choose each method's setting by validation scores (on a fifth of the training examples unless --validation-share
+    is given), or none."""
     search_seeds: int | None = setting(None, unless_given="all of them unless given", range=COUNT, unit="runs")
-    """Seeds of the search; the chosen setting is then run on all --seeds."""
+    """Number of seeds in the search; the chosen setting is then run with all --seeds."""
     budget: str = setting("rounds")
-    """Equal for all methods: rounds, or a client's gradients (steps), rounds x local_steps of them; methods that take
-    more gradients in a round then run fewer rounds."""
+    """Quantity that is equal for all methods: rounds, or gradients per client (steps), which are rounds x local_steps;
+    methods that take more gradients in a round then run fewer rounds."""
     halving: int = setting(0, range=Range(0, 100))
-    """Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0
-    for none."""
+    """Factor of successive halving: at each rung, the best 1/factor of the settings by validation score continue; 0
+    turns it off."""
     halving_first: int | None = setting(
         None, unless_given="as many as leave one setting at the last unless given", range=COUNT, unit="rounds"
     )
-    """Rounds of the first rung."""
+    """Number of rounds before the first rung, where settings are first compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """A sweep over runs.
+    """Definition of a sweep.
 
     Attributes:
       methods: names of the methods.
-      config: the run that all share, its fields as given; the presets are filled in for each group.
-      grid: the axes, under their full names.
-      search: seeds of the search, selection and budget.
+      config: config that all runs share. It is not resolved: presets are filled in for each group of runs.
+      grid: axes of the sweep, by their full names.
+      search: selection, seeds and budget of the search.
     """
 
     methods: tuple[str, ...]
@@ -76,7 +76,7 @@ class Definition:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds, the search's first."""
+        """All seeds; the seeds of the search come first."""
         config = resolve(fill_privacy(self.config, self.grid))
         return tuple(range(config.seed, config.seed + (config.seeds or 1)))
 
@@ -86,7 +86,7 @@ class Definition:
         return self.seeds[: self.search.search_seeds]
 
     def to_json(self) -> dict[str, Any]:
-        """The definition as JSON-able values."""
+        """Return the definition as a dict of JSON values."""
         return {
             "methods": list(self.methods),
             "config": to_json(self.config),
@@ -97,10 +97,10 @@ class Definition:
 
 
 def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search | None = None) -> Definition:
-    """A sweep, everything checked that can be without data.
+    """Define a sweep, and check everything that can be checked without loading the data.
 
     Raises:
-      JaxpflError: for unknown names, values of another type, and settings that exclude each other.
+      JaxpflError: if a name is unknown, a value has the wrong type or is out of range, or settings exclude each other.
     """
     if not methods:
         raise JaxpflError("a sweep needs at least one method")
@@ -119,7 +119,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     _check_exclusions(config, search, names)
     if search.budget == "steps":
         for name in methods:
-            # Refuses a method whose gradients are not known.
+            # Raises if the method's number of gradients is not known.
             rounds_of(fill_privacy(config, grid), name, tuple(methods), share=1.0)
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         if not data_sets.is_stored(config.data):
@@ -138,7 +138,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
 
 
 def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) -> None:
-    """Refuse settings that cannot go together in a sweep."""
+    """Refuse settings that exclude each other in a sweep."""
     halving = search.halving or None
     if halving == 1:
         raise JaxpflError("halving must be 0 or at least 2, got 1")
@@ -161,21 +161,24 @@ def _check_exclusions(config: RunConfig, search: Search, axes: Sequence[str]) ->
 
 
 def _check_values(definition: Definition, method: Method) -> None:
-    """Refuse values that are outside their setting's range in any run."""
+    """Refuse a sweep if some run of the method would have a setting outside its range."""
     for axis in definition.grid.axes:
         if concerns(axis.name, method, definition.config):
             for value in _ends(axis):
                 config = apply_settings(fill_privacy(definition.config, definition.grid), {axis.name: value})
                 if axis.name.startswith("privacy."):
                     check(config.privacy)
-                    continue  # the others of its table may be axes too
+                    continue  # the whole config is not checked, as other privacy settings may be axes too
                 config = resolve(config)
                 model = Settings.model if config.model is None else config.model
                 _ = spec_for(dataclasses.replace(config, model=model), method.name, definition.methods).hp
 
 
 def _ends(axis: Axis) -> tuple[Value, ...]:
-    """The values that are outside a setting's range if any is; for numbers, the least and the largest."""
+    """Return the values of an axis that must be checked: the smallest and the largest number, or all values.
+
+    If these two numbers are within the setting's range, the others are too.
+    """
     if not axis.values:
         return axis.low, axis.high
     numbers = [value for value in axis.values if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -183,10 +186,10 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
 
 
 def read(folder: Path) -> Definition:
-    """The definition in a sweep folder.
+    """Read the definition in a sweep folder.
 
     Raises:
-      JaxpflError: for a folder without one, and for one edited by hand to an impossible sweep.
+      JaxpflError: if the folder has no definition, or the definition is invalid, for example after an edit by hand.
     """
     path = folder / FILE
     if not path.exists():
@@ -195,15 +198,19 @@ def read(folder: Path) -> Definition:
 
 
 def is_stored(values: Any) -> bool:
-    """True if a file's values are the definition of a sweep over runs, as in `FILE`."""
+    """Return whether the content of a file is the definition of a sweep, as in `FILE`."""
     return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
 
 
 def stored_definition(stored: Any, path: Path) -> Definition:
-    """Definition from the values of a file.
+    """Make a definition from the content of its file.
+
+    Args:
+      stored: parsed content of the file.
+      path: path of the file, for messages.
 
     Raises:
-      JaxpflError: for values edited by hand to an impossible sweep.
+      JaxpflError: if the definition is invalid, for example after an edit by hand.
     """
     with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])
@@ -215,10 +222,10 @@ def stored_definition(stored: Any, path: Path) -> Definition:
 
 
 def check_growth(old: Definition, new: Definition, folder: Path) -> None:
-    """Refuse a sweep that is not the stored one with more methods, values, draws or seeds.
+    """Check that a resumed sweep is the stored sweep, possibly with more methods, values, draws or seeds.
 
     Raises:
-      JaxpflError: with the differences.
+      JaxpflError: if it differs in another way; the message lists the differences.
     """
     was, now = to_json(old.config), to_json(new.config)
     semantic = [text for text in differences(was, now)[0] if not text.startswith("seeds: ")]
@@ -235,7 +242,10 @@ def check_growth(old: Definition, new: Definition, folder: Path) -> None:
 
 
 def grid_changes(old: Grid, new: Grid) -> list[str]:
-    """An earlier grid's values that a grid lacks, and its new axes; empty if it only has more values or draws."""
+    """Return the differences between an earlier and a new grid that are more than additional values or draws.
+
+    These are values and axes that the new grid lacks, its new axes, and changed ranges or draws.
+    """
     changes: list[str] = []
     axes = {axis.name: axis for axis in new.axes}
     for axis in old.axes:
@@ -253,22 +263,22 @@ def grid_changes(old: Grid, new: Grid) -> list[str]:
 
 
 def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> int:
-    """Rounds in which a method takes as many gradients as rounds x local_steps, rounded down, and at least one.
+    """Return the number of rounds for which a method takes the budget of rounds x local_steps gradients per client.
 
-    A client's mean number of gradients then equals the reference's to within one round's, whatever the participation.
-    A client that also trains outside the cohort (``idle``) is counted with the expected number of such rounds between
-    two participations.
+    The number is rounded down, and at least one. A client's mean number of gradients then differs from the budget by
+    less than the gradients of one round, whatever the participation. If clients also train in rounds outside the cohort
+    (``idle``), the gradients of the expected number of such rounds between two participations are included.
 
     Args:
-      config: config of the run; not resolved.
+      config: config of the run, not resolved.
       method: name of the method.
-      among: all methods of the config.
-      share: share of the clients that are in a cohort, if not cohort / clients.
+      among: names of all methods that run with the config.
+      share: fraction of the clients that are in a cohort; cohort / clients by default.
 
     Raises:
-      JaxpflError: for a method that does not count its gradients, or draws their number; for a method that trains
-        outside the cohort where the number of clients is unknown; and, with ``local_epochs``, for a method whose
-        gradients are not proportional to its local steps.
+      JaxpflError: if the method does not count its gradients or draws their number at random, if it trains outside the
+        cohort and the number of clients is unknown, or if ``local_epochs`` is set and its gradients are not
+        proportional to its local steps.
     """
     full = resolve(config)
     assert full.rounds is not None
@@ -276,13 +286,15 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
 
 
 def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
-    """A client's gradients for each of its rounds in the cohort, including the expected rounds outside it.
+    """Return the expected number of gradients that a client takes per participation.
+
+    The number includes gradients in the rounds outside the cohort between two participations.
 
     Args:
-      config, method, among, share: the same as for `rounds_of`.
+      config, method, among, share: as in `rounds_of`.
 
     Raises:
-      JaxpflError: as `rounds_of`.
+      JaxpflError: as in `rounds_of`.
     """
     full = resolve(config)
     steps = full.local_steps
@@ -306,10 +318,11 @@ def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: 
 
 @functools.lru_cache(maxsize=256)
 def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> tuple[int, int, int]:
-    """A client's gradients in a round in the cohort and in one outside it, and the most rounds outside in a row.
+    """Return the gradients of a client in a round in the cohort and in a round outside the cohort, and the maximum
+    number of consecutive rounds outside the cohort in which it trains.
 
-    They do not depend on the data, so the task is a small one; the clients are many, as some options are at most their
-    number.
+    These do not depend on the data, so a small task is built to find them. It has many clients, because some options
+    must not exceed the number of clients.
     """
     shape, clients = (4,), 1000
     task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)
@@ -320,7 +333,7 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
         raise JaxpflError(f"budget = steps needs the number of gradients, which {method} does not count")
     try:
         said = [client.gradients for client in algorithm.clients if client.gradients is not None]
-        # A method that draws the count sends it in the server's message, which is missing here.
+        # A method that draws the number at random reads it from the server's message, which is None here.
         nothing: Any = None
         counts = [(int(one.update(steps, nothing)), int(one.idle(steps)) if one.idle else 0) for one in said]
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Execution of one sweep group: its data, its runs as rows of one program, and their scores.
+"""Execution of one group of a sweep: load its data, run it as one program with a row for each run, and score the runs.
 
-The rows are run in chunks if memory is short. A chunk is saved on its way, so that a stopped one continues from its
-middle; if saving fails, the chunk goes on without.
+If memory does not suffice for all rows, they are run in chunks. The state of a chunk is saved regularly, so that an
+interrupted chunk can continue. If saving fails, the chunk continues without saved states.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from jaxpfl.support.errors import JaxpflError, is_exhausted
 
 
 class Reporter:
-    """Receiver of a sweep's progress; this one shows nothing."""
+    """Receiver of a sweep's progress. This base class ignores everything."""
 
     def start(self, group: str, runs: int, rounds: int) -> None:
-        """A chunk of runs begins."""
+        """Called when a chunk of runs begins."""
 
     def progress(self, rounds: int, loss: float) -> None:
-        """So many rounds of the chunk are done."""
+        """Called when ``rounds`` rounds of the chunk are done."""
 
     def finish(self, runs: int) -> None:
-        """The chunk's runs are recorded."""
+        """Called when the chunk's runs have been recorded."""
 
     def say(self, text: str) -> None:
-        """A line for the user."""
+        """Called with a message for the user."""
 
 
 class Prepared(NamedTuple):
-    """A group with its data: what its programs are made of.
+    """A group of runs with its data, ready to be compiled.
 
     Attributes:
-      group: the group.
-      experiment: experiment of its config.
-      runs: each row, with the traced settings in its hyper-parameters.
+      group: group of runs.
+      experiment: experiment of the group's config, with the data.
+      runs: runs of the group, with the traced settings in their hyper-parameters.
     """
 
     group: Group
@@ -69,19 +69,19 @@ class Prepared(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Rounds of each run; under successive halving, the rounds until its rung's end."""
+        """Number of rounds of each run; with successive halving, the number of rounds until the current rung."""
         return self.group.until or self.group.rounds
 
     def simulation(self, rows: slice) -> Simulation:
-        """The programs of some of the rows."""
+        """Return the simulation of some of the group's runs as one program."""
         return _stacked(self.runs[rows]).simulation()
 
 
 def prepare_group(group: Group, loaded: Data) -> Prepared:
-    """Load the data of a group and assemble its runs.
+    """Load the data of a group and prepare its runs.
 
     Raises:
-      JaxpflError: for settings that the data or the method do not allow.
+      JaxpflError: if the data or the method do not allow a setting.
     """
     config, method = resolve(group.config), group.method
     given = loaded.split(config)
@@ -101,13 +101,13 @@ def prepare_group(group: Group, loaded: Data) -> Prepared:
 
 
 def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Assembled:
-    """The group's run with other traced settings."""
+    """Return the group's run with the given traced settings."""
     method, first = group.method, experiment.runs[group.method]
     if not traced:
         return first
     config = apply_settings(experiment.config, traced)
     config.privacy.check()
-    if first.mechanism is not None or config.privacy.on:  # noise is calibrated for each
+    if first.mechanism is not None or config.privacy.on:  # the noise is calibrated for each run
         spec = spec_for(config, method, group.among)
         run = put_together(spec, experiment.federation, experiment.unseen, experiment.task, experiment.graph)
         return dataclasses.replace(run, task=first.task)
@@ -118,14 +118,14 @@ def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Ass
 
 
 def _stacked(runs: Sequence[Assembled]) -> Assembled:
-    """Runs that differ in numbers only, as one with hyper-parameters [S]."""
+    """Combine S runs that differ in numbers only into one run with hyper-parameters [S]."""
     first = runs[0]
     hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
     failures = [run.availability for run in runs]
     rates = {name: tuple(getattr(one, name) for one in failures) for name in ("dropout", "stragglers")}
     rates = {name: values for name, values in rates.items() if len(set(values)) > 1}
     availability, spec = dataclasses.replace(failures[0], **rates), first.spec
-    if spec.plan.clients_in == "auto":  # where memory does not suffice, fewer rows run at a time
+    if spec.plan.clients_in == "auto":  # if memory does not suffice, `run_group` runs fewer rows at a time instead
         spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, clients_in="device"))
     first = dataclasses.replace(first, hp=hp, spec=spec, availability=availability)
     if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # silos' noise is not an axis
@@ -152,21 +152,20 @@ def run_group(
     states: States | None = None,
     unfinished: Path | None = None,
 ) -> None:
-    """Run a group, and record each chunk of its runs when it ends.
+    """Run a group in chunks, and record the runs of each chunk when the chunk ends.
 
-    A setting that cannot run, or for which memory does not suffice one run at a time, is recorded as failed with the
-    reason.
+    If a run is refused, or does not fit in memory even on its own, it is recorded as failed, with the reason.
 
     Args:
-      group: the group.
-      loaded: data that earlier groups left.
-      record: receives the records of a chunk.
-      reporter: receives the progress.
-      stopped: true once the running chunk is to be abandoned.
-      ready: the group, prepared before.
-      states: states of stopped runs that now continue; runs that stop here store theirs in it.
-      unfinished: folder of this group alone, in which a chunk is saved every minute and when it is abandoned, and
-        from which it is continued.
+      group: group of runs.
+      loaded: cache of the data of earlier groups.
+      record: function called with the records of each chunk.
+      reporter: receiver of the progress.
+      stopped: function that returns True once the current chunk should be abandoned.
+      ready: result of `prepare_group`, if the caller has already called it.
+      states: states at which successive halving stopped runs. Runs continue from them, and new states are added.
+      unfinished: folder for this group alone. A chunk is saved there about every minute and when it is abandoned, and
+        continued from there.
     """
     try:
         ready = ready or prepare_group(group, loaded)
@@ -191,14 +190,17 @@ def run_group(
         if found is None:
             return
         record(found)
-        if unfinished is not None:  # also leftovers of chunks with other runs
+        if unfinished is not None:  # this also deletes saved states of chunks with other runs
             shutil.rmtree(unfinished, ignore_errors=True)
         reporter.finish(len(found))
         todo += rows
 
 
 def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
-    """Unfinished runs of a group, stored under all that decides their numbers but the data, which the sweep checks."""
+    """Return the store of a chunk's saved state, identified by all settings that affect its results.
+
+    The data are not included, because the sweep checks that they have not changed.
+    """
     group, experiment = ready.group, ready.experiment
     asked = {
         "until": group.until,
@@ -206,7 +208,7 @@ def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
         "runs": [run.id for run in group.runs[chunk]],
         "warm_start": experiment.start,
         "graph": None if experiment.graph is None else checksum(experiment.graph),
-        # A run must not move to another machine, which adds in another order.
+        # A run must not continue on another kind of machine, where sums are computed in a different order.
         "machine": [jax.__version__, jax.default_backend(), len(jax.devices())],
     }
     return Unfinished.within(folder, asked)
@@ -226,12 +228,12 @@ def _run(
     kept: Unfinished | None,
     clock: CompileClock,
 ) -> list[Record] | None:
-    """Records of some rows; None if they were abandoned."""
+    """Run a chunk and return its records; return None if the chunk was abandoned."""
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.experiment.scored_splits)
-    # The clock counts what is compiled later, at its first use.
+    # From here on, the clock measures only programs that are compiled later, when they are first used.
     building, began = time.perf_counter() - clock.seconds - began, time.perf_counter() - clock.seconds
     before = None if states is None else states.take(runs, simulation)
     begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
@@ -239,7 +241,7 @@ def _run(
     if num_bytes((state.clients, state.server, state.counts, state.in_flight)) > _MOST_BYTES:
         kept = None
     state, done, spent = begin if kept is None else _restored(kept, simulation, begin, ready.rounds, reporter)
-    del before, begin  # frees their memory, if the runs continue from a later state
+    del before, begin  # frees the memory of the earlier states
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
@@ -289,25 +291,25 @@ _T = TypeVar("_T")
 
 
 class Last(Generic[_T]):
-    """The last value that was made, kept for as long as the same is asked for."""
+    """Cache of a single value, which is replaced when a value with another key is requested."""
 
     def __init__(self) -> None:
         self._kept: tuple[Any, _T] | None = None
 
     def get(self, key: Any, make: Callable[[], _T]) -> _T:
-        """The value of a key, made unless it is the last one's."""
+        """Return the cached value if it has this key; otherwise make it and cache it."""
         if self._kept is None or self._kept[0] != key:
-            self._kept = None  # not two of them at a time
+            self._kept = None  # frees the old value first, so that memory never contains both
             self._kept = key, make()
         return self._kept[1]
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Forget the cached value."""
         self._kept = None
 
 
 class Data:
-    """The last data set and the last group's split, kept for the next group if it has the same."""
+    """Cache of the last data set and the last split, which the next group may need again."""
 
     def __init__(self) -> None:
         self._source: Last[data.Source] = Last()
@@ -315,21 +317,21 @@ class Data:
         self._split: Last[tuple[data.Source, Federation]] = Last()
 
     def split(self, config: RunConfig) -> tuple[data.Source, Federation]:
-        """The data set of a resolved config and its split."""
+        """Return the data set of a resolved config, and its split among clients."""
         return self._split.get(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
 
     def source(self, config: RunConfig) -> data.Source:
-        """The data set of a config."""
+        """Return the data set of a config."""
 
         def load() -> data.Source:
-            self._split.clear()  # which holds the data set before
+            self._split.clear()  # frees the previous data set, to which the split refers
             self._checksum.clear()
             return data_sets.source_of(config)
 
         return self._source.get(_fields(config, data_sets.FIELDS), load)
 
     def checksum(self, config: RunConfig) -> int:
-        """Checksum of the data set of a config."""
+        """Return the checksum of a config's data set."""
         if data_sets.is_stored(config.data):
             return data_sets.checksum(config.data, config.data_dir)
         arrays = [leaf for leaf in jax.tree.leaves(tuple(self.source(config))) if isinstance(leaf, np.ndarray)]
@@ -341,11 +343,11 @@ def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
 
 
 _MOST_BYTES = 2**30
-"""Largest state that is saved during a chunk; two are on disk at times."""
+"""Maximum size in bytes of a state that is saved during a chunk; at times two states are on disk."""
 
 
 def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: int, reporter: Reporter) -> Stopped:
-    """Runs as they were saved, if at a later round than where they would begin."""
+    """Return the saved state of runs if it is from a later round than ``begin``, otherwise ``begin``."""
     try:
         state, done, seconds, _ = kept.restore(simulation, begin.state, (rounds,))
     except Exception as error:
@@ -357,7 +359,7 @@ def _restored(kept: Unfinished, simulation: Simulation, begin: Stopped, rounds: 
 
 
 def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Reporter) -> None:
-    """Save unfinished runs; a failure is reported, and the runs continue."""
+    """Save the state of unfinished runs; if this fails, report it and continue."""
     try:
         kept.save(simulation, runs.state, runs.rounds, runs.seconds[0])
     except Exception as error:
@@ -367,16 +369,16 @@ def _save(kept: Unfinished, simulation: Simulation, runs: Stopped, reporter: Rep
 
 
 _SHARE = 0.25
-"""Largest share of the free memory of the host that one chunk's states may take."""
+"""Maximum fraction of the host's free memory that the kept states of one chunk may take."""
 
 
 class Stopped(NamedTuple):
-    """Runs at a rung, all at the same round.
+    """State of runs from which they can continue; all are at the same round.
 
     Attributes:
-      state: state of S runs, trimmed.
-      rounds: rounds that they have run.
-      seconds: seconds of each run so far, without compiling and of compiling.
+      state: state of S runs.
+      rounds: number of rounds run so far.
+      seconds: seconds per run so far, (without compilation, of compilation).
     """
 
     state: RunState
@@ -385,13 +387,13 @@ class Stopped(NamedTuple):
 
 
 class States:
-    """The stopped runs of this process."""
+    """States of the runs that successive halving stopped in this process, in host memory."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Stopped] = {}
 
     def keep(self, runs: Sequence[Run], simulation: Simulation, stopped: Stopped) -> None:
-        """Keep the states of some runs, unless they are private or take too much memory."""
+        """Keep the states of runs, unless the runs are private or the states take too much memory."""
         free, state = host_memory.free(), stopped.state
         size = num_bytes((state.clients, state.server, state.counts, state.in_flight))
         if state.noise is not None or (free is not None and size > _SHARE * free):
@@ -401,7 +403,10 @@ class States:
             self._kept[run.id] = stopped._replace(state=jax.tree.map(lambda a, i=i: a[i : i + 1], state))
 
     def take(self, runs: Sequence[Run], simulation: Simulation) -> Stopped | None:
-        """The state from which all of these runs continue, in the simulation's layout; None if it is not here."""
+        """Return the joint state of these runs, in the simulation's layout.
+
+        Return None if some run's state was not kept, or the runs are at different rounds.
+        """
         found = [self._kept.get(run.id) for run in runs]
         kept = [one for one in found if one is not None]
         if len(kept) < len(runs) or len({one.rounds for one in kept}) > 1:
@@ -411,27 +416,30 @@ class States:
         return Stopped(simulation.adopt(state), kept[0].rounds, (spent, compiling))
 
     def only(self, runs: Iterable[Run]) -> None:
-        """Forget all other runs."""
+        """Forget the states of all other runs."""
         wanted = {run.id for run in runs}
         self._kept = {name: one for name, one in self._kept.items() if name in wanted}
 
 
 UNDEFINED = "_undefined"
-"""Ending of the number of clients whose test examples do not define a metric; there only where it is not 0."""
+"""Suffix of the entry with the number of clients for which a metric is undefined; zeros are omitted."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
-"""Suffix of a metric's name -> its statistic over clients, for metrics beside the headline."""
+"""Suffix of an entry's name -> statistic over clients, for the metrics other than the headline."""
 
 
 def measure(
     experiment: Experiment, simulation: Simulation, state: RunState, loss: np.ndarray
 ) -> list[dict[str, float | None]]:
-    """Results of each run, by name: means over clients unless the name says otherwise.
+    """Evaluate S runs.
 
     Args:
-      experiment: the config with its data.
-      simulation: its programs.
-      state: state of S runs, at their end.
-      loss: training loss of the last round, [S].
+      experiment: experiment of the runs.
+      simulation: simulation of the runs.
+      state: state of the runs after their last round.
+      loss: training loss of the last round [S].
+
+    Returns:
+      For each run, its results by name; they are means over clients unless the name says otherwise.
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None
@@ -443,7 +451,7 @@ def measure(
     headline, rows, task = experiment.headline, [], experiment.task
     sizes = example_weights(experiment.federation.test, task.kind)
     examples = np.asarray(experiment.federation.test.size)
-    if simulation.attackers is not None:  # whose scores are not among these
+    if simulation.attackers is not None:  # attackers have no scores, so they must not count as undefined
         examples = np.where(simulation.attackers, 0, examples)
     others = [other for other in task.metrics if other not in (headline.name, "loss")]
     name, own = headline.name, headline.personalized
@@ -481,7 +489,7 @@ def measure(
 
 
 def _mean(scores: np.ndarray) -> float:
-    """Mean over the clients that have a score, [m]; NaN where none has."""
+    """Return the mean of the scores [m] over the clients that have one; NaN if none has."""
     held = scores[~np.isnan(scores)]
     return float(held.mean()) if held.size else float("nan")
 

@@ -1,8 +1,8 @@
-"""Grids of settings: axes of values, ranges to draw from, and the run settings that may be axes.
+"""Grids of settings: axes with values, and axes with ranges from which values are drawn.
 
-``lr=.01,.1`` lists values, ``lr=log:1e-3:1:7`` and ``clients=linear:10:50:5`` space them evenly, ``lr=log:1e-3:1`` is a
-range from which points are drawn. An axis is a field of a run (``lr``, ``clients``, ``privacy.epsilon``,
-``plan.clients``) or a method's own hyper-parameter or option (``adaped.psi_init``).
+``lr=.01,.1`` lists values, ``lr=log:1e-3:1:7`` and ``clients=linear:10:50:5`` give evenly spaced values, and
+``lr=log:1e-3:1`` gives a range from which values are drawn. An axis is a field of a run's config (``lr``, ``clients``,
+``privacy.epsilon``, ``plan.clients``) or a hyper-parameter or option of a method (``adaped.psi_init``).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting with its values, or with the range from which values are drawn.
+    """A setting with its values, or with a range from which values are drawn.
 
     Attributes:
       name: name of the setting.
-      values: values as given, without repetitions; empty for a range.
-      low, high: the ends of a range.
-      log: whether the range is evenly spaced in the logarithm.
+      values: distinct values of the setting; empty for a range.
+      low, high: endpoints of the range.
+      log: whether values are spaced evenly in the logarithm.
     """
 
     name: str
@@ -51,7 +51,10 @@ class Axis:
     log: bool = False
 
     def value_at(self, share: float) -> float:
-        """The value at a share of the way through the range, rounded to six digits; the ends are as given."""
+        """Return the value at a fraction of the way from ``low`` to ``high``, rounded to six significant digits.
+
+        At 0 and 1, the endpoints are returned without rounding.
+        """
         if share in (0, 1):
             return (self.low, self.high)[int(share)]
         if self.log:
@@ -61,14 +64,16 @@ class Axis:
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
-_LONGEST = 100  # characters of a name
+_LONGEST = 100  # maximum number of characters in a name
 
 
 def parse(text: str) -> Axis:
-    """Parse ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N`` or ``NAME=linear:LOW:HIGH:N``; without ``:N`` it is a range.
+    """Parse an axis: ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N`` or ``NAME=linear:LOW:HIGH:N``.
+
+    Without ``:N``, the axis is a range from which values are drawn.
 
     Raises:
-      JaxpflError: if the text has another form, repeats a value, or has ends that the spacing does not allow.
+      JaxpflError: if the text has another form, repeats a value, or has endpoints that the spacing does not allow.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     if not (name and equals and given):
@@ -77,7 +82,7 @@ def parse(text: str) -> Axis:
 
 
 def axis(name: str, given: str | Sequence[Value]) -> Axis:
-    """Make an axis from its name and its values, which are a text or a list.
+    """Make an axis from its name and its values, given as a text (see `parse`) or a list.
 
     Raises:
       JaxpflError: as in `parse`.
@@ -99,7 +104,7 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
 
 
 def distinct(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the values of an axis, after a check that no value is repeated.
+    """Check that the values of an axis are distinct, and return them.
 
     Raises:
       JaxpflError: if a value is repeated.
@@ -127,7 +132,7 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
     if not 2 <= count <= _MOST:
         raise JaxpflError(f"{form} needs N between 2 and {_MOST}, got {count}")
     if not log and low.is_integer() and high.is_integer() and (high - low) % (count - 1) == 0:
-        step = int(high - low) // (count - 1)  # exact, whatever the number of digits
+        step = int(high - low) // (count - 1)  # integers are not rounded to six digits
         return axis(name, range(int(low), int(high) + 1, step))
     found = [range_.value_at(share) for share in np.linspace(0, 1, count).tolist()]
     if log and all(value.is_integer() for value in found):
@@ -137,12 +142,12 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes whose values are crossed, and points that are drawn from those axes that are ranges.
+    """Grid of settings: the product of the axes with values, and of points drawn from the axes with ranges.
 
     Attributes:
-      axes: axes with lists of values or ranges; each name occurs once.
-      draws: number of points that are drawn from all ranges together; 0 without ranges.
-      seed: seed of the draws, which follow a scrambled Sobol sequence: more draws keep the earlier draws.
+      axes: axes with values or ranges; their names are distinct.
+      draws: number of points that are drawn jointly from all ranges; 0 if there are no ranges.
+      seed: seed of the draws. They follow a scrambled Sobol sequence, so increasing ``draws`` keeps the earlier points.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -161,24 +166,24 @@ class Grid:
             raise JaxpflError("--random needs a range among the axes, such as --grid lr=log:1e-3:1")
 
     def to_json(self) -> dict[str, Any]:
-        """The grid as JSON-able values."""
+        """Return the grid as a dict of JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """The grid that `to_json` wrote.
+        """Make a grid from the values that `to_json` returned.
 
         Raises:
-          KeyError, TypeError: for other values.
+          KeyError, TypeError: if ``stored`` is not such a value.
         """
         axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["axes"])
         return cls(**{**stored, "axes": axes})
 
     def points(self, concerns: Callable[[str], bool] = lambda name: True) -> list[dict[str, Value]]:
-        """The settings of the grid, each once: all lists are crossed with each other and with the drawn points.
+        """Return the distinct settings of the grid, as dicts axis name -> value.
 
         Args:
-          concerns: function that says whether an axis is of interest; all other axes are left out.
+          concerns: function that returns whether to include an axis, given its name.
 
         Raises:
           JaxpflError: if there are more than a million settings.
@@ -193,13 +198,13 @@ class Grid:
         if ranges:
             pairs = [zip(ranges, row, strict=True) for row in self._shares(len(ranges))]
             drawn = [{axis.name: axis.value_at(share) for axis, share in row if concerns(axis.name)} for row in pairs]
-            drawn = list({tuple(point.items()): point for point in drawn}.values())  # a narrow range repeats values
+            drawn = list({tuple(point.items()): point for point in drawn}.values())  # a narrow range may repeat values
         crossed = itertools.product(*(axis.values for axis in lists))
         names = [axis.name for axis in lists]
         return [dict(zip(names, values, strict=True)) | dict(row) for values in crossed for row in drawn]
 
     def _shares(self, dimensions: int) -> list[list[float]]:
-        """Points of the unit cube, [draws, dimensions]; more draws extend the points of fewer draws."""
+        """Draw points from the unit cube, [draws, dimensions]; with more draws, the first points stay the same."""
         from scipy.stats import qmc
 
         sampler = qmc.Sobol(dimensions, rng=np.random.default_rng(self.seed))
@@ -218,7 +223,7 @@ _OTHERWISE = {
     "checkpoint_every": "--resume",
     "eval_every": "the scores at the end of each run",
 }
-"""Fields of a run that cannot be axes, and what to use instead."""
+"""Fields of a run's config that cannot be axes -> what to use instead, for messages."""
 _OF_THE_SERVER = ("server_lr", "server_optimizer")
 _OF_UPLOADS = ("compress", "weighting", "aggregate")
 _OF_GRAPHS = ("graph", "neighbours")
@@ -232,11 +237,11 @@ _SHARE = re.compile(r"(\d+\.?\d*|\.\d+)m")
 
 
 def named(grid: Grid, methods: Sequence[str]) -> Grid:
-    """Return the grid with the full name of each axis, and each axis's values converted to the type of its setting.
+    """Return the grid with the full names of the axes, and with values converted to the types of the settings.
 
     Raises:
-      JaxpflError: if a setting does not exist, if no sweep can vary it, if it belongs to a method that is not in the
-        sweep, or if a value has another type.
+      JaxpflError: if a setting does not exist, cannot be an axis or belongs to a method that is not in the sweep, or if
+        a value has the wrong type.
     """
     axes = []
     for axis in grid.axes:
@@ -255,7 +260,7 @@ def named(grid: Grid, methods: Sequence[str]) -> Grid:
 
 
 def _name(given: str, methods: Sequence[str]) -> str:
-    """The full name of a setting."""
+    """Return the full name of a setting, for example ``adaped.psi_init`` for ``psi_init``."""
     owner, dot, own = given.partition(".")
     if dot and owner in _TABLES:
         fields = [field.name for field in dataclasses.fields(_TABLES[owner])]
@@ -287,7 +292,7 @@ def _name(given: str, methods: Sequence[str]) -> str:
 
 
 def _own(method: Method) -> list[str]:
-    """Names of a method's hyper-parameters and options."""
+    """Return the names of a method's hyper-parameters and options."""
     return [*(field.name for field in dataclasses.fields(method.hyper)), *method.options]
 
 
@@ -310,7 +315,13 @@ def _typed(name: str, value: Value) -> Value:
 
 
 def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool:
-    """True if a setting can change the runs of a method with this config; without one, examples are not private."""
+    """Return whether a setting can affect the runs of a method.
+
+    Args:
+      name: full name of the setting.
+      method: method of the runs.
+      config: config of the runs, which determines whether privacy is on the level of examples; not so if None.
+    """
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
         return owner == method.name
@@ -330,10 +341,10 @@ def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool
 
 
 def is_traced(name: str, method: Method, config: RunConfig) -> bool:
-    """True if runs that differ in this setting only are rows of one program."""
+    """Return whether runs that differ only in this setting can share one program, as the setting is a traced value."""
     owner, dot, own = name.partition(".")
     if name in _TRACED_NOISE:
-        # Otherwise the numbers stand in the method's own functions, or shape its noise.
+        # Otherwise the numbers are constants in the method's functions, or determine the structure of the noise.
         central = config.privacy.noise != "per_step" and config.privacy.quantile is None
         return central and method.releases is None and not config.privacy.is_example_level
     if dot and owner not in _TABLES:
@@ -342,7 +353,10 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
 
 
 def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
-    """Return the config with the settings of a grid; a cohort that is a share of the clients needs `cohort_of`."""
+    """Return the config with settings of a grid.
+
+    A cohort given as a share of the clients is left out, because its size depends on the data (see `cohort_of`).
+    """
     for name, value in settings.items():
         owner, dot, own = name.partition(".")
         if dot and owner in _TABLES:
@@ -356,18 +370,21 @@ def apply_settings(config: RunConfig, settings: Mapping[str, Value]) -> RunConfi
 
 
 def fill_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """Return the config with one value of each axis of noise, because a run cannot have delta without an epsilon."""
+    """Return the config with one value of each axis of the privacy noise.
+
+    Without these values the config might be invalid; for example, a run cannot have delta without epsilon.
+    """
     axes = [axis for axis in grid.axes if axis.name in _TRACED_NOISE]
     return apply_settings(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 
 
 def share_of(settings: Mapping[str, Value]) -> float | None:
-    """The share of the clients that a cohort such as ``0.1m`` stands for; None if the cohort is not a share."""
+    """Return the cohort as a share of the clients, 0.1 for ``0.1m``; None if it is not given as a share."""
     value = settings.get("cohort")
     return float(value[:-1]) if isinstance(value, str) else None
 
 
 def cohort_of(settings: Mapping[str, Value], clients: int) -> int | None:
-    """The number of clients in a cohort such as ``0.1m``, at least one; None if the cohort is not a share."""
+    """Return the size of a cohort given as a share such as ``0.1m``, at least 1; None if it is not given as a share."""
     share = share_of(settings)
     return None if share is None else max(1, round(share * clients))

@@ -1,8 +1,9 @@
-"""Sweep plan: groups of equally shaped runs, each one program, and the rungs of successive halving.
+"""Plan of a sweep: groups of runs that share a program, and the rungs of successive halving.
 
-In successive halving all settings run a few rounds, and the best of them on validation examples go on. A method's
-settings are compared with each other, whatever programs they are rows of. A decision follows from the records alone: a
-run at a rung's end is recorded as ``stopped`` with its scores there, which later rounds replace.
+In successive halving, all settings run for a few rounds (until a rung), and only those with the best validation scores
+continue to the next rung. The settings of a method are compared with each other, even if they belong to different
+programs. The decisions depend only on the records: a run that reaches a rung is recorded as ``stopped`` with its
+scores, and a record with more rounds replaces this record when the run continues.
 
 Reference: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
 """
@@ -27,7 +28,7 @@ from jaxpfl.support.errors import JaxpflError
 
 @dataclass(frozen=True)
 class Run:
-    """One run: a method with settings of the grid, from a seed."""
+    """One run of a sweep: a method, its settings from the grid, and a seed."""
 
     method: str
     settings: Mapping[str, Value]
@@ -35,22 +36,22 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Name of the run by its content, equal to its record's name."""
+        """Identifier of the run, equal to the identifier of its record."""
         return run_id(self.method, self.settings, self.seed)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of a method that differ in traced values and seeds only.
+    """Runs of a method that differ only in traced settings and seeds, so that they can share one program.
 
     Attributes:
-      name: name of the group by its content, the same in every process.
-      method: method of all its runs.
-      config: config of all its runs, but for the traced settings; a share of the clients as cohort is left out.
-      static: the settings of the grid that all its runs share.
-      among: all methods of the sweep.
-      runs: runs in the order of the grid, seeds innermost.
-      until: the round at which successive halving stops them; None for all rounds.
+      name: name of the group, derived from its method and static settings.
+      method: name of the method.
+      config: config with the static settings, except a cohort that is a share of the clients.
+      static: settings of the grid that are the same for all runs of the group.
+      among: names of all methods of the sweep.
+      runs: runs in the order of the grid; the seed varies fastest.
+      until: round at which successive halving stops the runs; None to run all rounds.
     """
 
     name: str
@@ -63,25 +64,25 @@ class Group:
 
     @property
     def rounds(self) -> int:
-        """Rounds of each run, if it is not stopped."""
+        """Number of rounds of a run that successive halving does not stop."""
         rounds = resolve(self.config).rounds
         assert rounds is not None
         return rounds
 
     def only(self, missing: Iterable[Run]) -> Group:
-        """The group with some of its runs."""
+        """Return the group with only those of its runs that are missing."""
         wanted = {run.id for run in missing}
         return dataclasses.replace(self, runs=tuple(run for run in self.runs if run.id in wanted))
 
 
 def settings_of(definition: Definition, method: str) -> list[dict[str, Value]]:
-    """The settings of a method's runs, each once, in the order of the grid."""
+    """Return the distinct settings of a method's runs, in the order of the grid."""
     one = algorithms.get(method)
     return definition.grid.points(lambda name: concerns(name, one, definition.config))
 
 
 def runs_of(definition: Definition) -> list[Run]:
-    """Runs of the search."""
+    """Return all runs of the search, with the seeds of the search only."""
     return [
         Run(method, settings, seed)
         for method in definition.methods
@@ -91,12 +92,12 @@ def runs_of(definition: Definition) -> list[Run]:
 
 
 def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
-    """Groups of runs, in the order of their first ones."""
+    """Divide runs into groups, in the order in which the groups' first runs appear."""
     found: dict[str, tuple[Run, dict[str, Value], list[Run]]] = {}
     for run in runs:
         method = algorithms.get(run.method)
         private = {name: value for name, value in run.settings.items() if name.startswith("privacy.")}
-        config = apply_settings(definition.config, private)  # the kind of noise may be an axis too
+        config = apply_settings(definition.config, private)  # `is_traced` depends on the noise, which may be an axis
         static = {name: value for name, value in run.settings.items() if not is_traced(name, method, config)}
         text = json.dumps([run.method, dict(sorted(static.items()))])
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -104,7 +105,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
     groups = []
     for name, (first, static, own) in found.items():
         config = apply_settings(fill_privacy(definition.config, definition.grid), static)
-        if definition.search.budget != "rounds":  # as many rounds as the budget allows
+        if definition.search.budget != "rounds":  # the number of rounds follows from the budget of gradients
             rounds = rounds_of(config, first.method, definition.methods, share_of(static))
             config = dataclasses.replace(config, rounds=rounds)
         groups.append(Group(name, first.method, config, static, definition.methods, tuple(own)))
@@ -115,17 +116,17 @@ _Settings = Mapping[str, Value]
 
 
 def rungs(definition: Definition, method: str) -> tuple[float, ...]:
-    """Shares of all rounds at which a method's settings are compared, ascending; the last is 1.
+    """Return the rungs of a method: ascending fractions of its rounds at which settings are compared; the last is 1.
 
-    Rung k is at halving^k times the first share. ``halving_first`` sets the first one; by default it is such that about
-    one setting is left at the last rung.
+    Rung k is at halving^k times the first rung. ``halving_first`` sets the first rung. By default, it is chosen such
+    that about one setting remains at the last rung.
     """
     by, settings = definition.search.halving, len(settings_of(definition, method))
     rounds = resolve(fill_privacy(definition.config, definition.grid)).rounds or 1
     if definition.search.halving_first is not None:
         first = definition.search.halving_first / rounds
     else:
-        halvings = math.ceil(math.log(settings, by) - 1e-9)  # until one setting is left
+        halvings = math.ceil(math.log(settings, by) - 1e-9)  # until one setting remains; 1e-9 absorbs rounding errors
         first = max(1 / rounds, float(by) ** -halvings)
     found, share = [], first
     while share < 1 - 1e-9:
@@ -135,16 +136,18 @@ def rungs(definition: Definition, method: str) -> tuple[float, ...]:
 
 
 def rounds_at(group: Group, share: float) -> int:
-    """Rounds that make up a share of a group's rounds."""
+    """Return the number of rounds at a rung, given as a fraction of the group's rounds (rounded up, at least 1)."""
     return min(group.rounds, max(1, math.ceil(group.rounds * share - 1e-9)))
 
 
 def missing_at_rungs(definition: Definition, found: Mapping[str, Record]) -> tuple[Group, ...]:
-    """Groups of runs that the present rung of each method still lacks, to be run until its end.
+    """Return groups of the runs that have not yet reached the current rung of their method.
+
+    The groups' ``until`` is that rung.
 
     Args:
       definition: definition of the sweep.
-      found: records by run, without the runs that are to be repeated.
+      found: run identifier -> record.
     """
     return tuple(group for method in definition.methods for group in _missing_of_method(definition, method, found))
 
@@ -165,7 +168,7 @@ def _missing_of_method(definition: Definition, method: str, found: Mapping[str, 
 
 
 def is_left(record: Record | None, rounds: int) -> bool:
-    """True if a run of so many rounds has yet to start or to continue."""
+    """Return whether a run has yet to start, or to continue until ``rounds`` rounds. Failed runs do not continue."""
     return record is None or (record.status != FAILED and record.rounds < rounds)
 
 
@@ -176,10 +179,17 @@ def _survivors(
     ends: Mapping[str, int],
     found: Mapping[str, Record],
 ) -> list[dict[str, Value]]:
-    """The settings that go on from a rung that all have reached, in the order of the grid.
+    """Return the settings that continue after a rung that all contenders have reached, in the order of the grid.
 
-    Settings that have gone beyond the rung were chosen before, so only the others are compared, by their scores at the
-    rung: the choice is the same at every later time.
+    Settings with more rounds than the rung were chosen earlier. Only the others are compared, by their scores at the
+    rung, so that a later call makes the same choice.
+
+    Args:
+      definition: definition of the sweep.
+      contenders: settings that reached the rung.
+      runs: runs of the contenders.
+      ends: run identifier -> number of rounds at the rung.
+      found: run identifier -> record.
     """
     records = [found[run.id] for run in runs]
     beyond = {setting_key(one.settings) for one in records if one.rounds > ends[one.id]}
@@ -187,17 +197,17 @@ def _survivors(
     here = [one for one in here if setting_key(one.settings) not in beyond]
     tried = [one for own in validation_scores(here, definition.searched).values() for one in own if not one.against]
     sign = 1 if headline_of(here).lower else -1
-    best = sorted(tried, key=lambda one: sign * math.fsum(one.scores))  # the first of equals, as sorting is stable
+    best = sorted(tried, key=lambda one: sign * math.fsum(one.scores))  # stable: ties keep the order of the grid
     places = -(-len(contenders) // definition.search.halving) - len(beyond)
     going = beyond | {setting_key(one.settings) for one in best[: max(0, places)]}
     return [dict(settings) for settings in contenders if setting_key(settings) in going]
 
 
 def check_rungs(old: Definition, new: Definition) -> None:
-    """Refuse a sweep with other rungs, at which no run so far was scored.
+    """Check that a resumed sweep has the rungs of the stored sweep, because runs were scored only at those.
 
     Raises:
-      JaxpflError: with the method.
+      JaxpflError: if the rungs of a method differ; the message names the method.
     """
     if not old.search.halving:
         return
@@ -213,7 +223,7 @@ def check_rungs(old: Definition, new: Definition) -> None:
 
 
 def planned_runs(definition: Definition) -> int:
-    """Number of runs over all rungs; a run counts once for each of its rungs."""
+    """Return the planned number of runs; a run counts once for each rung that it reaches."""
     total = 0
     for method in definition.methods:
         left = len(settings_of(definition, method))
@@ -224,7 +234,7 @@ def planned_runs(definition: Definition) -> int:
 
 
 def recorded_runs(definition: Definition, records: Iterable[Record]) -> int:
-    """Number of recorded runs; a run counts once for each rung that it has passed."""
+    """Return the number of recorded runs; a run counts once for each rung that it has reached."""
     ends = {
         run.id: [rounds_at(group, share) for share in rungs(definition, group.method)]
         for group in groups_of(definition, runs_of(definition))

@@ -1,4 +1,4 @@
-"""Plots of a sweep: scores over each axis, and heat maps over pairs of axes."""
+"""Plots of a sweep: scores along each axis, and heat maps over pairs of axes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from jaxpfl.support.console import INK, entitle, literal, plain, shades
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Plots of a sweep.
+    """Plot the results of a sweep.
 
-    ``by-AXIS`` for each axis that varies: validation and test accuracy of each method, at each value with the best
-    of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps.
+    For each axis with several values, ``by-AXIS`` shows the validation and test score of each method; for each value
+    of the axis, the values of the other axes are those with the best validation score. For a method with two or more
+    axes, ``pairs-METHOD`` shows heat maps.
 
     Args:
-      summary: summary as `summarize` gives it.
+      summary: summary as `summarize` returns it.
 
     Returns:
-      name -> matplotlib figure.
+      Name of the plot -> matplotlib figure.
     """
     points = points_of(summary)
     every = list(itertools.chain(*points.values()))
@@ -50,9 +51,9 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 def _axis_plot(
     points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
 ) -> Any:
-    """Score over one axis: on validation examples, and on test."""
+    """Plot the methods' scores along one axis, on validation examples (if there are any) and on test examples."""
     every = {method: along(own, axis, axes) for method, own in points.items()}
-    series = {method: own for method, own in every.items() if own.picked}  # of the methods that the axis concerns
+    series = {method: own for method, own in every.items() if own.picked}  # only the methods that have this axis
     headline = _headline(points)
     parts = [True]
     if any(math.isfinite(point.validation.mean) for method in series for point in points[method]):
@@ -75,7 +76,7 @@ _PARTS = {False: "validation, chosen by", True: "test"}
 def _about(
     axis: Axis, axes: Mapping[str, Axis], points: Mapping[str, Sequence[Point]], series: Mapping[str, Series]
 ) -> str:
-    """Title of a plot over one axis: which setting stands for a value if other axes vary too."""
+    """Return the title of a plot along one axis; it explains which settings are shown if other axes vary too."""
     there = {name for method in series for point in points[method] for name in point.settings}
     others = ", ".join(name for name in axes if name != axis.name and name in there)
     words = _headline(points).words
@@ -89,7 +90,7 @@ def _about(
 def _lines(
     panel: Any, series: Mapping[str, Series], axis: Axis, styles: Mapping[str, dict[str, Any]], test: bool
 ) -> None:
-    """A line for each method with a band of one standard deviation, and a ring at its chosen setting."""
+    """Draw a line for each method with a band of one standard deviation, and a ring at the method's chosen setting."""
     for method, own in series.items():
         shown = [(axis.places[number], point) for number, point in own.picked]
         x = [place for place, _ in shown]
@@ -108,7 +109,7 @@ def _lines(
 
 
 def _headline(points: Mapping[str, Sequence[Point]]) -> Headline:
-    """The metric of the scores."""
+    """Return the metric of the scores."""
     return next((point.headline for own in points.values() for point in own), ACCURACY)
 
 
@@ -116,21 +117,21 @@ _DECADE = 10
 
 
 class Score(NamedTuple):
-    """A mean over seeds, and their standard deviation; NaN where there is none."""
+    """Mean and standard deviation of a score over seeds; NaN for a missing value."""
 
     mean: float = math.nan
     std: float = math.nan
 
 
 class Point(NamedTuple):
-    """One setting of a method.
+    """One setting of a method, with its scores.
 
     Attributes:
-      settings: the values on the axes.
-      status: status of its runs.
-      chosen: whether it is the chosen setting of the method.
-      validation, test: scores by the headline metric, means over clients.
-      headline: the metric.
+      settings: axis name -> value.
+      status: status of the runs with this setting.
+      chosen: whether the setting is chosen for the method.
+      validation, test: scores on validation and test examples, averaged over clients.
+      headline: metric of the scores.
     """
 
     settings: Mapping[str, Value]
@@ -142,7 +143,7 @@ class Point(NamedTuple):
 
 
 def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
-    """The settings of each method, from a sweep's summary."""
+    """Return the settings of each method in a sweep's summary, with their scores."""
     found: dict[str, list[Point]] = {}
     headline = stored_headline(summary)
     best = chosen_settings(summary)
@@ -162,12 +163,12 @@ def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting that varies, and the place of its values on an axis of a plot.
+    """Axis of a plot for a setting that varies.
 
     Attributes:
       name: name of the setting.
-      values: numbers in ascending order, and then others in the order of the grid.
-      scale: ``log``, ``linear``, or ``even`` for values in even steps, whatever they are.
+      values: numbers in ascending order, followed by other values in the order of the grid.
+      scale: ``log``, ``linear``, or ``even`` to draw all values at equal distances.
     """
 
     name: str
@@ -176,24 +177,24 @@ class Axis:
 
     @cached_property
     def places(self) -> list[float]:
-        """The place of each value."""
+        """Coordinate of each value on the plot's axis."""
         if self.scale == "even":
             return [float(i) for i in range(len(self.values))]
         return [float(value) for value in self.values]
 
     @property
     def words(self) -> list[str]:
-        """Each value in a few characters, of a long one the last."""
+        """Short text of each value; of a long text, only the last characters."""
         return [words if len(words := _short(value)) <= 14 else f"...{words[-12:]}" for value in self.values]
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Number of each value, by its text in JSON."""
+        """Index in ``values`` of each value, by the value's JSON text."""
         return {json.dumps(value): number for number, value in enumerate(self.values)}
 
 
 def axes_of(points: Iterable[Point]) -> dict[str, Axis]:
-    """The axes along which settings vary, by name."""
+    """Return the axes on which the points have several values, by name."""
     found: dict[str, dict[str, Value]] = {}
     for point in points:
         for name, value in point.settings.items():
@@ -205,20 +206,21 @@ def _axis(name: str, values: Sequence[Value]) -> Axis:
     numbers = sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
     if len(numbers) < len(values):
         return Axis(name, (*numbers, *(v for v in values if isinstance(v, str | bool))), "even")
-    # If one of a few values is 0 and the others span decades, neither a linear nor a log axis shows them apart.
+    # If a value is 0 or negative and the others span decades, neither a linear nor a log axis can separate them.
     spread = [abs(value) for value in numbers if value]
     decades = bool(spread) and max(spread) > _DECADE * min(spread)
     return Axis(name, tuple(numbers), "linear" if not decades else "log" if min(numbers) > 0 else "even")
 
 
 class Series(NamedTuple):
-    """Settings of a method along an axis.
+    """Settings of a method that are plotted along an axis.
 
     Attributes:
-      picked: numbers of the values, each with the best of its settings on validation examples, in their order; values
-        without a finished setting are left out.
-      joined: whether there is one for each value, and the values are numbers, so that a line joins them.
-      every: whether all settings are there, the others being drawn from ranges, or without scores to choose by.
+      picked: (index of the value, setting) for each plotted setting, in the order of the values. If ``every`` is False,
+        there is one setting for each value, which has the best validation score. Settings without finished runs are
+        left out.
+      joined: whether a line joins the points, because the values are numbers and each has one setting.
+      every: whether all settings are plotted, because they are drawn from ranges or have no validation scores.
     """
 
     picked: list[tuple[int, Point]]
@@ -227,7 +229,7 @@ class Series(NamedTuple):
 
 
 def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Series:
-    """The settings of a method along an axis: at each value the best on validation, or else all of them."""
+    """Choose the settings of a method to plot along an axis (see `Series`)."""
     groups: dict[int, list[Point]] = {}
     for point in points:
         if axis.name in point.settings:
@@ -242,9 +244,9 @@ def along(points: Sequence[Point], axis: Axis, axes: Mapping[str, Axis]) -> Seri
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
-    """The best of some settings on validation examples; None if none is finished.
+    """Return the setting with the best validation score; None if no setting is finished.
 
-    The chosen setting is the best of those it is among. Several settings without validation scores have no best one.
+    The sweep's chosen setting counts as the best. If there are several settings without validation scores, return None.
     """
     done = [point for point in points if point.status == DONE]
     scored = done if len(done) == 1 else [point for point in done if not math.isnan(point.validation.mean)]
@@ -252,25 +254,31 @@ def best_of(points: Sequence[Point]) -> Point | None:
 
 
 def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:
-    """True if settings are points drawn from ranges, which fill little of the grid of their values."""
+    """Return whether settings seem to be drawn from ranges: they are less than half of the grid of their values."""
     sizes = [len({json.dumps(p.settings[name]) for p in points if name in p.settings}) for name in axes]
     return len(points) > 1 and sum(size > 1 for size in sizes) > 1 and 2 * len(points) < math.prod(filter(None, sizes))
 
 
 def _short(value: Value) -> str:
-    """A value in the fewest digits that tell it to four significant ones."""
+    """Return the text of a value; a float is rounded to four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else value_words(value)
 
 
 MARKERS = "os^DvPX<>hp*"
-"""Markers of lines, which tell them apart without colours."""
+"""Markers of the methods' lines, by which they can be told apart without colours."""
 RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
-"""Look of the mark around a chosen setting."""
+"""Style of the ring around a chosen setting."""
 _MOST_TICKS = 12
 
 
 def _new_panels(count: int, title: str, beside: int) -> tuple[Any, list[Any]]:
-    """A figure with one or two panels side by side, and room for a legend of so many entries at the right."""
+    """Return a figure and its panels, which are next to each other.
+
+    Args:
+      count: number of panels.
+      title: title of the figure.
+      beside: number of legend entries at the right, for which the figure must be high enough.
+    """
     from matplotlib.figure import Figure
 
     width = 6.4 * count + 1.6
@@ -283,7 +291,7 @@ def _new_panels(count: int, title: str, beside: int) -> tuple[Any, list[Any]]:
 
 
 def set_scale(panel: Any, axis: Axis) -> None:
-    """Set the scale, the limits and the ticks of an axis of settings."""
+    """Set the scale, limits and ticks of a panel's horizontal axis."""
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
     places = axis.places
@@ -305,7 +313,7 @@ def set_scale(panel: Any, axis: Axis) -> None:
 
 
 def _add_legend(figure: Any, panel: Any, series: Mapping[str, Series]) -> None:
-    """Name the lines of a panel, and the marks, at the right of the panels."""
+    """Add a legend of the lines and markers at the right of the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -319,27 +327,29 @@ def _add_legend(figure: Any, panel: Any, series: Mapping[str, Series]) -> None:
 
 
 _MOST_WRITTEN = 15
-"""Columns of a heat map beyond which its values are not written in."""
+"""Maximum number of columns of a heat map whose values are written into the cells."""
 _FRAME = "#d8433f"
 
 
 def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -> Any:
-    """Heat maps of a method over each pair of axes, on validation and on test; None for fewer than two axes.
+    """Draw heat maps of a method's validation and test scores over each pair of axes, at most six pairs.
 
-    With more than two axes a cell is the best setting over the others, chosen on validation. Settings drawn from ranges
-    have none.
+    If there are more than two axes, a cell shows the setting with the best validation score over the other axes.
 
     Args:
-      method: its name.
-      points: its settings.
-      axes: along which they vary.
+      method: name of the method.
+      points: settings of the method.
+      axes: axes on which the settings vary, by name.
+
+    Returns:
+      The matplotlib figure; None if there are fewer than two axes or no scores, or if settings are drawn from ranges.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     pairs = list(itertools.combinations(axes.values(), 2))[:6]
-    # The longer axis lies along the page.
+    # The axis with more values is horizontal.
     pairs = [(x, y) if len(x.values) >= len(y.values) else (y, x) for x, y in pairs]
     cells = [_best_cells(points, x, y) for x, y in pairs]
     shown = [point for of_pair in cells for point in of_pair.values() if point is not None]
@@ -368,7 +378,7 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
 
 
 def _score_value(point: Point, test: bool) -> float:
-    """The mean score of a setting, in percent where it is a share."""
+    """Return the mean score of a setting, in percent if the metric is shown in percent."""
     return point.headline.scale * (point.test if test else point.validation).mean
 
 
@@ -382,7 +392,7 @@ def _title(method: str, points: Sequence[Point], count: int, width: float) -> st
 
 
 def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, int], Point | None]:
-    """The best setting at each (y, x) with settings; None if none is finished."""
+    """Return the best setting of each cell (y, x) that has settings; None for a cell without finished settings."""
     groups: dict[tuple[int, int], list[Point]] = {}
     for point in points:
         if x.name in point.settings and y.name in point.settings:
@@ -392,7 +402,7 @@ def _best_cells(points: Sequence[Point], x: Axis, y: Axis) -> dict[tuple[int, in
 
 
 def _cells(panel: Any, cells: Mapping[tuple[int, int], Point | None], x: Axis, y: Axis, test: bool, norm: Any) -> None:
-    """Draw the grid of two axes: the score of each cell's best setting, hatched if none is finished."""
+    """Draw one heat map: the score of each cell's best setting; cells without finished settings are hatched."""
     from matplotlib.patches import Rectangle
 
     values = np.full((len(y.values), len(x.values)), np.nan)

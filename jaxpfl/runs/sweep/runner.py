@@ -1,7 +1,7 @@
-"""Runners of a sweep: one group after the other in this process, or groups as tasks of a Ray cluster.
+"""Runners of a sweep: groups run one after the other in this process, or as tasks on a Ray cluster.
 
-Either asks the sweep what is missing, runs it, and is the only one that appends to the journal, until nothing is
-missing.
+A runner repeatedly asks the sweep for its missing runs, runs them and appends their records to the journal, until no
+run is missing. Only the runner's process appends to the journal.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from jaxpfl.support.errors import JaxpflError, missing_extra
 
 LOCAL = "local"
 _THREADS = "NPROC"
-"""Environment variable of the threads of XLA on a CPU, read when the first device is made."""
+"""Environment variable with XLA's number of CPU threads, which XLA reads when the first device is created."""
 _LOOK_SECONDS = 0.5
-_RETRIES = 2  # of a task whose process dies
+_RETRIES = 2  # number of times that Ray repeats a task whose process dies
 
 
 def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Run what a sweep lacks in this process, and what failed in an earlier one.
+    """Run the missing runs of a sweep in this process, and repeat runs that failed in an earlier process.
 
     Args:
-      sweep: the sweep, whose folder no other process has.
-      reporter: receives the progress.
-      stopped: true once no more is to be done.
+      sweep: sweep whose folder this process has locked.
+      reporter: receiver of the progress.
+      stopped: function that returns True once the runner should stop.
     """
     journal, states = sweep.journal(), States()
     again = sweep.failed()
@@ -58,21 +58,24 @@ def run_missing(sweep: Sweep, reporter: Reporter, *, stopped: Callable[[], bool]
 
 
 def _prepare_ahead(groups: Sequence[Group], loaded: Data) -> Iterator[tuple[Group, Prepared | None]]:
-    """Each group with its data, None where they cannot be had; a thread compiles the next while the caller runs one."""
+    """Yield each group with its prepared data, or None if preparing failed.
+
+    While the caller runs a group, a thread prepares and compiles the next group.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
         compiling: Future[Prepared] | None = None
         for group, following in zip(groups, [*groups[1:], None], strict=True):
             ready = None
-            with contextlib.suppress(Exception):  # it fails once more where the group is run, and is recorded there
+            with contextlib.suppress(Exception):  # the error recurs in `run_group`, which records it
                 ready = prepare_group(group, loaded) if compiling is None else compiling.result()
             compiling = None
-            with contextlib.suppress(RuntimeError):  # no memory for a thread
+            with contextlib.suppress(RuntimeError):  # raised if there is no memory for a thread
                 compiling = None if following is None else thread.submit(_compile_group, following, loaded)
             yield group, ready
 
 
 def _compile_group(group: Group, loaded: Data) -> Prepared:
-    """A group with its data, its programs compiled and in the process's cache."""
+    """Prepare a group, and compile its programs, which the process then caches."""
     ready = prepare_group(group, loaded)
     with contextlib.suppress(Exception):
         ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.experiment.scored_splits)
@@ -80,16 +83,18 @@ def _compile_group(group: Group, loaded: Data) -> Prepared:
 
 
 def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Run what a sweep lacks on a Ray cluster, each group a task, which Ray runs again if its process dies.
+    """Run the missing runs of a sweep on a Ray cluster, with one task for each group.
+
+    Ray repeats a task whose process dies; after several failures, the group is lost.
 
     Args:
-      sweep: the sweep, in a folder that all machines of the cluster see under this path.
-      reporter: receives the progress, and a line for each group that is lost.
-      ray: the package, connected to the cluster (see `ray_cluster`).
-      stopped: true once no more is to be done.
+      sweep: sweep whose folder has the same path on all machines of the cluster.
+      reporter: receiver of the progress, and of a message about each lost group.
+      ray: package ``ray``, connected to the cluster (see `ray_cluster`).
+      stopped: function that returns True once the runner should stop.
 
     Raises:
-      JaxpflError: if groups were lost; the others' records are kept.
+      JaxpflError: if a group was lost; the records of the other groups are kept.
     """
     journal, submit = sweep.journal(), _submission(ray, sweep)
     again = sweep.failed()
@@ -111,7 +116,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
             group = tasks.pop(task)
             try:
                 records = ray.get(task)
-            except Exception as error:  # Ray's own, or the task's within it
+            except Exception as error:  # an error of Ray, or Ray's wrapper (with `cause`) of an error in the task
                 lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
                 lost.append(f"{group.name} is lost: {lines[-1].strip()}")
                 reporter.say(lost[-1])
@@ -129,7 +134,7 @@ def run_on_ray(sweep: Sweep, reporter: Reporter, ray: Any, *, stopped: Callable[
 
 
 def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
-    """The function that makes a group a task: for a GPU, or for as many CPUs as its runs have devices."""
+    """Return a function that submits a group as a task, with one GPU or with as many CPUs as its runs have devices."""
     folder, devices = str(sweep.folder.resolve()), sweep.cpu_devices()
     options: dict[str, Any] = {"max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
     if devices is None:
@@ -147,10 +152,10 @@ def _submission(ray: Any, sweep: Sweep) -> Callable[[Group], Any]:
 
 
 def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
-    """Records of a group, in a process of Ray's.
+    """Run a group in a process of Ray, and return its records.
 
-    It has as many devices and XLA threads as the sweep began with, whatever cores this process may use: the order of
-    additions depends on both.
+    The process uses as many devices and XLA threads as the sweep began with, even if it has fewer or more cores. The
+    order of additions depends on both numbers.
     """
     use_cpu_cores(devices)
     compile_cache.enable()
@@ -161,22 +166,25 @@ def _run_there(folder: str, group: Group, devices: int | None) -> list[Record]:
 
 @functools.cache
 def _sweep_there(folder: str) -> Sweep:
-    """The sweep of a folder, with the data that earlier groups of this process left."""
+    """Open the sweep in a folder; it is cached, so that groups in the same process share loaded data."""
     return Sweep.read(Path(folder))
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster while the block runs; to be entered before JAX starts, as Ray forks.
+    """Context manager that connects to a Ray cluster and yields the package ``ray``.
+
+    It must be entered before JAX starts, because Ray forks the process.
 
     Args:
-      address: address of the cluster, as ``ray.init`` takes it; ``local`` starts one on this machine and ends it.
+      address: address of the cluster, as in ``ray.init``; ``local`` starts a cluster on this machine for the duration
+        of the block.
 
     Raises:
-      JaxpflError: if Ray is not installed, and for an address without a cluster.
+      JaxpflError: if Ray is not installed, or there is no cluster at the address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    # This process trains nothing, and the tasks share an accelerator's memory with it.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
+    # This process trains nothing, and tasks on the same machine need the accelerator's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import ray
@@ -185,7 +193,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # Bound to this machine alone, so that nobody else can join.
+        # The cluster listens on this machine's loopback address only, so that no other machine can join.
         options |= {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         _check_listens(address)
@@ -195,7 +203,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise JaxpflError(f"--ray {address}: {' '.join(str(error).split())[:200]}") from None
     for number, handler in handlers.items():
-        signal.signal(number, handler)  # Ray has one of its own, which raises
+        signal.signal(number, handler)  # Ray replaced the handlers by its own, which raise
     try:
         yield ray
     finally:
@@ -203,10 +211,10 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address HOST:PORT at which nobody listens, for which Ray would wait for minutes.
+    """Refuse an address HOST:PORT at which no process listens; Ray would wait for it for minutes.
 
     Raises:
-      JaxpflError: with the reason.
+      JaxpflError: if the connection fails; the message gives the reason.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:

@@ -1,10 +1,10 @@
-"""Selection of each method's setting, on validation examples alone.
+"""Selection of each method's setting by validation scores alone.
 
-The choice is made by `choose`, whose argument holds validation scores and nothing else: what a run scored on test
-examples is dropped by `validation_scores` before. Settings are compared on the same clients only: where a field of the
-data or the split is an axis (``clients``, ``data``, ``split_seed``), its values are problems, and each method has a
-best setting for each of them, as the best over all would belong to the easiest problem. Ties are decided by the order
-of the grid.
+`choose` makes the choice from validation scores; before, `validation_scores` drops the test scores. Settings are
+compared only on the same clients. If a field of the data or the split (``clients``, ``data``, ``split_seed``) is an
+axis, each of its values is a separate problem, and a setting is chosen for each problem: the best score over all
+problems would merely belong to the easiest problem. Of settings with equal scores, the first in the order of the grid
+is chosen.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _HEADLINES = {name for one in HEADLINES.values() for name in (one.validation, on
 
 
 class Tried(NamedTuple):
-    """One setting's validation scores.
+    """A setting with its validation scores.
 
     Attributes:
-      settings: the values on the axes.
-      scores: mean score over clients of each seed in the search, [S]; NaN for a seed without a score.
+      settings: axis name -> value.
+      scores: score for each seed of the search, averaged over clients, [S]; NaN for a seed without a score.
       against: reason why the setting cannot be chosen; empty if it can be chosen.
     """
 
@@ -44,12 +44,12 @@ class Choice(NamedTuple):
     """The setting chosen for a method.
 
     Attributes:
-      settings: the chosen values on the axes; None if no setting can be chosen.
-      score: the mean score of the chosen setting over the seeds of the search; NaN if no setting can be chosen.
+      settings: chosen setting, as axis name -> value; None if no setting can be chosen.
+      score: mean score of the chosen setting over the seeds of the search; NaN if no setting can be chosen.
       tries: number of settings that were tried, including settings that cannot be chosen.
-      level_with: the other settings within one standard error of the chosen one, where differences of scores are paired
-        over the seeds; with a single seed, the other settings with the same score.
-      reason: the reason why no setting can be chosen; empty if one is chosen.
+      level_with: other settings whose mean difference from the chosen setting, paired over the seeds, is at most its
+        standard error; with a single seed, other settings with the same score.
+      reason: reason why no setting can be chosen; empty if a setting is chosen.
     """
 
     settings: Mapping[str, Value] | None
@@ -60,17 +60,18 @@ class Choice(NamedTuple):
 
 
 def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]:
-    """The best setting of each method by its task's headline on validation examples, mean over the search's seeds.
+    """Choose the setting of each method with the best validation score, averaged over the seeds of the search.
 
-    A setting is chosen only if its runs with all of these seeds are done and have a finite score. Of settings with the
-    same mean, the first in the order of the records is chosen (`sort_records`).
+    The score is the headline metric of the task. A setting can be chosen only if its runs with all these seeds are done
+    and have a finite score. Of settings with equal means, the first in the order of the records (see `sort_records`) is
+    chosen.
 
     Args:
       records: records of the sweep; records with other seeds are ignored.
       seeds: seeds of the search.
 
     Raises:
-      JaxpflError: without seeds, and for runs with several headlines.
+      JaxpflError: if there are no seeds, or the runs have different headline metrics.
     """
     records = list(records)
     larger = not headline_of(records).lower
@@ -78,10 +79,10 @@ def select(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, Choice]
 
 
 def headline_of(records: Iterable[Record]) -> Headline:
-    """The headline metric of the runs of a sweep.
+    """Return the headline metric of a sweep's runs.
 
     Raises:
-      JaxpflError: for runs with several headlines, from data sets with different tasks.
+      JaxpflError: if runs have different headline metrics, because their data sets have different tasks.
     """
     found = {find_headline(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
     if len(found) > 1:
@@ -91,10 +92,10 @@ def headline_of(records: Iterable[Record]) -> Headline:
 
 
 def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[str, list[Tried]]:
-    """Each method's settings with their validation scores, and nothing else of their runs.
+    """Return the settings of each method with their validation scores, but without their test scores.
 
     Raises:
-      JaxpflError: as `select`.
+      JaxpflError: as in `select`.
     """
     records = list(records)
     metric = headline_of(records).validation
@@ -111,10 +112,10 @@ def validation_scores(records: Iterable[Record], seeds: Iterable[int]) -> dict[s
 
 
 def choose(tried: Sequence[Tried], *, larger: bool) -> Choice:
-    """The setting with the best mean score.
+    """Choose the setting with the best mean score.
 
     Args:
-      tried: the settings of one method.
+      tried: settings of one method.
       larger: whether larger scores are better.
     """
     eligible = [one for one in tried if not one.against]
@@ -123,7 +124,7 @@ def choose(tried: Sequence[Tried], *, larger: bool) -> Choice:
         counted = (f"{reason} ({times} settings)" if times > 1 else reason for reason, times in why.items())
         return Choice(None, math.nan, len(tried), reason="; ".join(counted) or "no setting was tried")
     means = [_mean(one.scores) if larger else -_mean(one.scores) for one in eligible]
-    best = max(range(len(eligible)), key=means.__getitem__)  # the first of equals
+    best = max(range(len(eligible)), key=means.__getitem__)  # max returns the first of equal means
     winner = eligible[best]
     level = (one.settings for i, one in enumerate(eligible) if i != best and _level(winner.scores, one.scores))
     return Choice(winner.settings, _mean(winner.scores), len(tried), tuple(level))
@@ -139,34 +140,34 @@ def _against(runs: Sequence[Record | None], scores: np.ndarray, metric: str) -> 
 
 
 def _level(best: np.ndarray, other: np.ndarray) -> bool:
-    """True if the mean difference, paired over the seeds, is at most its standard error."""
+    """Return whether the mean difference of two settings' scores [S] is at most its standard error."""
     gaps = best - other
     error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
     return abs(_mean(gaps)) <= error
 
 
 def _mean(scores: np.ndarray) -> float:
-    """The mean, the same for any order of the scores: ties are not decided by rounding."""
+    """Return the mean; fsum makes it independent of the scores' order, so rounding errors do not break ties."""
     return math.fsum(scores) / len(scores)
 
 
 Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
-"""(settings that name a problem, its records, each method's choice on it)."""
+"""(settings of the data and split that identify the problem, records on the problem, method -> its choice)."""
 
 DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
-"""Names of the fields that make the data and their split."""
+"""Names of the fields that determine the data and their split."""
 
 
 def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """The part of a setting that names its problem."""
+    """Return the values of the axes that identify the problem: those of the data and the split."""
     return {name: value for name, value in settings.items() if name in DATA_FIELDS}
 
 
 def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem]:
-    """Select on each problem alone, problems in the order of the records.
+    """Choose the settings on each problem separately; the problems are in the order of the records.
 
     Raises:
-      JaxpflError: as `select`.
+      JaxpflError: as in `select`.
     """
     seeds = list(seeds)
     found: dict[str, list[Record]] = {}
@@ -176,21 +177,25 @@ def select_each(records: Sequence[Record], seeds: Iterable[int]) -> list[Problem
 
 
 def setting_key(settings: Mapping[str, Value]) -> str:
-    """Name of a setting by its content, in any order; 1, 1.0 and True are three values, as in `records.run_id`."""
+    """Return a text that identifies a setting, whatever the order of its axes.
+
+    As in `records.run_id`, 1, 1.0 and True are different values.
+    """
     return json.dumps(dict(sorted(settings.items())))
 
 
 def sort_records(
     records: Iterable[Record], methods: Sequence[str] = (), axes: Mapping[str, Sequence[Value]] | None = None
 ) -> list[Record]:
-    """The records by method, then by their values on the axes, the first axis slowest, then by seed.
+    """Sort records by method, then by the values of the axes (the first axis varies slowest), then by seed.
 
-    A journal holds them in the order in which they ended.
+    A journal has them in the order in which the runs ended.
 
     Args:
       records: records of the sweep.
-      methods: methods in their order; others come after them as they appear.
-      axes: the values on each axis, in their order; other axes and other values come after them as they appear.
+      methods: names of the methods, in the order to sort by. Other methods follow in the order of their first records.
+      axes: values of each axis, in the order to sort by. Other axes and values follow in the order in which they first
+        appear.
     """
     records, axes = list(records), axes or {}
     names = list(dict.fromkeys([*axes, *(name for one in records for name in one.settings)]))
@@ -208,7 +213,7 @@ def sort_records(
 
 
 def group_by_setting(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
-    """The records of each method and setting, in the order of their first ones."""
+    """Group records by (method, key of the setting), in the order in which the groups first appear."""
     found: dict[tuple[str, str], list[Record]] = {}
     for one in records:
         found.setdefault((one.method, setting_key(one.settings)), []).append(one)

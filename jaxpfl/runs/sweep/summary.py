@@ -1,4 +1,4 @@
-"""Summary of a sweep as JSON, with each method's best setting, and as tables."""
+"""Summary of a sweep, with each method's best setting, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxpfl.support.errors import printable
 from jaxpfl.support.files import jsonable
 
 UNFINISHED = "unfinished"
-"""Status of a row in which runs of the search are missing."""
+"""Status of a setting for which some runs of the search are missing."""
 
 _WORST_FIRST = (FAILED, DIVERGED, STOPPED)
 
@@ -30,15 +30,12 @@ def summarize(
     programs: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The results of a sweep.
-
-    A row's statistics cover its finished runs, and its test scores all seeds that were run; a statistic is None where
-    one of these runs lacks the metric.
+    """Summarise the results of a sweep.
 
     Args:
       records: records of the sweep, in the order of the rows.
-      choices: choices as `select` returns them; empty where nothing is selected.
-      seeds: seeds of the search; a validation accuracy is the mean over these, as in the selection.
+      choices: choices as `select` returns them; empty if no settings are chosen.
+      seeds: seeds of the search.
       programs: number of programs compiled for the sweep.
       seconds: seconds that the sweep took.
 
@@ -46,9 +43,11 @@ def summarize(
       ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
       {"mean", "std", "min", "max"}, "metrics": {NAME: {"mean", "std"}}, "seconds", "status", "reason"}, ...], "best":
       {METHOD: {"settings", "validation_accuracy", "personalized_accuracy", "seeds", "tries", "level_with", "reason"}},
-      "programs", "seconds"}``, strict JSON. Where the headline is not the accuracy, ``metric`` names it, and its name
-      stands in place of ``accuracy``. In a row, ``seeds`` counts the finished runs, ``seconds`` adds up all its runs,
-      and ``status`` is the worst of them.
+      "programs", "seconds"}``, as JSON values without NaN. There is a row for each method and setting. Its statistics
+      are over the finished runs; the validation score is over those with the seeds of the search. A statistic is None
+      if one of these runs lacks the metric. ``seeds`` is the number of finished runs, ``seconds`` the total over all
+      runs, and ``status`` the worst status of the runs. If the headline metric is not the accuracy, the entry
+      ``metric`` names it, and its name replaces ``accuracy`` in the names of the entries.
     """
     records = list(records)
     seeds, groups, headline = list(dict.fromkeys(seeds)), group_by_setting(records), headline_of(records)
@@ -59,13 +58,13 @@ def summarize(
 
 
 def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, Any]]]:
-    """``(number of the problem, method, best setting)`` for each method on each problem, or on the only one."""
+    """Return ``(index of the problem, method, entry of "best")`` for each problem and method."""
     problems = [problem["best"] for problem in summary.get("problems", ())] or [summary["best"]]
     return [(i, method, own) for i, best in enumerate(problems) for method, own in best.items()]
 
 
 def chosen_settings(summary: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """``(method, its setting's key)`` of the best settings."""
+    """Return ``(method, key of the setting)`` for all chosen settings."""
     best = choices_of(summary)
     return {(method, setting_key(own["settings"])) for _, method, own in best if own["settings"] is not None}
 
@@ -93,7 +92,7 @@ def _row(runs: Sequence[Record], seeds: Sequence[int], headline: Headline) -> di
 
 
 def _status(runs: Sequence[Record], seeds: Sequence[int]) -> tuple[str, str]:
-    """The worst status of some runs, with the reasons of the runs that have it."""
+    """Return the worst status among the runs of a setting, and the reasons given by the runs with that status."""
     for status in _WORST_FIRST:
         such = [run for run in runs if run.status == status]
         if such:
@@ -123,9 +122,9 @@ def _best(
 
 
 def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
-    """Mean, standard deviation, smallest and largest of a metric over runs; all None where one lacks it.
+    """Return the mean, standard deviation, minimum and maximum of a metric over runs; all None if a run lacks it.
 
-    The standard deviation divides by the number of runs less one, and is None for a single run.
+    The standard deviation has ddof 1, and is None for a single run.
     """
     values = np.array([run.metrics.get(name) for run in runs], float)
     if not len(values) or not np.isfinite(values).all():
@@ -139,22 +138,22 @@ def _statistics(runs: Sequence[Record], name: str) -> dict[str, float | None]:
 
 
 MOST_ROWS = 40
-"""Rows beyond which the terminal shows the best settings only."""
+"""Maximum number of settings that are all listed on the terminal; with more, only the best settings are."""
 _COMPILING = "compile_seconds"
 _MOST_NAMED = 3
 _NARROWEST = 20
-"""Characters of a column of settings, which is folded."""
+"""Minimum width, in characters, of the column of settings, whose text is wrapped."""
 
 
 class Sheet(NamedTuple):
-    """A table as texts.
+    """A table of texts.
 
     Attributes:
       header: names of the columns.
       rows: texts of the cells.
-      words: number of the first columns, which are words; the others are numbers.
-      bold: (row, column) of the cells in bold.
-      note: the meaning of the numbers, a sentence.
+      words: number of text columns, which come first; all other columns are numbers.
+      bold: (row, column) of every cell in bold.
+      note: sentence that explains the numbers.
     """
 
     header: tuple[str, ...]
@@ -165,12 +164,12 @@ class Sheet(NamedTuple):
 
 
 def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS) -> None:
-    """Print each method's best setting, the settings level with it, every setting, and the unfinished ones.
+    """Print the best setting of each method, a table of all settings, and notes about unfinished settings.
 
     Args:
-      console: console of rich.
+      console: rich console.
       summary: summary as `summarize` returns it.
-      most: largest number of settings that are listed one by one.
+      most: maximum number of settings for which the table of all settings is printed.
     """
     rows, best = summary["rows"], summary["best"]
     if best:
@@ -195,12 +194,12 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
 
 
 def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
-    """A setting in words, ``lr=0.1, psi_init=3.5``, with the method's own prefix left out."""
+    """Return a setting as text, such as ``lr=0.1, psi_init=3.5``; the method's name is omitted before its own names."""
     return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
 
 
 def best_sheet(summary: Mapping[str, Any]) -> Sheet:
-    """The best setting of each method on each problem, the best test score of each problem in bold."""
+    """Return the table of each method's best setting on each problem; each problem's best test score is bold."""
     best, rows, headline = choices_of(summary), [], stored_headline(summary)
     problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
     for i, method, own in best:
@@ -215,7 +214,7 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     for problem in {problem for problem, _, _ in best}:
         means = {i: one[2][headline.personalized]["mean"] for i, one in enumerate(best) if one[0] == problem}
         top = max((mean for mean in means.values() if mean is not None), key=headline.better, default=None)
-        if top is not None and len(means) > 1:  # also means that the table does not tell apart
+        if top is not None and len(means) > 1:  # all scores that look equal to the best in the table are bold
             bold |= {(i, 3) for i, mean in means.items() if headline.number(mean) == headline.number(top)}
     note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
@@ -225,11 +224,12 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
 
 
 def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
-    """A row for each setting, the chosen one of each method in bold.
+    """Return the table of all settings; the chosen setting of each method is bold.
 
     Args:
-      summary: summary as `summarize` gives it.
-      joined: whether a setting is one column in words, which a terminal can fold, or one for each axis.
+      summary: summary as `summarize` returns it.
+      joined: whether the table has one column with the whole setting, which a terminal can wrap, instead of a column
+        for each axis.
     """
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
@@ -254,14 +254,14 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
 
 
 def _line(text: str) -> str:
-    """A line as rich shows it, with no markup in it."""
+    """Escape a line of text so that rich prints it without interpreting markup."""
     from rich.markup import escape
 
     return escape(printable(text, 2000))
 
 
 def _not_done(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """For each method, status and reason: the number of unfinished settings, and the first of them."""
+    """Return notes about unfinished settings, one for each method, status and reason, as (method, note)."""
     bad = [row for row in rows if row["status"] != DONE]
     counts = Counter((row["method"], row["status"], row["reason"]) for row in bad)
     said = []
@@ -299,7 +299,7 @@ def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
 
 
 def _times(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Seconds spent compiling and otherwise, over all runs of some settings."""
+    """Return the total seconds of compilation and of execution over the runs of some settings, as texts."""
     compiling = [row["metrics"].get(_COMPILING, {}).get("mean") for row in rows]
     known = None if None in compiling else sum(mean * row["seeds"] for mean, row in zip(compiling, rows, strict=True))
     return format_seconds(known), format_seconds(sum(row["seconds"] for row in rows))

@@ -1,8 +1,8 @@
-"""A sweep in its folder: what is done, what is missing, and its outcome.
+"""A sweep in its folder: find its missing runs, and write its results.
 
-The folder holds ``sweep.json`` (the definition), ``journal/`` (a record of every run, see `jaxpfl.runs.records`), and,
-once the sweep is complete, ``results.parquet``, ``plots/``, ``best/`` (chosen settings as config files, which
-``jaxpfl run`` takes) and, last, ``summary.json``.
+The folder contains ``sweep.json`` (the definition) and ``journal/`` (a record of every run, see `jaxpfl.runs.records`).
+When the sweep is complete, it also contains ``results.parquet``, ``plots/``, ``best/`` (the chosen settings as config
+files for ``jaxpfl run``) and, written last, ``summary.json``.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from jaxpfl.support import files
 from jaxpfl.support.console import save, signed
 from jaxpfl.support.errors import JaxpflError, shown, writing
 
-_FIRST = 8  # groups that are tried before the folder is made
+_FIRST = 8  # maximum number of groups that are prepared as a check before the folder is created
 
 
 class Sweep:
-    """A sweep with its folder.
+    """A sweep and its folder.
 
     Attributes:
       folder: folder of the sweep.
       definition: definition of the sweep.
-      data: data loaded last.
+      data: cache of the data that were loaded last.
     """
 
     def __init__(self, folder: Path, definition: Definition, data: Data | None = None):
@@ -62,10 +62,10 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The sweep of a folder.
+        """Open the sweep in a folder.
 
         Raises:
-          JaxpflError: for a folder without a sweep, or if the data have changed since it began.
+          JaxpflError: if the folder contains no sweep, or the data have changed since the sweep began.
         """
         sweep = cls(folder, definitions.read(folder))
         sweep._check_data(sweep._checksums())
@@ -75,12 +75,19 @@ class Sweep:
     def open(
         cls, folder: Path, definition: Definition, *, resume: bool, force: bool = False, data: Data | None = None
     ) -> Self:
-        """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added;
-        with ``force``, replace an earlier one; with ``data``, use what an earlier sweep has loaded.
+        """Create a sweep in a folder, or resume the sweep in it.
+
+        Args:
+          folder: folder of the sweep.
+          definition: definition of the sweep; a resumed sweep may have more methods, values, draws and seeds.
+          resume: whether to resume the sweep in the folder.
+          force: whether to replace the sweep in the folder.
+          data: cache of data that were loaded for an earlier sweep.
 
         Raises:
-          JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
-            true; or if ``force`` would replace anything but a sweep.
+          JaxpflError: if the folder contains a sweep and neither ``resume`` nor ``force`` is true; if ``resume`` is
+            true and the folder contains no sweep, a different sweep or other data; or if ``force`` is true and the
+            folder contains files that are not part of a sweep.
         """
         check_place(folder, FILE, "sweep", definitions.PARTS, resume=resume, force=force)
         if force and (folder / FILE).exists() and not definitions.is_stored(files.read_json(folder / FILE)):
@@ -92,21 +99,21 @@ class Sweep:
             definitions.check_growth(old := definitions.read(folder), definition, folder)
             check_rungs(old, definition)
             sweep._check_data(sums)
-            (folder / SUMMARY).unlink(missing_ok=True)  # the old summary is incomplete now
+            (folder / SUMMARY).unlink(missing_ok=True)  # the old summary would be incomplete
         if force and (folder / FILE).exists():
             clear(folder, FILE, definitions.PARTS)
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
-        # The order of additions depends on the number of devices: workers make as many, whatever their cores.
+        # The order of additions depends on the number of devices, so Ray's workers must use the same number.
         versions |= {"devices": len(jax.devices())}
         files.write_json(folder / FILE, definition.to_json() | {"data": sums, "versions": versions})
         return sweep
 
     def check_runs(self) -> None:
-        """Refuse a sweep, before it begins, if none of its first groups can run or a setting names something unknown.
+        """Refuse a sweep before it begins if its first groups all fail, or if a setting has an unknown name as value.
 
         Raises:
-          JaxpflError: the reason of the first group, or of the first with such a name.
+          JaxpflError: with the error of the first group, or of a group with an unknown name.
         """
         groups, first = self.groups, None
         for group in groups[:_FIRST]:
@@ -124,10 +131,10 @@ class Sweep:
             prepare_group(group, self.data)
 
     def _check_data(self, checksums: Mapping[str, int]) -> None:
-        """Refuse data sets whose checksums have changed since the sweep began.
+        """Check that the data sets have the checksums that were stored when the sweep began.
 
         Raises:
-          JaxpflError: with the name of the data set, or for a damaged file.
+          JaxpflError: if a data set has changed (the message names it), or the stored checksums are damaged.
         """
         stored = files.read_json(self.folder / FILE).get("data", {})
         if not isinstance(stored, dict):
@@ -137,38 +144,40 @@ class Sweep:
                 raise JaxpflError(f"the data set {name} has changed since the sweep in {self.folder} began")
 
     def _checksums(self) -> dict[str, int]:
-        """Checksum of each data set."""
+        """Return the checksum of each data set, by name."""
         names = [a.values for a in self.definition.grid.axes if a.name == "data"] or [(self.definition.config.data,)]
         config = self.definition.config
         return {str(name): self.data.checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
 
     def journal(self) -> Journal:
-        """The journal of the folder."""
+        """Return the journal in the folder."""
         return Journal(self.folder)
 
     def cpu_devices(self) -> int | None:
-        """Number of CPU devices that the sweep began with; None where it is on others."""
+        """Return the number of CPU devices with which the sweep began; None if it began on a GPU or TPU."""
         versions = files.read_json(self.folder / FILE).get("versions", {})
         devices = versions.get("devices")
         return devices if versions.get("platform") == "cpu" and type(devices) is int and devices > 0 else None
 
     def failed(self) -> set[str]:
-        """Names of the runs that failed."""
+        """Return the identifiers of the failed runs."""
         return {record.id for record in self.journal().read() if record.status == FAILED}
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All groups of the search."""
+        """All groups of runs in the search."""
         return groups_of(self.definition, runs_of(self.definition))
 
     def missing(self, records: Sequence[Record], again: Collection[str] = ()) -> tuple[Group, ...]:
-        """Groups of runs without a record; after the search, runs of the chosen settings with the other seeds.
+        """Return groups of the runs that are still missing.
+
+        When the search is complete, these are the runs of the chosen settings with the seeds that the search left out.
 
         Args:
-          records: records of the journal.
-          again: names of runs that failed and are run once more.
+          records: records in the journal.
+          again: identifiers of failed runs that are repeated.
         """
-        # As if they had stopped one round before the end: the runs are missing, but their earlier rounds are not.
+        # A repeated run counts as stopped one round before the end: it is missing, but has passed the earlier rungs.
         records = [
             dataclasses.replace(one, status=STOPPED, rounds=one.rounds - 1) if one.id in again else one
             for one in records
@@ -186,7 +195,7 @@ class Sweep:
         return [run for group in groups for run in group.runs if is_left(found.get(run.id), group.rounds)]
 
     def _final(self, records: Sequence[Record]) -> list[Run]:
-        """Runs of each problem's chosen settings from the seeds that the search left out."""
+        """Return the runs of each problem's chosen settings with all seeds; `_unfinished` drops recorded runs."""
         problems = select_each(self.grid_order(records), self.definition.searched)
         return [
             Run(method, choice.settings, seed)
@@ -197,29 +206,32 @@ class Sweep:
         ]
 
     def progress(self, records: Sequence[Record]) -> tuple[int, int]:
-        """Recorded and planned numbers of runs in the search, counted once for each rung of successive halving."""
+        """Return the recorded and the planned number of runs in the search.
+
+        With successive halving, a run counts once for each rung that it reaches.
+        """
         if self.definition.search.halving:
             return recorded_runs(self.definition, records), planned_runs(self.definition)
         runs = {run.id for run in runs_of(self.definition)}
         return sum(record.id in runs for record in records), len(runs)
 
     def grid_order(self, records: Sequence[Record]) -> list[Record]:
-        """The records in the order of the grid."""
+        """Return the records in the order of the grid."""
         axes = {axis.name: axis.values for axis in self.definition.grid.axes}
         return sort_records(records, self.definition.methods, axes)
 
 
 def _is_name(value: Value) -> bool:
-    """True for a text that is not a share of the clients."""
+    """Return whether a value is a name, which may be unknown; a cohort such as ``0.1m`` is not a name."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
 
 
 def finish(sweep: Sweep) -> dict[str, Any]:
-    """Summarise a sweep and write what its folder lacks, ``summary.json`` last.
+    """Summarise a complete sweep and write its results, ``summary.json`` last.
 
     Returns:
-      The summary, as `summarize` gives it, with the folder and the version. Where the data or the split are an axis,
-      ``problems`` is a list of ``{"settings", "best"}``, ``best`` as in the summary.
+      The summary, as `summarize` returns it, with caveats, the folder and the version. If the data or the split are an
+      axis, the entry ``problems`` lists ``{"settings", "best"}`` for each problem; its ``best`` is like the summary's.
     """
     import pandas
 
@@ -252,12 +264,12 @@ def finish(sweep: Sweep) -> dict[str, Any]:
 
 
 def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
-    """Sentences on metrics that some clients lack, and weaknesses of private runs' claims."""
+    """Return notes about metrics that are undefined for some clients, and about limitations of privacy claims."""
     return [*_undefined(records), *_privacy_caveats(records, chosen)]
 
 
 def _undefined(records: Sequence[Record]) -> list[str]:
-    """Sentences about metrics that some clients' test examples do not define."""
+    """Return notes about metrics that are undefined for some clients' test examples."""
     counted = ((name, count) for record in records for name, count in record.metrics.items())
     names = dict.fromkeys(name.removesuffix(UNDEFINED) for name, count in counted if name.endswith(UNDEFINED) and count)
     return [
@@ -268,7 +280,7 @@ def _undefined(records: Sequence[Record]) -> list[str]:
 
 
 def _privacy_caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
-    """Weaknesses of private runs' claims: each claim covers its run alone."""
+    """Return a note that the privacy claim of each private run covers this run alone; empty without private runs."""
     private = [record for record in records if record.metrics.get("epsilon") is not None]
     if not private:
         return []
@@ -282,7 +294,7 @@ def _privacy_caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) ->
 
 
 def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> dict[str, Any]:
-    """The chosen setting's run as a config file, shares of the clients and the rounds as numbers."""
+    """Return the config-file values of the chosen setting's run, with the cohort and the rounds as numbers."""
     ran = next(r for r in records if r.method == method and r.settings == settings and r.status == DONE)
     share = isinstance(settings.get("cohort"), str)
     counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
@@ -293,14 +305,14 @@ def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: S
 def best_config(
     base: RunConfig, method: str, settings: Mapping[str, Value], rounds: int | None = None
 ) -> dict[str, Any]:
-    """Config-file values for one method with one setting from a sweep: all that differ from the defaults.
+    """Return the config-file values of a run with one method and one setting of a sweep, without defaults.
 
     Args:
-      base: the run that all settings of the sweep share, its fields as given.
+      base: config that all runs of the sweep share, not resolved.
       method: name of the method.
-      settings: the values on the axes, by field (``lr``, ``privacy.epsilon``) or hyper-parameter
-        (``adaped.psi_init``); counts are numbers, not shares of the clients.
-      rounds: number of rounds, where the sweep set them.
+      settings: axis name -> value; a name is a config field (``lr``, ``privacy.epsilon``) or a hyper-parameter
+        (``adaped.psi_init``). The cohort must be a number, not a share of the clients.
+      rounds: number of rounds, if it differs from the number in ``base``.
     """
     config = apply_settings(base, settings)
     values = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
@@ -309,7 +321,7 @@ def best_config(
 
 
 def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that differ from their defaults, in tables too."""
+    """Return the values that differ from their defaults, also within tables."""
     return {
         name: _changed(value, default[name]) if isinstance(value, dict) else value
         for name, value in values.items()
@@ -318,10 +330,10 @@ def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str,
 
 
 def write_best(folder: Path, name: str, values: Mapping[str, Any]) -> Path:
-    """Write ``folder/NAME.json``; a missing folder is created in the one above it.
+    """Write ``folder/NAME.json``; the folder is created if it is missing, but its parent must exist.
 
     Raises:
-      UnwritableError: if it cannot be written.
+      UnwritableError: if the file cannot be written.
     """
     path = folder / f"{name}.json"
     with writing(folder):
