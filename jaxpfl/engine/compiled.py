@@ -1,12 +1,13 @@
-"""Compiled programs that are kept for later simulations of this process, and optionally on disk.
+"""Cache of compiled programs, for later simulations of this process and optionally on disk.
 
-A program is kept under what it is made of (`key_of`): settings, shapes and JAX's configuration by their values, our own
-and the libraries' functions by their names and what they were made with, and the user's functions and objects by
-equality or identity, as `jax.jit` keeps its static arguments. A second run that differs in traced values only compiles
-and traces nothing; a function that is defined again is traced again; what a function of the user's captures is read
-when it is traced, so that a later change in place of it is not seen.
+The key of a program (`key_of`) describes everything that determines the program. Settings, shapes and JAX's
+configuration are compared by value. Functions of jaxpfl and of known libraries are compared by their names and the
+values that they capture. A user's functions and objects are compared by equality or identity, as `jax.jit` compares its
+static arguments. A second run that differs in traced values only is therefore neither traced nor compiled. A user's
+function that is defined again is traced again. Values that a user's function captures are read during tracing, so a
+later change of such a value in place has no effect.
 
-The most recent `MOST` programs are kept, or fewer where they take too many of the process's memory mappings.
+The cache contains the `MOST` programs that were used last, or fewer if the process has too many memory mappings.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from jaxpfl.privacy import noise
 from jaxpfl.support import files
 
 MOST = 128
-"""Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
+"""Maximum number of programs and shapes in the cache. A program of a small model takes 1 to 3 MiB."""
 
 MAPPINGS = 0.5
-"""Share of the memory mappings which Linux allows a process (65530 by default) that may be in use before a program is
-made; beyond it, the older half of the programs is forgotten. A round of a small model takes over 500 on a CPU, and
-without any left LLVM ends the process."""
+"""Largest used share of the memory mappings that Linux allows a process (65530 by default). If more are in use, the
+older half of the cache is removed before a program is compiled. On a CPU, a round of a small model takes over 500
+mappings, and LLVM aborts the process if no mapping is left."""
 
 LOADED = "/jaxpfl/programs/load_duration"
-"""The event of `jax.monitoring` that a program was loaded from disk."""
+"""Name of the `jax.monitoring` event for the loading of a program from disk."""
 
 WAITED = "/jaxpfl/programs/wait_duration"
-"""The event that a thread waited for a program that another one was making."""
+"""Name of the `jax.monitoring` event for the wait for a program that another thread compiles."""
 
 _kept: OrderedDict[Key, Future[Any]] = OrderedDict()
 _lock = threading.Lock()
@@ -60,27 +61,27 @@ _folder: Path | None = None
 
 
 def keep_in(folder: Path | None) -> None:
-    """Keep programs in a folder too, where other processes find them; None for in memory only.
+    """Store programs also in a folder, where other processes find them; None for memory only.
 
-    Its files are run as they are: no one else may be able to write to it.
+    The folder's files are executed without a check, so nobody else may have write access to it.
     """
     global _folder
     _folder = folder
 
 
 def clear() -> None:
-    """Forget every program that is in memory."""
+    """Remove every program from memory."""
     with _lock:
         _kept.clear()
 
 
 def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> jax.stages.Compiled:
-    """Compile a function for arguments of these shapes and placements, unless its program is kept.
+    """Compile a function for arguments of these shapes and shardings, unless its program is in the cache.
 
     Args:
-      function: a pure function. What is compared by equality or identity, such as a function of the user's, stays
-        alive as long as its program is kept.
-      arguments: arrays, or their shapes; a shape without a sharding may be placed anywhere.
+      function: pure function. Objects in its key that are compared by equality or identity, such as a user's function,
+        stay alive as long as the program is in the cache.
+      arguments: arrays, or their shapes. A shape without a sharding may be placed on any device.
       options: arguments of `jax.jit`.
     """
     key = key_of(function, options, _places(arguments))
@@ -88,34 +89,36 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], **options
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> str:
-    """Name of the program that `compiled` makes of these arguments, without making it.
+    """Digest of the program that `compiled` returns for these arguments, without compiling it.
 
-    The same in every process, but in this one alone where a function or object of the user's is part of it.
+    The digest is the same in every process, unless the program depends on a user's function or object.
     """
     key = key_of(function, options, _places(arguments))
     return key.text if key.named else f"{hash(key) % 2**64:016x}"
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
-    """`jax.eval_shape`, evaluated once for equal functions."""
+    """`jax.eval_shape` with a cache, which evaluates equal functions once."""
     return cached(key_of("shapes", function, _places(arguments)), lambda: jax.eval_shape(function, *arguments))
 
 
 def cached(key: Key, make: Callable[[], Any]) -> Any:
-    """Value that is kept under a key, made at the first request, in the folder too."""
+    """Value of a key, computed at the first request and stored in memory and in the folder."""
     return _get_or_make(key, make, _read_or_make)
 
 
 def _get_or_make(
     key: Key, make: Callable[[], Any], stored: Callable[[Key, Callable[[], Any]], Any] | None = None
 ) -> Any:
-    """Value kept under a key, made if there is none yet; threads that ask for one key wait for one making.
+    """Value of a key, computed if it is not in the cache.
+
+    If several threads request the same key, one of them computes the value and the others wait.
 
     Args:
-      key: identity of the value.
-      make: function that makes it.
-      stored: ``(key, make) -> value``, which reads the value from the folder, or makes it and writes it there; None for
-        a value that is kept in memory only.
+      key: key of the value.
+      make: function that computes the value.
+      stored: function ``(key, make) -> value`` that reads the value from the folder, or computes the value and writes
+        it to the folder; None for a value that is stored in memory only.
     """
     mine = Future[Any]()
     with _lock:
@@ -131,7 +134,7 @@ def _get_or_make(
         return value
     try:
         _make_room()
-        # Of something of the user's the text alone is no name in other processes.
+        # The text of a key with a user's object does not identify the object in other processes.
         made = stored(key, make) if stored is not None and _folder is not None and key.named else make()
     except BaseException as error:
         with _lock:
@@ -143,7 +146,7 @@ def _get_or_make(
 
 
 def _make_room() -> None:
-    """Forget the older half of what is kept where most of the process's memory mappings are in use."""
+    """Remove the older half of the cache if more than `MAPPINGS` of the process's memory mappings are in use."""
     used, allowed = _mappings()
     if used > MAPPINGS * allowed:
         with _lock:
@@ -152,7 +155,7 @@ def _make_room() -> None:
 
 
 def _mappings() -> tuple[int, float]:
-    """Number of memory mappings of this process, and its limit; 0 and infinity on systems other than Linux."""
+    """This process's number of memory mappings and their limit; 0 and infinity on systems other than Linux."""
     try:
         allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open("rb") as lines:
@@ -162,16 +165,16 @@ def _mappings() -> tuple[int, float]:
 
 
 def _places(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Structure of arguments, and the place of each leaf."""
+    """Tree structure of arguments, and shape, dtype and sharding of each leaf."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, *map(_place, leaves)
 
 
 def _place(leaf: Any) -> Any:
-    """Shape, type and placement of an argument; no placement for an array that JAX may still move."""
+    """Shape, dtype, weak type and sharding of an argument; no sharding if JAX may still move the array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type, leaf.sharding
-    if isinstance(leaf, np.ndarray):  # without a copy: it may be a file larger than memory
+    if isinstance(leaf, np.ndarray):  # not converted to a JAX array, because it may be a file larger than memory
         return leaf.shape, str(jax.dtypes.canonicalize_dtype(leaf.dtype)), False, None
     if not isinstance(leaf, jax.Array):
         leaf = jax.numpy.asarray(leaf)
@@ -180,7 +183,7 @@ def _place(leaf: Any) -> Any:
 
 
 def _read_or_make(key: Key, make: Callable[[], Any]) -> Any:
-    """The value of that key in the folder; made and written there if there is none."""
+    """Read the value of a key from the folder; if there is none, compute the value and write it there."""
     path = _path("told", key)
     with _discarded(path):
         return pickle.loads(files.own_contents(path))
@@ -191,7 +194,7 @@ def _read_or_make(key: Key, make: Callable[[], Any]) -> Any:
 
 
 def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
-    """The program of that key in the folder; made and written there if there is none."""
+    """Load the program of a key from the folder; if there is none, compile the program and write it there."""
     path = _path("program", key)
     began = time.perf_counter()
     with _discarded(path):
@@ -203,18 +206,18 @@ def _load_or_make(key: Key, make: Callable[[], jax.stages.Compiled]) -> jax.stag
         return program
     with _hits() as hits:
         program = make()
-    # XLA writes an executable that it has itself read (from JAX's cache) without its code.
+    # If XLA has read an executable from JAX's own cache, it would serialise the executable without its code.
     if not hits:
         with suppress(Exception):  # a program or a structure that cannot be written, or no room
             devices = jax.tree.leaves(program.output_shardings)[0].device_set
-            numbers = sorted(device.id for device in devices)  # as `placement.place` takes them
+            numbers = sorted(device.id for device in devices)  # the order of `placement.place`
             _write(path, pickle.dumps((serialize_executable.serialize(program), numbers)))
     return program
 
 
 @contextmanager
 def _discarded(path: Path) -> Iterator[None]:
-    """A block that reads a file and gives up if there is none; one that cannot be read is deleted, to be made again."""
+    """Context for reading a file: errors end the block, and a file that cannot be read is deleted."""
     try:
         yield
     except FileNotFoundError:
@@ -226,7 +229,7 @@ def _discarded(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _hits() -> Iterator[list[str]]:
-    """The hits of JAX's own cache in the block, in this thread."""
+    """Context that records the hits of JAX's own compilation cache in this thread."""
     found: list[str] = []
     thread = threading.get_ident()
 
@@ -242,14 +245,17 @@ def _hits() -> Iterator[list[str]]:
 
 
 def _path(kind: str, key: Key) -> Path:
-    """The file of a key."""
+    """Path of the file for a key."""
     assert _folder is not None
     return _folder / f"{kind}-{_versions()}-{key.text}-cache"
 
 
 @functools.cache
 def _versions() -> str:
-    """Versions of the libraries, and a checksum of this package's files: their functions have names alone in a key."""
+    """Versions of the libraries, and a checksum of this package's files.
+
+    They are part of a file's name because a key identifies the functions of libraries and of this package by name only.
+    """
     root = Path(__file__).parents[1]
     stats = ((path, path.stat()) for path in sorted(root.rglob("*.py")))
     own = repr([(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats])
@@ -265,9 +271,9 @@ def _version(package: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file at once, so that no other process sees a part of it.
+    """Write a file atomically, so that no other process reads an incomplete file.
 
-    What a kill leaves has the suffix by which `compile_cache.trim` finds it.
+    If the process is killed, the temporary file remains. Its suffix lets `compile_cache.trim` find and delete it.
     """
     with NamedTemporaryFile(dir=path.parent, prefix=".program-", suffix="-cache", delete=False) as file:
         try:
@@ -285,19 +291,19 @@ _LIBRARIES = frozenset(
         *("builtins", "collections", "enum", "functools", "itertools", "math", "operator", "re", "types", "typing"),
     )
 )
-"""Packages whose functions and classes are known by their names."""
+"""Packages whose functions and classes a key identifies by name."""
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...))
 _COLLECTIONS = (tuple, list, types.MappingProxyType, dict, set, frozenset)
 
 
 class Key(NamedTuple):
-    """Identity of a program by what it is made of.
+    """Key of a cached value.
 
     Attributes:
-      text: 64 hexadecimal digits of settings, shapes and names, the same in every process.
-      objects: whatever is compared by equality or identity.
-      named: no function or object of the user's is among them, so that the text alone says what it is.
+      text: digest of settings, shapes and names, 64 hexadecimal digits; the same in every process.
+      objects: objects that are compared by equality or identity.
+      named: whether the text alone identifies the value, because no object is a user's.
     """
 
     text: str
@@ -306,7 +312,7 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key:
-    """Key of some values under JAX's current configuration, flags and devices, the implicit inputs of a program."""
+    """Key of some values, which includes a program's implicit inputs: JAX's configuration, flags and devices."""
     config, defaults = jax.config, jax.config.values
     names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
     environment = (
@@ -323,7 +329,7 @@ def key_of(*values: Any) -> Key:
 
 
 def named(*values: Any) -> str | None:
-    """Text of some values alone, 64 hexadecimal digits; None if a function or object of the user's is among them."""
+    """Digest of some values without the implicit inputs, 64 hexadecimal digits; None if an object is a user's."""
     reading = _Reading()
     text = reading.text(values)
     return text if reading.named else None
@@ -335,7 +341,7 @@ def _device(device: Device) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Same:
-    """A value compared by its own equality, or by identity where it has no hash."""
+    """Wrapper of a value that is compared by its own equality, or by identity if it is not hashable."""
 
     value: Any
     hash: int | None
@@ -352,31 +358,31 @@ class _Same:
             return False
         try:
             return bool(self.value == other.value)
-        except Exception:  # as of a field that is an array
+        except Exception:  # for example, if a field is an array, whose comparison has no truth value
             return False
 
 
 @dataclasses.dataclass(eq=False)
 class _Reading:
-    """Values as text, as far as they have one, beside the objects that are compared themselves.
+    """Converter of values to text. Objects without a text are collected instead, and the text refers to their numbers.
 
     Attributes:
-      objects: the objects, with their numbers in the text.
-      named: whether the text alone says what the values are.
+      objects: collected objects, with their numbers.
+      named: whether the text alone identifies the values.
     """
 
     objects: dict[_Same, int] = dataclasses.field(default_factory=dict)
     named: bool = True
-    _known: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # the value, to keep its address
+    _known: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # keeps values alive: ids stay unique
     _depth: int = 0
 
     def text(self, value: Any) -> str:
-        """Text of a value."""
+        """Text of a value: the value itself if it is a scalar or string, otherwise a digest."""
         if type(value) in _ATOMS:
             return f"{type(value).__name__} {value!r}"
         if id(value) in self._known:
             return self._known[id(value)][0]
-        self._known[id(value)] = f"within {self._depth}", value  # where a value holds itself
+        self._known[id(value)] = f"within {self._depth}", value  # ends the recursion if a value contains itself
         self._depth += 1
         parts = [self.text(part) for part in self._parts(value)]
         self._depth -= 1
@@ -385,7 +391,7 @@ class _Reading:
         return text
 
     def _parts(self, value: Any) -> list[Any]:
-        """Kind of a value, and its parts."""
+        """Kind of a value, followed by the values that identify it."""
         kind = type(value)
         if kind is types.FunctionType:
             return self._function(value)
@@ -436,10 +442,10 @@ class _Reading:
         for cell in value.__closure__ or ():
             try:
                 cells.append((cell.cell_contents,))
-            except ValueError:  # not filled yet
+            except ValueError:  # the captured variable has no value yet
                 cells.append(())
         code = value.__code__
-        number = self._itself(code, True)  # another one after its module was loaded again
+        number = self._itself(code, True)  # a reloaded module has new code objects
         return ["function", home, _position(code), *number, value.__defaults__, value.__kwdefaults__, cells]
 
     def _array(self, value: Any) -> list[Any]:
@@ -455,15 +461,15 @@ class _Reading:
         return ["array", str(held.dtype), str(held.shape), hashlib.sha256(held.tobytes()).hexdigest(), layout]
 
     def _itself(self, value: Any, has_name: bool) -> list[int]:
-        """The number of a value among the objects.
+        """Add a value to the collected objects; return its number.
 
         Args:
           value: the object.
-          has_name: whether the text beside the number says what it is.
+          has_name: whether the rest of the text identifies the object in other processes.
         """
         try:
             hashed = hash((type(value), value))
-        except Exception:  # whatever a class of the user's raises
+        except Exception:  # a user's class may raise anything
             hashed = None
         same = _Same(value, hashed)
         self.named &= has_name and same.hash is not None
@@ -475,13 +481,16 @@ def _is_library(module: object) -> bool:
 
 
 def _is_known(kind: type) -> bool:
-    """True for a class of a library; Python also says ``builtins`` of classes made where there is no ``__name__``."""
+    """True if a class belongs to a known library.
+
+    The attribute lookup is needed because a class made without a global ``__name__`` also has the module ``builtins``.
+    """
     module = sys.modules.get(kind.__module__) if _is_library(kind.__module__) else None
     return hasattr(module, kind.__qualname__.partition(".")[0])
 
 
 @functools.lru_cache(maxsize=4096)
 def _position(code: types.CodeType) -> str:
-    """Name of a function and its place in its file: two of one line have other columns."""
+    """Name and position of a function in its file. The columns distinguish two functions on one line."""
     *_, last = code.co_positions()
     return f"{code.co_qualname} {code.co_firstlineno} {last}"

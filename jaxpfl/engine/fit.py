@@ -50,23 +50,24 @@ class Fit(NamedTuple):
     """Result of `fit`: S runs (one for each seed), m clients, E evaluations.
 
     Attributes:
-      simulation: the compiled programs, to go on from ``state``.
-      state: the last state.
+      simulation: compiled programs, with which training can continue from ``state``.
+      state: state after the last round.
       history: metrics of every round, each [S, rounds].
-      rounds: the rounds after which clients were scored, [E].
+      rounds: rounds after which the clients were scored, [E].
       scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      validation: the same as ``scores`` on the validation examples, for choosing between settings; NaN for a client
-        without validation examples, None if no client has any.
-      unseen: ``scores`` of the unseen clients at the end, [S, u]; None if there are none.
-      privacy: the releases of each run, [S] plans (of its silos where examples are protected); None without privacy or
-        without noise.
+      validation: scores on the validation examples, in the form of ``scores``, for the choice of settings. They are NaN
+        for a client without validation examples; None if no client has any.
+      unseen: scores of the u unseen clients after the last round, model -> metric -> [S, u]; None if there are none.
+      privacy: privacy plan of each run, [S], or the mechanism of the silos if examples are protected; a run without
+        noise has None. None if the runs are not private.
       caveats: weaknesses of the privacy claim in these runs.
       delta: the claim's delta, from ``privacy=PrivacyConfig(delta=...)``; None if not given.
-      task: model, loss and metrics; ``task.headline`` names the metric of the ``..._score``.
-      test_sizes: each client's number of test examples, or of labelled test tokens for next-token, [m].
-      patience: evaluations without a better validation score that ended the runs; None for all rounds.
-      attacked: the last evaluation's ``scores`` of the attackers, [S, m], NaN for honest clients; ``scores`` and
-        ``validation`` are then NaN for attackers. None without an attack.
+      task: model, loss and metrics. ``task.headline`` is the metric of ``personalized_score`` and of the other scores.
+      test_sizes: each client's number of test examples, [m]; for the task next-token, of labelled test tokens.
+      patience: number of evaluations without a better validation score after which the runs stopped; None without early
+        stopping.
+      attacked: scores of the attackers at the last evaluation, model -> metric -> [S, m], NaN for honest clients. In
+        ``scores`` and ``validation``, attackers have NaN instead. None without an attack.
     """
 
     simulation: Simulation
@@ -85,18 +86,20 @@ class Fit(NamedTuple):
     attacked: Scores | None = None
 
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
-        """Privacy guarantee of a run: epsilon at this delta, with its assumptions.
+        """Privacy guarantee of a run: epsilon at this delta, and its assumptions.
 
-        Rounds that ``simulation.advance`` has added since are counted too; another simulation cannot continue these
-        runs unless it adopts them (`Simulation.adopt`).
+        The guarantee includes later rounds of ``simulation.advance``. Another simulation cannot continue these runs
+        unless it adopts them (`Simulation.adopt`).
 
         Args:
-          delta: the claim's delta; the PrivacyConfig's unless given.
-          run: the index among the S runs.
-          accountant: "pld", or "rdp" as required for cohorts of fixed size; the applicable one unless given.
+          delta: the claim's delta; by default, the delta of the `PrivacyConfig`.
+          run: index of the run among the S runs.
+          accountant: "pld" or "rdp". By default, the accountant that applies to the run; cohorts of fixed size require
+            "rdp".
 
         Raises:
-          JaxpflError: for a run without privacy or without noise, without a delta, and as `PrivacyPlan.epsilon`.
+          JaxpflError: if the run is not private or has no noise, if no delta is given, or if `PrivacyPlan.epsilon`
+            raises it.
         """
         if self.privacy is None:
             raise JaxpflError("the run was not private: pass privacy=Mechanism(...) to fit, with a method that uploads")
@@ -116,7 +119,7 @@ class Fit(NamedTuple):
 
     @property
     def clipping_remark(self) -> str | None:
-        """Remark on a clipping norm that is far from the norms of uploads; None where it is not, or without noise."""
+        """Remark that the clipping norm is far from the norms of the uploads; None if it is not, or without noise."""
         if self.privacy is None or None in self.privacy or not {"upload_norm", "clipping_norm"} <= self.history.keys():
             return None
         clients = self.simulation.participation.num_clients
@@ -124,13 +127,13 @@ class Fit(NamedTuple):
 
     @property
     def clusters(self) -> np.ndarray | None:
-        """The cluster of each client after the last round, [S, m], numbered from 0 in each run; None for a method that
-        finds none."""
+        """Cluster of each client after the last round, [S, m], numbered from 0 in each run; None if the method does not
+        find clusters."""
         return self.simulation.clusters(self.state)
 
     @property
     def attackers(self) -> np.ndarray | None:
-        """The clients that attack, [m] bool; None where nobody does."""
+        """True for each client that attacks, [m] bool; None without an attack."""
         return self.simulation.attackers
 
     @property
@@ -140,15 +143,17 @@ class Fit(NamedTuple):
         return None if rounds is None else np.cumsum(np.asarray(rounds, np.float64), axis=1)
 
     def time_to(self, score: float, model: str = "after") -> np.ndarray:
-        """Simulated seconds until the first evaluation at which the mean over clients of the headline metric is at
-        least ``score`` (at most, where less is better), [S]; NaN for a run that never reaches it.
+        """Simulated seconds until the first evaluation with a mean score that reaches ``score``, [S].
+
+        The mean score is the mean of the `headline` metric over clients, on test examples. It must be at least
+        ``score``, or at most ``score`` if lower scores are better. A run that never reaches ``score`` has NaN.
 
         Args:
-          score: score on the test examples.
-          model: ``global``, ``before`` or ``after``.
+          score: mean score to reach.
+          model: model that is scored: ``global``, ``before`` or ``after``.
 
         Raises:
-          JaxpflError: without a ``time_model``, and for an unknown model.
+          JaxpflError: if there is no ``time_model``, or if the model is unknown.
         """
         if (seconds := self.seconds) is None:
             raise JaxpflError("the run has no simulated time: pass time_model to fit")
@@ -160,7 +165,7 @@ class Fit(NamedTuple):
 
     @property
     def unseen_accuracy(self) -> np.ndarray | None:
-        """Test accuracy of each unseen client after its adaptation, [S, u]; None where there are none."""
+        """Test accuracy of each unseen client after its adaptation, [S, u]; None if there are no unseen clients."""
         return None if self.unseen is None else np.asarray(_metric_scores(self.unseen["after"], "accuracy"))
 
     @property
@@ -170,8 +175,11 @@ class Fit(NamedTuple):
 
     @property
     def validation_accuracy(self) -> np.ndarray | None:
-        """Accuracy of each client's personalised model on its validation examples after the last round, [S, m]; None
-        where no client has any. Choose hyper-parameters by this one: test examples are for reporting."""
+        """Accuracy of each client's personalised model on its validation examples after the last round, [S, m].
+
+        None if no client has validation examples. Choose hyper-parameters by this accuracy: test examples are for
+        reporting.
+        """
         return None if self.validation is None else _metric_scores(self.validation["after"], "accuracy")[-1]
 
     @property
@@ -181,35 +189,44 @@ class Fit(NamedTuple):
 
     @property
     def global_accuracy(self) -> np.ndarray | None:
-        """Test accuracy of the global model on each client after the last round, [S, m]; None where there is none."""
+        """Test accuracy of the global model on each client after the last round, [S, m]; None if there is no such
+        model."""
         return _metric_scores(self.scores["global"], "accuracy")[-1] if "global" in self.scores else None
 
     @property
     def headline(self) -> str:
-        """Name of the task's main metric, such as accuracy or rmse; `Task.lower` says which way it is better."""
+        """Name of the task's main metric, such as accuracy or rmse. Lower values are better if `Task.lower`."""
         return "accuracy" if self.task is None else self.task.headline
 
     @property
     def personalized_score(self) -> np.ndarray:
-        """`headline` of each client's personalised model after the last round on its test examples, [S, m]."""
+        """`headline` score of each client's personalised model on its test examples after the last round, [S, m]."""
         return self.scores["after"][self.headline][-1]
 
     @property
     def validation_score(self) -> np.ndarray | None:
-        """`headline` of each client's personalised model on its validation examples after the last round, [S, m]; None
-        where no client has any."""
+        """`headline` score of each client's personalised model on its validation examples after the last round, [S, m].
+
+        None if no client has validation examples.
+        """
         return None if self.validation is None else self.validation["after"][self.headline][-1]
 
     @property
     def best_rounds(self) -> np.ndarray | None:
-        """The round of each run's best mean validation score, [S], the first of equal ones; None where no client has
-        validation examples, or a run no validation score. No privacy claim covers a choice by them."""
+        """Round with the best mean validation score of each run, [S]; the first one if several are equal.
+
+        None if no client has validation examples, or if all validation scores of a run are NaN. A privacy claim does
+        not cover the choice of a round by validation scores.
+        """
         best = self._best
         return None if best is None else self.rounds[best]
 
     @property
     def best_score(self) -> np.ndarray | None:
-        """`headline` of each client's personalised model on its test examples after its run's `best_rounds`, [S, m]."""
+        """`headline` score of each client's personalised model on its test examples after the best round, [S, m].
+
+        The best round of each run is in `best_rounds`; None if that is None.
+        """
         best = self._best
         return None if best is None else self.scores["after"][self.headline][best, np.arange(len(best))]
 
@@ -224,21 +241,21 @@ class Fit(NamedTuple):
 
     @property
     def global_score(self) -> np.ndarray | None:
-        """`headline` of the global model on each client after the last round, [S, m]; None where there is none."""
+        """`headline` score of the global model on each client after the last round, [S, m]; None if there is no such
+        model."""
         return self.scores["global"][self.headline][-1] if "global" in self.scores else None
 
     def mean(self, metric: str | None = None, model: str = "after", weights: str = "clients") -> np.ndarray:
-        """Mean of a metric over clients after the last round, [S]; clients without a score, and attackers, are left
-        out.
+        """Mean of a metric over clients after the last round, [S]. Attackers and clients without a score are left out.
 
         Args:
-          metric: its name; `headline` unless given.
-          model: ``global``, ``before`` or ``after``.
-          weights: each client the same (``clients``), or by ``test_sizes`` (``examples``), which for accuracies,
-            losses, MAE and RMSE is the score of all test examples together (`mean_over_examples`).
+          metric: name of the metric; `headline` unless given.
+          model: model that is scored: ``global``, ``before`` or ``after``.
+          weights: ``clients`` for equal weights, or ``examples`` for the weights ``test_sizes``. With ``examples``, the
+            mean of an accuracy, loss, MAE or RMSE is the score of all test examples together (`mean_over_examples`).
 
         Raises:
-          JaxpflError: for unknown names.
+          JaxpflError: if a name is unknown.
         """
         for what, name, known in (
             ("model", model, list(self.scores)),
@@ -255,13 +272,13 @@ class Fit(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """A fit after an evaluation, as `fit`'s callbacks see it. S runs, m clients, T rounds since the last evaluation.
+    """Argument of `fit`'s callbacks after an evaluation: S runs, m clients, T rounds since the previous evaluation.
 
     Attributes:
-      round: the round.
-      history: metrics of the rounds since the last evaluation, each [S, T].
-      scores: model -> metric -> [S, m], on test examples.
-      validation: the same on validation examples; None if no client has any.
+      round: number of finished rounds.
+      history: metrics of the rounds since the previous evaluation, each [S, T].
+      scores: scores on test examples, model -> metric -> [S, m].
+      validation: scores on validation examples, in the same form; None if no client has any.
     """
 
     round: int
@@ -271,10 +288,10 @@ class Evaluated(NamedTuple):
 
 
 def _metric_scores(scores: Mapping[str, Any], metric: str) -> Any:
-    """A metric's scores.
+    """Scores of one metric.
 
     Raises:
-      JaxpflError: if the task has no such metric.
+      JaxpflError: if the task does not have the metric.
     """
     if metric not in scores:
         known = ", ".join(name for name in scores if name not in ("diverged", "gradients"))
@@ -347,14 +364,14 @@ def fit(
 
     Args:
       method: registered name, or a `Method` of your own.
-      federation: stacked data.
-      unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
-      callbacks: functions called after every evaluation, in order, with an `Evaluated`; they see the run and change
-        nothing.
+      federation: stacked data of the clients.
+      unseen: clients that are never trained, for ``Fit.unseen_accuracy``; `jaxpfl.set_apart` makes such clients.
+      callbacks: functions that are called in order after every evaluation, with an `Evaluated`. They cannot change the
+        run.
 
     Raises:
-      JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
-        allow.
+      JaxpflError: if a name is unknown, if a value has the wrong type or is out of range, or if the data do not allow a
+        setting.
     """
     settings = dict(locals())
     for name in ("federation", "unseen", "callbacks"):
@@ -412,7 +429,7 @@ fit.__doc__ = documented(fit.__doc__ or "", RunSpec)
 
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:
-    """Settings of a run that are texts or numbers, by name."""
+    """Settings of a run that are text, numbers or None, by name; these can be compared between processes."""
     told = {"method": spec.method.name} | vars(part_of(Settings, spec)) | vars(spec.plan)
     return {name: value for name, value in told.items() if value is None or isinstance(value, str | int | float)}
 

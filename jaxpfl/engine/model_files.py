@@ -1,16 +1,16 @@
-"""Exported models on disk: plain .npz archives with parameter paths as keys, and a JSON manifest that explains them.
+"""Exported models on disk: plain .npz archives with parameter paths as keys, and a JSON manifest.
 
 Contents of a folder::
 
-    manifest.json              methods, model, input shape, config, versions; for each method its files and keys
+    manifest.json              methods, model, input shape, config, versions; files and keys of each method
     METHOD/personal.npz        client_ids [m], and the parameters of every client's model: dense0/kernel [m, ...]
-    METHOD/clients/ID.npz      instead, with ``--per-client``: one client's parameters, dense0/kernel [...]
+    METHOD/clients/ID.npz      with ``--per-client`` instead: one client's parameters, dense0/kernel [...]
     METHOD/global.npz          the global model's parameters, if the method has one
-    SHA256SUMS                 checksums of all of these, required by `load_models`
+    SHA256SUMS                 checksums of all these files, required by `load_models`
 
-Images must be scaled as in training: pixels in [0, 1], minus the mean and over the standard deviation that the manifest
-states for each channel. So must features after ``--standardize``. A method with groups of
-clients of different models has ``personal-GROUP.npz`` for each.
+Inputs must be scaled as in training: pixels are in [0, 1], and then the channel's mean in the manifest is subtracted
+and the result is divided by the channel's standard deviation. After ``--standardize``, the same holds for features. If
+a method has several groups of clients with different models, each group has a file ``personal-GROUP.npz``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CLIENT_IDS = "client_ids"
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an archive array by array, so that device arrays are copied to the host one at a time.
+    """Write arrays to an archive one by one, so that only one device array at a time is copied to the host.
 
     Args:
       path: archive to write; its folder is created.
-      arrays: arrays by key; floats that NumPy lacks (bfloat16) are written as float32, which represents them exactly.
+      arrays: arrays by key. A dtype that NumPy lacks (bfloat16) is written as float32, which is exact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
@@ -53,7 +53,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """Nested dictionaries from paths.
+    """Convert a dictionary with paths as keys to nested dictionaries.
 
     Examples:
       >>> nested({"head/kernel": 1, "head/bias": 2})
@@ -77,9 +77,9 @@ class Models:
     """One method's exported models; files are read on demand.
 
     Attributes:
-      manifest: the folder's manifest, with all its methods.
-      method: the method's name.
-      client_ids: [m] clients with exported models, empty if only the global model was exported.
+      manifest: the folder's manifest, which covers all methods.
+      method: name of the method.
+      client_ids: ids of the clients with exported models, [m]; empty if only the global model was exported.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], method: str):
@@ -93,10 +93,10 @@ class Models:
         self._stacks: dict[str, dict[str, np.ndarray]] = {}
 
     def client(self, client_id: int) -> PyTree:
-        """Parameters of a client's personalised model, nested dictionaries of arrays like the model's own.
+        """Parameters of a client's personalised model, in nested dictionaries with the structure of the model's own.
 
         Raises:
-          JaxpflError: for a client whose model was not exported.
+          JaxpflError: if the client's model was not exported, or if its file is damaged.
         """
         if client_id not in self._place:
             raise no_client(client_id, self.client_ids)
@@ -129,12 +129,12 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
         logits = task.model.apply(models.client(3), x)
 
     Args:
-      path: the folder.
-      method: one of its methods; optional if there is only one.
+      path: folder to open.
+      method: name of one of its methods; optional if there is only one.
 
     Raises:
-      JaxpflError: for a folder without a manifest of this format, a damaged one (later also for damaged models), or an
-        unknown method.
+      JaxpflError: if the folder has no manifest of this format, if the manifest is damaged, or if the method is
+        unknown. Models are checked only when they are read.
     """
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
@@ -148,10 +148,10 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
 
 
 def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: str) -> str:
-    """The method of that name, or the only one.
+    """Name of the chosen method: the given name, or the only known name.
 
     Raises:
-      JaxpflError: for an unknown name, or for no name if there are several.
+      JaxpflError: if the name is unknown, or if no name is given and there are several methods.
     """
     if name is None and len(known) != 1:
         raise JaxpflError(f"{where} holds several methods, name one: {', '.join(known)}")
@@ -162,7 +162,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
 
 
 def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
-    """The error for an unknown client, with the nearest known id."""
+    """Make the error for an unknown client, with the nearest known id."""
     if not len(known):
         return JaxpflError(f"unknown client {client_id}: the folder holds global models only")
     nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]

@@ -1,1 +1,1 @@
-"""Clients beyond device memory: data and states in host memory or files, the cohort's rows travelling ahead."""
+"""Training with clients that exceed device memory: their data and states are in host memory or in files."""

@@ -1,10 +1,16 @@
-"""Clients' states in memory-mapped files, which go back to the last checkpoint after a kill, or vanish with it.
+"""Clients' states in memory-mapped files.
 
-The folder of a run holds ``leaf-I.npy``, [S, m, ...] each (a row is found without an index, NumPy reads them, and no
-library is needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`Journal`) for each of the
-last two checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty,
-and so costs what was written since the last one, not what there is. Without a run's folder the files have no names, and
-nothing goes back.
+The files of a stored run can be restored to its last checkpoint after the process was killed. The folder contains:
+
+- ``leaf-I.npy``, one array [S, m, ...] for each leaf. A row's position follows from its number, so there is no index,
+  and NumPy can read the file;
+- ``store.json``, which describes these arrays and is written after the initial states;
+- ``undo-ROUND`` (`Journal`), for each of the last two checkpoints;
+- ``pending.json``, while a checkpoint is written.
+
+A checkpoint flushes only the pages that were written since the last checkpoint, so its cost does not grow with the size
+of the files. Without a run's folder, the files are temporary: they have no names, vanish with the process, and cannot
+be restored.
 """
 
 from __future__ import annotations
@@ -34,13 +40,13 @@ from jaxpfl.support.host_memory import readable
 
 
 class RowFile:
-    """An array [S, m, ...] in a file, whose rows are read and written by calls.
+    """An array [S, m, ...] in a file. Its rows are read and written by system calls, not through the memory map.
 
-    Through the map, the system holds pages of up to 2 MiB; the process's resident size counts each that is touched, and
-    the system writes it out as a whole. 100 rows of the CNN's states, 18 MB a round, became 565 MB.
+    A memory map uses pages of up to 2 MiB. Each page that is touched counts in the process's resident size, and the
+    system writes it to the disk as a whole. With the map, 100 rows of a CNN's states, 18 MB in a round, became 565 MB.
 
     Attributes:
-      array: the array, mapped; it shows what `put` has written.
+      array: memory map of the array, which shows the values that `put` has written.
     """
 
     def __init__(self, path: Path, file: IO[bytes], array: np.ndarray, start: int = 0):
@@ -50,15 +56,15 @@ class RowFile:
 
     @classmethod
     def temporary(cls, folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> Self:
-        """Make a file without a name, of which nothing stays once its process is gone, however it ends.
+        """Make a file without a name, which vanishes when the process ends, even if the process is killed.
 
         Raises:
-          UnwritableError: if there is no room for it.
+          UnwritableError: if the disk has too little room.
         """
         size = int(np.prod(shape)) * dtype.itemsize
         with writing(folder):
             file = tempfile.TemporaryFile(prefix="jaxpfl-", dir=folder, buffering=0)  # noqa: SIM115, it stays open
-            if not size:  # which no system maps
+            if not size:  # an empty file cannot be mapped
                 return cls(folder, file, np.empty(shape, dtype))
             host_memory.reserve(file, size)
             return cls(folder, file, np.memmap(file, dtype, "r+", shape=shape))
@@ -76,11 +82,11 @@ class RowFile:
             file = open(path, "r+b", buffering=0)  # noqa: SIM115, it stays open
         if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
             raise JaxpflError(f"{path} is damaged: it holds {found.shape} of {found.dtype}")
-        # A file knows types of NumPy's own alone, not bfloat16.
+        # A .npy file stores only NumPy's own dtypes, so bfloat16 is read as bytes and viewed.
         return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copy the rows [k, ...] with these numbers, [k], in 0 ... S m - 1 over all runs.
+        """Copy the rows with these numbers, [k] -> [k, ...]. Row j of run s has the number s m + j.
 
         Raises:
           JaxpflError: if the file has become shorter.
@@ -95,10 +101,10 @@ class RowFile:
         return rows
 
     def put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Write rows [k, ...], as `take` reads them.
+        """Write values [k, ...] to the rows with these numbers, [k].
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if writing fails, for example because the disk is full.
         """
         rows = np.ascontiguousarray(rows, self.array.dtype).reshape(len(numbers), *self._row)
         with writing(self._path):
@@ -108,12 +114,12 @@ class RowFile:
                     part, place = part[done:], place + done
 
     def flush(self) -> None:
-        """Bring what was written to the disk."""
+        """Flush the written rows to the disk."""
         with writing(self._path):
             os.fsync(self._file.fileno())
 
     def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> Iterator[tuple[memoryview, int]]:
-        """Memory of rows with consecutive numbers, and its place in the file."""
+        """Yield a slice of the rows' memory, and its byte position in the file, for each run of consecutive numbers."""
         if not rows.size:
             return
         whole = memory(rows)
@@ -126,26 +132,27 @@ class RowFile:
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
 _PIECES = 1024
-"""Buffers of one write, at most: IOV_MAX of Linux and macOS."""
-_to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has the second only
+"""Largest number of buffers in one write: IOV_MAX of Linux and macOS."""
+_to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has fsync only
 
 
 class Journal:
-    """Undo journal of one checkpoint: what rows held there, so that a killed run goes back to it.
+    """Undo journal of one checkpoint: the contents of rows at the checkpoint, to which a killed run returns.
 
-    A row's old content is appended, with a checksum and flushed to the disk, before the row is first written after a
-    checkpoint. A record that is torn belongs to rows that were not yet written.
+    Before a row is written for the first time after a checkpoint, its old content is appended to the journal with a
+    checksum, and the journal is flushed to the disk. An incomplete record is therefore about rows that were not yet
+    written.
 
     Attributes:
-      path: its file.
+      path: file of the journal.
     """
 
     def __init__(self, path: Path, rows: int, size: int):
-        """Open a journal for rows 0 ... rows - 1 of ``size`` bytes each, and continue it if there is one.
+        """Open a journal for rows 0 ... rows - 1 of ``size`` bytes each. An existing journal is continued.
 
         Raises:
-          UnwritableError: as on a full disk.
-          JaxpflError: as `records`.
+          UnwritableError: if writing fails, for example because the disk is full.
+          JaxpflError: if the existing journal has records of other rows (`records`).
         """
         self.path = path
         self._kept = np.zeros(rows, bool)
@@ -154,24 +161,24 @@ class Journal:
             self._kept[numbers] = True
             whole += _HEAD.size + numbers.nbytes + len(content)
         with writing(path):
-            # Without a buffer, whose content would be written at some later time after an error.
+            # buffering=0: after an error, the contents of a buffer would be written at some later time.
             self._file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115, it stays open
-            self._file.truncate(whole)  # without what was torn
+            self._file.truncate(whole)  # remove an incomplete record
 
     def keep(self, numbers: np.ndarray, content: Callable[[np.ndarray], list[np.ndarray]]) -> None:
-        """Keep the content of those rows that are not kept yet.
+        """Append the contents of the rows that are not yet in the journal.
 
         Args:
-          numbers: [k] int64, distinct.
-          content: ``numbers -> arrays``, each [k, ...], in the order in which they are given back.
+          numbers: numbers of rows, distinct, [k] int64.
+          content: function ``numbers -> arrays`` that reads the rows, with one array [k, ...] for each leaf.
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if writing fails, for example because the disk is full.
         """
         new = numbers[~self._kept[numbers]]
         if not len(new):
             return
-        # As they lie, without a copy: a round's rows may be many megabytes, on cores that its computing needs.
+        # Without a copy: a round's rows may be many megabytes, and copying would use cores that the round needs.
         parts = [memory(part) for part in (new.astype("<i8"), *content(new))]
         check = 0
         for part in parts:
@@ -193,10 +200,17 @@ class Journal:
 
 
 def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
-    """The intact records: numbers of rows [k] in 0 ... rows - 1, and their content, ``size`` bytes a row.
+    """Yield the intact records of a journal: numbers of rows [k], and their contents, ``size`` bytes for each row.
+
+    Reading stops at the first record that is incomplete or has a wrong checksum.
+
+    Args:
+      path: file of the journal, which need not exist.
+      rows: number of rows; row numbers must be in 0 ... rows - 1.
+      size: bytes of a row.
 
     Raises:
-      JaxpflError: for an intact record of another row, which is not of these states.
+      JaxpflError: if an intact record has another row number, which means that the journal belongs to other states.
     """
     if not path.exists():
         return
@@ -220,20 +234,21 @@ class Disk:
     """States of S runs of m clients in a folder.
 
     Args:
-      folder: the files' folder.
+      folder: folder of the files.
       shapes: shapes of the states, leaves [S, m, ...].
       keys: text of each run's key, [S].
-      temporary: whether the files have no names, so that nothing of them outlives the process.
+      temporary: whether the files have no names, so that they vanish with the process.
 
     Attributes:
-      keys: text of each run's key, [S], by which a run is found.
+      keys: text of each run's key, [S], which identifies the run.
+      is_new: whether the files do not yet contain the initial states.
     """
 
     def __init__(self, folder: Path, shapes: PyTree, keys: list[str], *, temporary: bool = False):
-        """Make the files, or open the files of the same runs.
+        """Make the files, or open existing files of the same runs.
 
         Raises:
-          JaxpflError: if the folder holds other states.
+          JaxpflError: if the folder contains states of other runs or other shapes.
           OutOfMemoryError: if the disk has too little room.
         """
         self._folder, self.keys, self._temporary = folder, keys, temporary
@@ -262,7 +277,7 @@ class Disk:
     def _make(self, leaves: list[Any]) -> None:
         with writing(self._folder):
             if self._folder.exists():
-                shutil.rmtree(self._folder)  # what a kill left of its making
+                shutil.rmtree(self._folder)  # incomplete files of a process that was killed
             self._folder.mkdir(parents=True)
             try:
                 self._check_room(leaves)
@@ -283,21 +298,22 @@ class Disk:
             )
 
     def complete(self) -> None:
-        """Say that the first states are written."""
+        """Record that the initial states were written completely."""
         if self._temporary:
             return
         self._flush()
-        self._journal = Journal(self._undo(0), self._rows, self._size)  # before it says that the states are there
+        # The journal must exist before store.json, whose presence means that round 0 can be restored.
+        self._journal = Journal(self._undo(0), self._rows, self._size)
         files.write_json(self._folder / _STORE, self._said)
         self.is_new = False
 
     @property
     def tree(self) -> PyTree:
-        """The leaves, memory-mapped, [S, m, ...]."""
+        """States of all clients, as memory-mapped leaves [S, m, ...]."""
         return jax.tree.unflatten(self._structure, [file.array for file in self._files])
 
     def take(self, run: int, of: np.ndarray) -> PyTree:
-        """Copies of some rows of a run, leaves [k, ...]; rows beyond the last client give the last one's.
+        """Copy some rows of a run, leaves [k, ...]. A row number beyond the last client gives the last client's row.
 
         Raises:
           JaxpflError: if a file has become shorter.
@@ -306,19 +322,19 @@ class Disk:
         return jax.tree.unflatten(self._structure, [file.take(numbers) for file in self._files])
 
     def start(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write first states of some rows of a run, before `made`.
+        """Write the initial states of some clients of a run; to be called before `complete`.
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if writing fails, for example because the disk is full.
         """
         assert self.is_new
         self._write(self._numbers(run, of), jax.tree.leaves(values))
 
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write rows of a run, and keep what they held for the way back.
+        """Write some rows of a run, after their old contents were appended to the journal.
 
         Raises:
-          UnwritableError: as on a full disk.
+          UnwritableError: if writing fails, for example because the disk is full.
         """
         if not self._rows:  # clients without a state
             return
@@ -333,16 +349,16 @@ class Disk:
             file.put(numbers, rows)
 
     def _numbers(self, run: int, of: np.ndarray) -> np.ndarray:
-        """Numbers of one run's rows among all runs' rows."""
+        """Row numbers, counted over all runs, of some clients of one run."""
         return run * self._clients + of.astype(np.int64)
 
     def prepare(self, round: int) -> None:
-        """Before the checkpoint of a round is written: flush the rows, and say that they are of this round."""
+        """Flush the rows and record their round; to be called before the round's checkpoint is written."""
         self._flush()
         files.write_json(self._folder / _PENDING, {"round": round})
 
     def commit(self, round: int) -> None:
-        """After it: from now on a kill leads back to this round."""
+        """Begin the round's journal, so that a killed run returns to this round; to be called after its checkpoint."""
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal(self._undo(round), self._rows, self._size)
@@ -351,10 +367,10 @@ class Disk:
             self._undo(old).unlink()
 
     def recover(self, round: int) -> None:
-        """Go back to the checkpoint of a round, whatever was written since.
+        """Restore the rows to a round's checkpoint.
 
         Raises:
-          JaxpflError: if the files know nothing of that round, are damaged or are temporary.
+          JaxpflError: if the files have no journal of that round, are damaged or are temporary.
         """
         if self._temporary:
             raise JaxpflError(f"the clients' states were in temporary files, and those of round {round} are gone")
@@ -363,7 +379,7 @@ class Disk:
             self._journal = None
         pending = self._folder / _PENDING
         if round not in self._rounds() and pending.exists() and files.read_json(pending) == {"round": round}:
-            self.commit(round)  # the kill came between
+            self.commit(round)  # the process was killed after the checkpoint was written and before `commit`
             return
         if round not in self._rounds():
             raise JaxpflError(
@@ -377,7 +393,7 @@ class Disk:
         for later in [known for known in self._rounds() if known > round]:
             self._undo(later).unlink()
         self._remove(_PENDING)
-        # Emptied, never absent: after a kill it says that this round can be gone back to.
+        # The journal is emptied, not deleted: its presence means that this round can be restored.
         with writing(self._undo(round)):
             os.truncate(self._undo(round), 0)
         self._journal = Journal(self._undo(round), self._rows, self._size)
@@ -392,7 +408,7 @@ class Disk:
             file.flush()
 
     def _rounds(self) -> list[int]:
-        """Rounds that have a journal, latest first."""
+        """Rounds that have a journal, latest round first."""
         names = (path.name.removeprefix("undo-") for path in self._folder.glob("undo-*"))
         return sorted((int(name) for name in names if name.isascii() and name.isdigit()), reverse=True)
 

@@ -1,8 +1,9 @@
-"""Rounds and passes over clients on the host: only a cohort's rows, or a block's, are on the devices.
+"""Rounds and scores for clients on the host: only the rows of one cohort or one block are on the devices.
 
-While one round computes, the next cohort's rows come and the last cohort's rows go back. The round is `make_round`'s,
-on a stack of as many rows as the cohort has slots, with the clients' own ids and m as the number of clients: the
-streams, the masks and the order of sums are the same as on a stack of all clients.
+While one round computes, the next cohort's rows are copied to the devices and the last cohort's rows are copied back.
+The round is the function of `make_round`, on a stack with one row for each slot of the cohort. It uses the clients' own
+ids, and m as the number of clients. The random streams, the masks and the order of sums therefore equal those of a
+stack of all clients.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ class Held(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A cohort: rows of the clients, [K] (m where a slot is empty), and the number left out, if it is counted."""
+    """A drawn cohort.
+
+    Attributes:
+      rows: rows of the cohort's clients, [K]; m in empty slots.
+      left_out: number of clients for which there was no slot; None if the sampling never leaves out clients.
+    """
 
     rows: Array
     left_out: Array | None
@@ -51,8 +57,8 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
 
     Args:
       algorithm: the method.
-      participation: the sampling of cohorts.
-      per_client: shapes of the messages to single clients.
+      participation: sampling of the cohorts.
+      per_client: shapes of `Message.per_client`.
     """
     if algorithm.pooled:
         return "one client trains"
@@ -69,19 +75,19 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
 
 
 def needs_all(algorithm: Algorithm, per_client: PyTree) -> str:
-    """Reason why server and clients of a method know each client's row among all; empty if they do not."""
+    """Reason why a method needs the row of each client among all clients; empty if it does not need the rows."""
     if algorithm.reduction is Reduction.STACK:
         return "its server sees single uploads"
     return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
 
 
 def stack_of(rows: int, devices: int) -> Group:
-    """The stack of some rows of clients."""
+    """Make the one group of a stack with this number of clients."""
     return Group(np.arange(rows), -(-rows // devices) * devices, rows, True)
 
 
 def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Drawn]:
-    """Build ``(released key, round, client ids [m]) -> Drawn``, the draw of `make_round`."""
+    """Build ``(released key, round, client ids [m]) -> Drawn``, which draws the same cohort as `make_round`."""
 
     def draw(released: Key, round: Array, ids: Array) -> Drawn:
         key = stream(released, Purpose.PARTICIPATION, round)
@@ -98,12 +104,13 @@ def make_streamed(
 
     Args:
       algorithm: the method.
-      plan: plan with the participation of all m clients, and the cohort's rows as its one group.
+      plan: plan of a round, with the sampling from all m clients, and with the cohort's rows as its one group.
 
     Returns:
-      ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients of state are the cohort's
-      rows as they are stored; where source, [rows] int32, is not negative, the row of that place in ``before``, the
-      round before, is newer. ``drawn`` has rows of the stack.
+      Function ``((state, before), values, clients, drawn, source) -> (state, metrics)``. The clients in ``state`` are
+      the cohort's rows as they were read from the host, which may be outdated: ``before`` has the rows of the previous
+      cohort after its round. If ``source[i]`` is not negative, row i is replaced by the row ``source[i]`` of ``before``
+      (``source`` is [rows] int32). ``drawn`` gives the cohort by rows of the stack.
     """
     participation = plan.participation
 
@@ -130,11 +137,18 @@ def make_streamed(
 
 
 Write = Callable[[int, np.ndarray, Held], None]
-"""``(run, rows, held)`` writes rows back; the held leaves are [rows, ...], on the host."""
+"""Function ``(run, rows, held) -> None`` that writes rows back to the host; the leaves of ``held`` are [rows, ...]."""
 
 
 class Staged(NamedTuple):
-    """A cohort on its way: its rows of all clients [K'] (m where empty), and what the round is given of them."""
+    """A cohort whose rows were copied to the devices for a round.
+
+    Attributes:
+      rows: row of each slot's client among all m clients, [K'] on the host; m in empty slots.
+      held: states and counts of the clients.
+      clients: data of the clients.
+      drawn: the cohort by rows of the stack.
+    """
 
     rows: np.ndarray
     held: Held
@@ -143,22 +157,22 @@ class Staged(NamedTuple):
 
 
 class Rounds:
-    """The rounds of a federation that stays on the host.
+    """Rounds of training for a federation that stays on the host.
 
     Attributes:
-      placement: placement of the cohort's rows.
+      placement: placement of the cohort's rows on the devices.
     """
 
     def __init__(
         self, setting: Setting, execution: Resolved, federation: Federation, was_read: Callable[[PyTree], None]
     ):
-        """Prepare the draw; the program of a round is compiled when it is first needed.
+        """Prepare the draw of cohorts. The program of a round is compiled when it is first needed.
 
         Args:
-          setting: setting for all clients, with the participation of all m.
-          execution: the resolved plan of a round.
-          federation: the data, on the host.
-          was_read: called with copies of examples.
+          setting: static inputs of the programs, for all m clients.
+          execution: resolved plan of a round.
+          federation: data on the host.
+          was_read: function that is called with copies of examples after they were read.
         """
         self._was_read = was_read
         self._participation = setting.participation
@@ -174,22 +188,23 @@ class Rounds:
     def advance(
         self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, take: rows.Take, write: Write
     ) -> tuple[RunState, dict[str, np.ndarray]]:
-        """Run some rounds of one run.
+        """Train one run for some rounds.
 
-        The courier's tasks are done in turn: stage 0, stage 1, write 0, stage 2, write 1, ... What a stage reads has
-        thus been written, except by the round just before its own, whose rows come from the device.
+        The courier runs its tasks in this order: stage 0, stage 1, write 0, stage 2, write 1, ... When a round is
+        staged, the results of all earlier rounds have therefore been written, except for the round just before. The
+        rows of that round are taken from the devices (`make_streamed`).
 
         Args:
-          run: the run's number.
-          state: all runs' state, the clients on the host.
-          values: this run's values, leaves [1].
+          run: index of the run.
+          state: state of all runs, with the clients on the host.
+          values: traced values of this run, leaves [1].
           rounds: number of rounds, at least 1.
-          courier: one thread.
-          take: reads rows of the run's states.
-          write: writes them back.
+          courier: thread that copies rows.
+          take: function that reads rows of the clients' states.
+          write: function that writes rows of the clients' states.
 
         Returns:
-          The run's server, round and keys, leaves [1], without clients; and the history of its metrics, [rounds].
+          The run's state after these rounds, leaves [1], without clients; and the history of its metrics, [rounds].
         """
         one = state._replace(clients=(), counts=None)
         one = jax.device_put(jax.tree.map(lambda a: a[run : run + 1], one), self.placement.everywhere)
@@ -215,13 +230,13 @@ class Rounds:
             if t + 2 < rounds:
                 staged.append(stage(t + 2))
             while written and written[0].done():
-                written.pop(0).result()  # an error of the disk ends the run here
+                written.pop(0).result()  # raises a disk error of the writing thread
         for task in written:
             task.result()
         return one, {name: np.array([np.asarray(metrics[name])[0] for metrics in history]) for name in history[0]}
 
     def stage(self, run: int, counts: Counts, released: Array, round: int, take: rows.Take) -> Staged:
-        """Draw a round's cohort, and bring its rows to the devices."""
+        """Draw a round's cohort, and copy the clients' states, counts and data to the devices."""
         drawn = self._draw(released, np.int32(round), self._ids)
         clients, slots = self._participation.num_clients, self._participation.capacity
         of = np.full(self.placement.rows, clients, np.int32)
@@ -249,13 +264,13 @@ class Rounds:
         write(run, real, jax.tree.map(lambda a: np.asarray(a)[0, : len(real)], held))
 
     def program(self, given: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Program of a round for arguments with buffers of these lengths."""
+        """Compiled program of a round. There is one program for each length of the stores of examples."""
         lengths = tuple(len(split.examples.y) for split in given[2].federations[0].splits)
         programs = self._programs.setdefault(lengths, _Programs(self._setting, self._execution))
         return programs.made.get(("advance", 1)) or programs.get("advance", 1, given)
 
     def example(self, state: RunState, values: RunValues) -> tuple[Any, ...]:
-        """Arguments of a round's program, of the first run's first round."""
+        """Arguments of a round's program, taken from round 0 of the first run."""
         take = partial(rows.take, state.clients[0])
         here = self.stage(0, state.counts, jax.device_put(state.released[0], self.placement.devices[0]), 0, take)
         one = jax.tree.map(lambda a: a[:1], state._replace(clients=(), counts=None))
@@ -266,7 +281,7 @@ class Rounds:
 
 
 class _Programs(Programs):
-    """The program of a round on the stack of a cohort's rows."""
+    """Programs of a round on the stack of a cohort's rows."""
 
     def _function(self, name: Name, block: int) -> Callable[..., Any]:
         of = self._of
@@ -278,7 +293,7 @@ class _Programs(Programs):
 
 
 def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Place of each row in the previous cohort's rows; -1 where it was not among them. Both are sorted."""
+    """Index of each client row among the previous cohort's rows; -1 if it is not among them. Both arrays are sorted."""
     if not len(before):
         return np.full(len(of), -1, np.int32)
     at = np.minimum(np.searchsorted(before, of), len(before) - 1)
@@ -286,27 +301,27 @@ def _places(of: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 _BYTES = 64 * 2**20
-"""Bytes of the states and examples of a block; first states take several times as much while they are drawn."""
+"""Largest number of bytes of a block's states and examples. Drawing initial states takes several times as much."""
 _SPLITS = ("train", "validation", "test")
 _READ = {"test": _SPLITS, "start": ()}
-"""Splits that the work reads; the first two, unless it is named."""
+"""Splits that a program reads. A program that is not listed reads the training and validation examples."""
 
 
 class Blocks:
-    """The clients of a federation on the host in blocks of equal numbers.
+    """Programs that run over all clients of a federation on the host, in blocks with the same number of clients.
 
     Attributes:
-      placement: placement of a block's rows.
-      programs: programs that run over a block.
+      placement: placement of a block's rows on the devices.
+      programs: programs that run over one block.
     """
 
     def __init__(self, setting: Setting, execution: Resolved, federation: Federation, states: PyTree):
         """Choose the size of the blocks.
 
         Args:
-          setting: setting for all clients, with the participation of all m.
-          execution: the resolved plan of a round.
-          federation: the data, on the host.
+          setting: static inputs of the programs, for all m clients.
+          execution: resolved plan of a round.
+          federation: data on the host.
           states: shapes of the clients' states, [S, m, ...].
         """
         devices, self._clients = len(setting.placement.devices), federation.num_clients
@@ -322,7 +337,7 @@ class Blocks:
         }
 
     def _rows(self, step: int, states: PyTree) -> int:
-        """Clients of a block: all if they fit, else a multiple of ``step``."""
+        """Number of clients in a block: all clients if they fit, otherwise a multiple of ``step``."""
         of_states = sum(int(np.prod(a.shape[2:])) * a.dtype.itemsize for a in jax.tree.leaves(states))
         splits = (getattr(self._federation, name) for name in _SPLITS)
         of_data = sum(trees.num_bytes(split.examples) for split in splits) / self._clients
@@ -330,7 +345,7 @@ class Blocks:
         return self._clients if fitting >= self._clients else max(fitting // step, 1) * step
 
     def all_rows(self) -> Iterator[np.ndarray]:
-        """Rows of the clients of each block; m in the places beyond the last."""
+        """Yield the rows of the clients in each block, with m in unused rows."""
         for first in range(0, self._clients, self._size):
             of = np.full(self.placement.rows, self._clients, np.int32)
             last = min(first + self._size, self._clients)
@@ -338,7 +353,7 @@ class Blocks:
             yield of
 
     def data(self, of: np.ndarray, name: Name) -> Clients:
-        """The data of some clients, on the devices; splits that the work does not read are without examples."""
+        """Copy the data of some clients to the devices. Splits that the program does not read get no examples."""
         ids = np.asarray(self._federation.client_ids)[np.minimum(of, self._clients - 1)]
         nobody, made = np.full_like(of, self._clients), {}
         for split in _SPLITS:
@@ -358,16 +373,16 @@ class Blocks:
         take: rows.Take,
         was_read: Callable[[PyTree], None],
     ) -> PyTree:
-        """Results of a pass over one run's clients, leaves [1, m, ...], on the host.
+        """Results of a program for all clients of one run, leaves [1, m, ...], on the host.
 
         Args:
-          name: name of the pass.
-          run: the run's number.
-          one: its server, round and keys, leaves [1], on the devices.
-          counts: all runs' counts, on the host.
-          hp: this run's hyper-parameters, leaves [1].
-          take: reads rows of the run's states.
-          was_read: called with copies of examples.
+          name: name of the program.
+          run: index of the run.
+          one: state of this run without clients, leaves [1], on the devices.
+          counts: counts of all runs, on the host.
+          hp: hyper-parameters of this run, leaves [1].
+          take: function that reads rows of the clients' states.
+          was_read: function that is called with copies of examples after they were read.
         """
         layout = self.placement.state
 
@@ -387,7 +402,7 @@ class Blocks:
         return jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
 
     def start(self, keys: PyTree, hp: PyTree) -> Iterator[tuple[np.ndarray, RunState]]:
-        """Rows of each block of clients, and one run's first state, leaves [1, ...], with these clients."""
+        """Yield each block's rows, and one run's initial state with the clients of the block, leaves [1, ...]."""
         for of in self.all_rows():
             given = (keys, hp, self.data(of, "start"))
             state = self.programs.start(1, given)(*given)
@@ -397,7 +412,7 @@ class Blocks:
 
 
 def _one_ahead(make: Callable[[np.ndarray], Any], given: Iterator[np.ndarray] | Sequence[np.ndarray]) -> Iterator[Any]:
-    """``map(make, given)``, each made in a thread while the one before it is used."""
+    """``map(make, given)``, where a thread computes the next result while the caller uses the current one."""
     with Courier() as courier:
         coming: Future[Any] | None = None
         for one in itertools.chain(given, [None]):

@@ -1,4 +1,4 @@
-"""Rows of clients on the host: their states in memory, [S, m, ...], their examples, and the thread that moves both."""
+"""Copies of clients' states [S, m, ...] and examples on the host, and the thread that moves them to the devices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxpfl.core.types import ClientData, PyTree
 from jaxpfl.support import host_memory
 
 Take = Callable[[int, np.ndarray], PyTree]
-"""Function of ``(run, rows)`` that copies the states of some clients, as `take` does, from wherever the states are."""
+"""Function ``(run, rows) -> states`` that copies the states of some clients, from memory (`take`) or from files."""
 _MAPPED = 16 * 2**20
-"""Bytes of a file that are read before its pages are given back."""
+"""Number of bytes that are read from memory-mapped files before their pages are released."""
 
 
 def take(tree: PyTree, run: int, rows: np.ndarray) -> PyTree:
-    """Copy some rows of one run, leaves [k, ...]; a row beyond the last client gives the row of the last client."""
+    """Copy some rows of one run, leaves [k, ...]. A row number beyond the last client gives the last client's row."""
     return jax.tree.map(lambda leaf: np.take(leaf[run], rows, axis=0, mode="clip"), tree)
 
 
 def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
-    """Write rows of one run in place."""
+    """Write values [k, ...] to some rows of one run in place."""
 
     def write(leaf: np.ndarray, new: Any) -> None:
         leaf[run, rows] = new
@@ -40,9 +40,9 @@ def memory(array: np.ndarray) -> memoryview:
 
 
 class Pages:
-    """Pages of memory-mapped leaves, which are given back to the system (and its cache) once many were read.
+    """Memory-mapped leaves, whose pages are released to the system's file cache after many bytes were read.
 
-    Such pages count in the process's resident size, which would otherwise grow to the size of the files.
+    Otherwise, the pages would count in the process's resident size, which would grow to the size of the files.
     """
 
     def __init__(self, tree: PyTree):
@@ -50,7 +50,7 @@ class Pages:
         self._read = 0
 
     def were_read(self, data: PyTree) -> None:
-        """Note that data of this size were read."""
+        """Record that copies ``data`` of examples were read; release the pages after `_MAPPED` bytes."""
         self._read += trees.num_bytes(data)
         if self._read > _MAPPED:
             self._read = 0
@@ -58,12 +58,13 @@ class Pages:
 
 
 def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
-    """Copy the clients in some rows to a new store with ``length`` examples.
+    """Copy some clients' examples to a new store with ``length`` examples.
 
     Args:
-      data: a stack on the host, whose examples may be memory-mapped: only these clients' examples are read.
-      rows: [k], rows of the stack. A row of ``len(data.size)`` or more stands for no client and gets no examples.
-      length: size of the store, at least 1 and at least the total number of the clients' examples.
+      data: stacked clients on the host. Their examples may be memory-mapped: only the chosen clients' examples are
+        read.
+      rows: rows of the clients, [k]. A row number of ``len(data.size)`` or more means no client and gets no examples.
+      length: length of the store, at least 1 and at least the total number of the clients' examples.
     """
     real = rows < len(data.size)
     at = np.where(real, rows, 0)
@@ -83,18 +84,20 @@ def packed(data: ClientData, rows: np.ndarray, length: int) -> ClientData:
 
 
 def most(data: ClientData, clients: int) -> int:
-    """Largest number of examples that so many clients hold together, at least 1."""
+    """Largest total number of examples of any ``clients`` clients, at least 1."""
     largest = np.sort(np.asarray(data.size))[::-1][:clients]
     return max(int(largest.sum(dtype=np.int64)), 1)
 
 
 def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
-    """Length of a buffer for these clients: a power of two, so that few lengths occur, but not beyond a bound.
+    """Length of a store for these clients: a power of two, or ``bound`` if that is smaller.
+
+    Powers of two limit the number of different lengths, each of which needs its own compiled program.
 
     Args:
-      data: the stack.
-      rows: rows, as in `packed`.
-      bound: result of `most` for as many clients.
+      data: stacked clients.
+      rows: rows of the clients, as in `packed`.
+      bound: result of `most` for the same number of clients.
     """
     total = int(np.asarray(data.size)[rows[rows < len(data.size)]].sum(dtype=np.int64))
     return min(bound, 1 << max(total - 1, 0).bit_length())
@@ -103,15 +106,15 @@ def length_for(data: ClientData, rows: np.ndarray, bound: int) -> int:
 class Courier(ThreadPoolExecutor):
     """Executor with one thread, which runs its tasks one after the other.
 
-    ``jax.enable_x64`` as a context applies only in the thread that entered it. Tasks therefore run with the setting of
-    their caller; otherwise float64 rows would arrive on the devices as float32.
+    ``jax.enable_x64`` as a context applies only in the thread that entered it. Each task therefore runs with its
+    caller's setting. Otherwise, float64 rows would arrive on the devices as float32.
     """
 
     def __init__(self) -> None:
         super().__init__(1, thread_name_prefix="clients")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Schedule ``fn(*args, **kwargs)``."""
+        """Schedule ``fn(*args, **kwargs)`` with the caller's setting of ``jax_enable_x64``."""
         wide = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
         def task() -> Any:

@@ -1,4 +1,4 @@
-"""Simulation whose clients live in host memory or in files."""
+"""Simulation that stores the clients' data and states in host memory or in files."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ from jaxpfl.support.errors import JaxpflError, warn
 from jaxpfl.support.host_memory import readable
 
 _ANNOUNCED = 2**26
-"""Bytes of states from which on their folder is announced before they are written."""
+"""Smallest number of bytes of states whose folder is announced by a warning before they are written."""
 _UNNAMED = 2**30
-"""Most bytes of states in the system's folder for temporary files."""
+"""Largest number of bytes of states in the system's folder for temporary files."""
 
 
 class StreamedSimulation(Simulation):
-    """A simulation with its clients on the host; see `Simulation` for everything else.
+    """A simulation with its clients on the host; see `Simulation` for the methods.
 
-    ``RunState.clients`` and ``counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped, and written in place
-    by `advance` (in memory a copy of them, if the plan does not donate). Runs are advanced in turn. On one device the
-    numbers equal a `Simulation`'s to the bit, if that advances runs in turn too (``plan.runs="map"``, or one run); runs
-    on one axis are rounded differently.
+    ``RunState.clients`` and ``RunState.counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped. `advance`
+    writes to them in place; if ``plan.donate`` is false, it writes to copies. Runs are advanced one after the other. On
+    one device, the results equal the results of a `Simulation` bit by bit if the latter also advances runs one after
+    the other (``plan.runs="map"``, or a single run). Runs on a vectorised axis are rounded differently.
     """
 
     def __init__(self, *given: Any, where: str, **more: Any):
         """Prepare the programs; see `Simulation`.
 
         Args:
-          where: "host" or "disk".
+          given: positional arguments of `Simulation`.
+          where: storage of the clients, "host" or "disk".
+          more: keyword arguments of `Simulation`.
 
         Raises:
-          JaxpflError: for a method whose rounds need more than the cohort's rows, several accelerators, and as
-            `Simulation`.
+          JaxpflError: if a round of the method needs more than the cohort's rows, if there are several accelerators, or
+            if `Simulation` raises it.
         """
         self._where = where
         if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
@@ -60,7 +62,7 @@ class StreamedSimulation(Simulation):
         super().__init__(*given, **more)
         self._folder: Path | None = None
         self._disk: Disk | None = None
-        self._now: tuple[Any, np.ndarray] | None = None  # the counts last written, and their rounds
+        self._now: tuple[Any, np.ndarray] | None = None  # table of the counts that were last written, and its rounds
         self._check_served()
         (federation,) = self.federations
         self._pages = rows.Pages(federation)
@@ -124,7 +126,7 @@ class StreamedSimulation(Simulation):
             host_memory.check(need, "the clients' states need", "keep them in files (plan.clients_in = disk)")
 
     def _rows_of(self, runs: int) -> PyTree:
-        """Shapes of the clients' states, [S, m, ...]."""
+        """Shapes of the clients' states, leaves [S, m, ...]."""
         clients = self.participation.num_clients
         shapes = self._state_shapes(runs).clients[0]
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, clients, *a.shape[2:]), a.dtype), shapes)
@@ -142,7 +144,7 @@ class StreamedSimulation(Simulation):
             for nth, (of, state) in enumerate(self._blocks.start(*own)):
                 if nth == 0:
                     starts.append(state._replace(clients=(), counts=None))
-                if is_old:  # `adopt` says which round is wanted
+                if is_old:  # the files have states already, and `adopt` returns to a checkpoint's round
                     break
                 write(run, of, jax.tree.map(lambda a: a[0], state.clients[0]))
         if self._disk is not None and not is_old:
@@ -151,7 +153,7 @@ class StreamedSimulation(Simulation):
         return self._written(first, (tree,), self._no_counts(len(seeds)))
 
     def _new_rows(self, runs: int, keys: Array) -> PyTree:
-        """Arrays for the clients' states, in memory or in files."""
+        """New arrays for the clients' states, in memory or in files."""
         shapes = self._rows_of(runs)
         if self._where == "host":
             return jax.tree.map(lambda a: np.empty(a.shape, a.dtype), shapes)
@@ -173,7 +175,7 @@ class StreamedSimulation(Simulation):
         return Counts(table)
 
     def _written(self, rest: RunState, clients: tuple[PyTree, ...], counts: Counts) -> RunState:
-        """A state that holds the clients as last written."""
+        """The state with these clients and counts, which are recorded as the last ones written."""
         self._now = (counts.table, np.array(rest.round, np.int64))
         return rest._replace(clients=clients, counts=counts)
 
@@ -195,10 +197,10 @@ class StreamedSimulation(Simulation):
             self._disk.commit(round)
 
     def adopt(self, state: RunState) -> RunState:
-        """A stored state, with clients as host arrays; those on disk go back to its round.
+        """A stored state, with its clients as host arrays. Clients' states on disk are restored to the state's round.
 
         Raises:
-          JaxpflError: if those on disk cannot.
+          JaxpflError: if the files cannot be restored to that round.
         """
         if self._noise is not None:
             self._noise.add(state.noise)
@@ -211,10 +213,10 @@ class StreamedSimulation(Simulation):
         return self._written(jax.device_put(rest, self._rounds.placement.everywhere), clients, counts)
 
     def _check_current(self, state: RunState) -> None:
-        """Refuse a state whose rows were written over.
+        """Check that a state's rows were not overwritten by later rounds.
 
         Raises:
-          JaxpflError.
+          JaxpflError: if they were.
         """
         if self._now is None or state.counts.table is not self._now[0]:
             return
@@ -225,14 +227,14 @@ class StreamedSimulation(Simulation):
             )
 
     def _taking(self, state: RunState) -> rows.Take:
-        """Function that reads rows of a state."""
+        """Make a function that reads rows of a state."""
         if self._disk is None:
             return partial(rows.take, state.clients[0])
         disk, of_runs = self._disk, self._on_disk(state)
         return lambda run, of: disk.take(of_runs[run], of)
 
     def _writing(self, state: RunState) -> Write:
-        """Function that writes rows of a state."""
+        """Make a function that writes rows of a state."""
         tree, table, disk = state.clients[0], state.counts.table, self._disk
         of_runs = [] if disk is None else self._on_disk(state)
 
@@ -246,7 +248,7 @@ class StreamedSimulation(Simulation):
         return write
 
     def _on_disk(self, state: RunState) -> list[int]:
-        """Numbers of a state's runs among those on disk."""
+        """Index of each of a state's runs among the runs on disk."""
         assert self._disk is not None
         return [self._disk.keys.index(name) for name in _names(state.key)]
 
@@ -299,14 +301,14 @@ class StreamedSimulation(Simulation):
     # --- programs ---------------------------------------------------------------------------------
 
     def compile(self, seeds: Sequence[int], *scores: str) -> None:
-        """Check that there is room; each program is compiled at its first call."""
+        """Check the memory for the states. Each program is compiled only at its first call."""
         self.check_room(len(seeds))
 
     def shared_data(self) -> None:
-        """None: the data stay on the host."""
+        """None, because the data stay on the host."""
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes for data and clients' states on the host, and for a round on the devices."""
+        """Bytes of the data and of the clients' states on the host, and of a round on the devices."""
         empty = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), self._rows_of(1))
         counts = self._no_counts(1)
         keys = jax.vmap(jax.random.key)(np.zeros(1, np.uint32))
@@ -320,7 +322,7 @@ class StreamedSimulation(Simulation):
 
 
 def _names(keys: Array) -> list[str]:
-    """Text of each run's key."""
+    """Hexadecimal text of each run's key."""
     return [bytes(row).hex() for row in np.asarray(jax.random.key_data(keys))]
 
 
