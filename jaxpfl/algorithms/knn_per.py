@@ -71,8 +71,8 @@ def knn_per(task: Task, work: LocalWork, *, neighbours: int = 10) -> Algorithm:
 
     The personalised model is the interpolation. The global model is FedAvg's w.
 
-    Before adaptation lambda_i is zero. Each personalised model stores as many feature vectors as the largest client has
-    training examples.
+    Without adaptation (a step limit of 0), lambda_i is zero. Each personalised model stores as many feature vectors as
+    the largest client has training examples.
 
     Args:
       task: a classification task, whose model declares its head.

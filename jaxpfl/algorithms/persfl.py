@@ -1,7 +1,7 @@
 r"""PersFL: personalisation by distillation from the global model that is best for each client.
 
 Stage 1 is FedAvg. In each round r of stage 1, client i evaluates the received global model mu_r on its validation
-examples. It keeps the model with the smallest cross-entropy CE as its teacher O_i:
+examples. The client keeps the model with the smallest cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 

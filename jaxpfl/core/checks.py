@@ -11,7 +11,7 @@ def positive(name: str, value: float) -> None:
     """Check that a number is positive and finite.
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if not 0 < value < math.inf:
         raise JaxpflError(f"{name} must be > 0 and finite, got {value}")
@@ -21,7 +21,7 @@ def not_negative(name: str, value: float) -> None:
     """Check that a number is non-negative and finite.
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if not 0 <= value < math.inf:
         raise JaxpflError(f"{name} must be >= 0 and finite, got {value}")
@@ -31,7 +31,7 @@ def rate(name: str, value: float) -> None:
     """Check that a number lies in (0, 1].
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if not 0 < value <= 1:
         raise JaxpflError(f"{name} must be > 0 and <= 1, got {value}")
@@ -41,7 +41,7 @@ def probability(name: str, value: float) -> None:
     """Check that a number lies in (0, 1).
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if not 0 < value < 1:
         raise JaxpflError(f"{name} must be > 0 and < 1, got {value}")
@@ -51,7 +51,7 @@ def count(name: str, value: int, most: int | None = None) -> None:
     """Check that a number is an integer of at least 1, and at most ``most`` if that is given.
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if isinstance(value, bool) or not float(value).is_integer() or value < 1:
         raise JaxpflError(f"{name} must be a whole number of at least 1, got {value}")
@@ -65,7 +65,7 @@ def seed(name: str, value: int) -> None:
     By default JAX truncates a longer seed to 32 bits, so that two different seeds could give the same key.
 
     Raises:
-      JaxpflError: if it does not pass.
+      JaxpflError: if the number is outside this range.
     """
     if isinstance(value, bool) or value != int(value) or not 0 <= value < 2**32:
         raise JaxpflError(f"{name} must be a whole number from 0 to {2**32 - 1}, got {value}")

@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _FULL = "float32"
 _ROUNDING = 1e-3
-"""Largest rounding error that `check_digits` accepts, relative to the range of a client's values."""
+"""Largest rounding error that `check_digits` accepts, relative to the variation of the values."""
 
 
 def users_own() -> bool:

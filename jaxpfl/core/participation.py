@@ -192,7 +192,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     Args:
       num_clients: number m of clients.
       rate: probability q, rounded up to a multiple of 2^-23. Scores are multiples of 2^-23 too, so `Participation.rate`
-        is exactly the probability that a client takes part.
+        is exactly the probability that a client is drawn.
       cap: number of slots; by default m, which leaves no client out.
 
     Raises:
@@ -206,7 +206,8 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
     def sample(key: Key, client_ids: Array) -> Array:
-        # The scores of the drawn clients are independent and uniform below q, so the lowest are a random subset.
+        # The scores of the drawn clients are independent and uniform below q, so the clients with the lowest scores are
+        # a uniformly random subset.
         lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
         return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
 
@@ -270,7 +271,7 @@ def of(
         ``cyclic`` (blocks of clients take turns); by default ``full`` if K = m and otherwise ``uniform``.
       cap: number of slots of a Poisson cohort; by default m.
       cycle: number of rounds from one turn of a client to its next, for cyclic cohorts. Each client of the block then
-        takes part with probability K cycle / m. The default is ceil(m / K), and the whole block then takes part.
+        takes part with probability K * cycle / m. The default is ceil(m / K), and the whole block then takes part.
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation has a cohort below m, a cap
@@ -333,7 +334,7 @@ class Availability:
     Also a list with one probability for each run of a sweep.
     """
     same_stragglers: bool = setting(False)
-    """The same clients are slow in every round, with fixed numbers of steps; otherwise they are drawn in each round."""
+    """The same clients are slow in every round, with fixed numbers of steps; otherwise slow clients are drawn anew."""
     time_model: str | None = setting(None, unless_given="none unless given")
     """Simulated time of a client's round: equal:step=0.1,up=1e6,down=1e7 (seconds per gradient, bytes per second) or
     lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts until its slowest client

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Purpose(IntEnum):
-    """Purpose of a random stream. Results depend on these numbers: append new ones, but never change one."""
+    """Purpose of a random stream. Results depend on the numbers: add new purposes, but never change a number."""
 
     SERVER_INIT = 0
     CLIENT_INIT = 1

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from jaxpfl.core.types import Array
 
-_STEPS = 60
-_HALVINGS = 60
-_LONGEST = 2.0
+_STEPS = 60  # maximum number of Newton steps
+_HALVINGS = 60  # enough for float64: 2^-60 is below its rounding unit
+_LONGEST = 2.0  # norm to which a Newton step is shortened
 _LEAST_CURVATURE = 1e-10
 
 

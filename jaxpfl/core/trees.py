@@ -175,11 +175,11 @@ def sum_products(weights: Array, rows: Array) -> Array:
     digits for a million float32 terms. This function multiplies blocks of rows, and then adds the blocks' sums.
 
     Args:
-      weights: [m] or [m, k].
-      rows: [m, ...].
+      weights: weights of the m rows, [m], or k weights of each row, [m, k].
+      rows: the rows, [m, ...].
 
     Returns:
-      [...] or [k, ...].
+      The sum, [...], or the k sums, [k, ...].
     """
     parts = -(-weights.shape[0] // _TOGETHER)
 

@@ -60,9 +60,9 @@ class ClientData:
     Attributes:
       examples: the store, which all clients share.
       start: position of the client's first example, [] int32 (or [m] when stacked).
-      size: n_i, the client's number of examples, [] int32 (or [m]).
-      capacity: n, the largest number of examples that a client can have; static.
-      chunk: number of examples that a pass over all of a client's examples handles at once; static, at most the
+      size: number n_i of the client's examples, [] int32 (or [m]).
+      capacity: largest number n of examples that a client can have; static.
+      chunk: number of examples that a pass over all of a client's examples processes together; static, at most the
         capacity.
     """
 
@@ -93,12 +93,12 @@ class ClientData:
 
     @classmethod
     def padded(cls, x: PyTree, y: Any, mask: Any) -> ClientData:
-        """Build the data of one client or a stack from padded arrays; the padding of NumPy arrays is dropped.
+        """Build the data of one client or a stack from padded arrays; the padding of NumPy arrays is not stored.
 
         Args:
-          x: a tree of [n, ...], or [m, n, ...] for a stack.
-          y: [n] or [m, n].
-          mask: [n] or [m, n] bool, true for real examples, which come first.
+          x: inputs, a tree of arrays [n, ...], or [m, n, ...] for a stack.
+          y: labels, [n] or [m, n].
+          mask: [n] or [m, n] bool, true for real examples, which come before the padding.
         """
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((x, y, mask))):
             examples = jax.tree.map(lambda leaf: leaf[mask], Examples(x, y))
@@ -116,12 +116,12 @@ class ClientData:
 
     @property
     def x(self) -> PyTree:
-        """Padded inputs, a tree of [n, ...] (or [m, n, ...]): real examples first, zeros behind them."""
+        """Padded inputs, a tree of [n, ...] (or [m, n, ...]): real examples first, then zeros."""
         return jax.tree.map(self._gathered, self.examples.x)
 
     @property
     def y(self) -> Any:
-        """Padded labels, [n] (or [m, n]); zero where padded."""
+        """Padded labels, [n] (or [m, n]): labels of real examples first, then zeros."""
         return self._gathered(self.examples.y)
 
     @property
@@ -212,9 +212,9 @@ class ClientData:
 def chunk_of(sizes: np.ndarray) -> int:
     """Choose the chunk size for a pass over clients with these numbers of examples.
 
-    If padding all clients to the largest adds at most a quarter to their examples, the chunk is as large as the largest
-    client, so that each client needs a single operation. Otherwise the median, the powers of two and the size of the
-    largest client are compared, and the cheapest is chosen. A chunk costs its length plus `CHUNK` examples.
+    If padding every client to the largest client's number of examples adds at most a quarter to the total, a chunk has
+    this number, so that each client needs a single chunk. Otherwise the chunk size with the smallest cost is chosen
+    among the median number, powers of two and the largest number. A chunk costs its length plus `CHUNK` examples.
     """
     present = np.asarray(sizes, np.int64)
     present = present[present > 0]

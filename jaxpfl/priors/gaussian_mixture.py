@@ -100,7 +100,7 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
 def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
     r"""Proximal step on EM's quadratic upper bound of the penalty at theta.
 
-    Up to a constant, the bound is, as a function of the model t,
+    As a function of the model t, and up to a constant, the bound is
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 

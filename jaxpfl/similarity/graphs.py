@@ -133,8 +133,8 @@ def differences(graph: Graph, z: Array) -> Array:
 
 
 MOST_UNROLLED = 32
-"""Largest degree of a node for which `gathered` uses gathers, as many as the largest degree. On a CPU, they are ten to
-thirty times as fast as a scatter, which processes the edges one by one."""
+"""`gathered` uses gathers if no node has more edges than this number; it needs one gather for each edge of the node
+with the most edges. On a CPU, this is 10 to 30 times as fast as a scatter, which processes the edges one by one."""
 
 
 def gathered(graph: Graph, w: Array) -> Array:

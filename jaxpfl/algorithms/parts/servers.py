@@ -28,8 +28,8 @@ round r:
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is stored if } k_r \mid r
 
 Once every slot is used, a new model replaces the earliest model whose round is not a multiple of the stride. After the
-stride has doubled, the early models are thus soon k_r rounds apart, while the later ones are k_r / 2 rounds apart until
-they are replaced.
+stride has doubled, the early models are therefore the first that are k_r rounds apart. Later models are k_r / 2 rounds
+apart until they are replaced.
 """
 
 from __future__ import annotations

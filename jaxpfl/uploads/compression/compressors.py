@@ -54,7 +54,7 @@ class Compressor(NamedTuple):
 
     @property
     def feeds_back(self) -> bool:
-        """True if error feedback is used: ``feedback``, or if that is None, whether the compressor is biased."""
+        """True if error feedback is used; unless ``feedback`` is set, it is used for biased compressors only."""
         return self.omega is None if self.feedback is None else self.feedback
 
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:

@@ -55,7 +55,7 @@ MOST_BITS = 16
 _TERMS = 64
 """Number of terms of the series in `normal_variance`."""
 STEPS = 20
-"""Default number of steps of Lloyd's algorithm, which suffices in one dimension with few centers."""
+"""Default number of steps of Lloyd's algorithm; it suffices for few centers in one dimension."""
 
 
 class Compressed(NamedTuple):
@@ -270,7 +270,7 @@ def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
 
 
 def _mirrored(pattern: Array) -> Array:
-    """Reverse the order of the bit patterns of negative numbers, which grow with the magnitude.
+    """Reverse the order of negative numbers' bit patterns, because these patterns grow with the magnitude.
 
     The function is its own inverse.
     """

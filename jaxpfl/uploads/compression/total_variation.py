@@ -12,13 +12,13 @@ Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
 
 The algorithm uses level sets. For a level t, the set of i with u_i > t is a minimal cut of a chain. Let
 a_i = clip(a_{i-1}, -gamma, gamma) + g_i - t. Then u_i is above t if a_i > gamma and below t if a_i < -gamma; otherwise
-u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then every segment is
-cut at the value that it would have if it were constant. If this cut does not divide the segment, the segment is
-constant. Otherwise the two sides of the cut become segments, which are coupled to their neighbours only through
-+-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can be computed by an
-associative scan. A round, which cuts every segment once, takes four scans over all segments of all vectors. The number
-of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of length
-61706.
+u_i is on the same side of t as u_{i+1}. A first cut at t = 0 determines the signs and the zeros. Then each segment is
+cut at the best constant value for this segment. If all its entries are on one side of this cut, u is constant on the
+segment. Otherwise the segment is divided into parts above and below the cut, which are coupled to their neighbours only
+through +-gamma. The maps x -> clip(x + s, lo, hi) are closed under composition, so the clipped sums can be computed by
+an associative scan. A round, which cuts every segment once, takes four scans over all segments of all vectors. The
+number of rounds is at most the number of segments, and usually about its logarithm: 0 to 18 for fifty test vectors of
+length 61706.
 
 Reference: Zhao et al., equation (7), in which x_t and eta cancel; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
 """
@@ -192,7 +192,7 @@ def _latest(f: tuple[Array, Array], h: tuple[Array, Array]) -> tuple[Array, Arra
 
 
 def _blocks(x: Array, fill: Scalar) -> Array:
-    """Reshape [d] to [length, blocks] with a ``fill`` or more at the end; entry i is at [i % length, i // length]."""
+    """Pad [d] with at least one ``fill`` and reshape to [length, blocks]; entry i is at [i % length, i // length]."""
     length = max(1, math.isqrt(x.shape[0]))
     blocks = x.shape[0] // length + 1
     return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
